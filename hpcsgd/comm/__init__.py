@@ -1,4 +1,4 @@
-"""What ranks can say, and who carries it."""
+"""Communicators: the collectives of ranks, the transports, and how a world opens."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from hpcsgd.comm.launchers import (
 from hpcsgd.comm.start_limit import TIMEOUT
 from hpcsgd.errors import ConfigError, TransportError
 
-if TYPE_CHECKING:  # it needs NumPy, and which launcher there is can be asked without
+if TYPE_CHECKING:  # it needs NumPy, which the functions for launchers do without
     from hpcsgd.comm.communicator import Communicator
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "open_world",
 ]
 
-# What opens each; loaded when it is chosen, because mpi4py starts MPI when imported.
+# Functions that open them; loaded when chosen, since importing mpi4py starts MPI.
 COMMUNICATORS = {
     "serial": "hpcsgd.comm.threads:SerialCommunicator",
     "mpi": "hpcsgd.comm.mpi:open_mpi_world",
@@ -97,7 +97,7 @@ def open_world(
         )
     limit = {"timeout": timeout} if kind == "mpi" else {}
     world = open_communicator(kind, reproducible, **limit)
-    if kind != "serial":  # asked for by name, it may well run under a launcher
+    if kind != "serial":  # one that is requested by name may run under a launcher
         check_expected(world.size, launched_size(os.environ))
         check_number(world.size, launched_number(os.environ))
     return world
@@ -120,7 +120,9 @@ def choose(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def open_communicator(kind: str, reproducible: bool, **more: Any) -> "Communicator":
-    """Open the communicator registered as `kind`; `more` is what only it takes."""
+    """Open the communicator registered as `kind`; `more` are arguments of that kind
+    alone.
+    """
     module, opener = COMMUNICATORS[kind].split(":")
     world: Communicator = getattr(import_module(module), opener)(
         reproducible=reproducible, **more
@@ -131,7 +133,8 @@ def open_communicator(kind: str, reproducible: bool, **more: Any) -> "Communicat
 def check_expected(size: int, expected: int | None) -> None:
     """Refuse a world of `size` ranks where a launcher has started `expected`.
 
-    A launcher of one MPI and the library of another give n silent singletons.
+    A launcher of one MPI and the library of another start n worlds of one rank each,
+    without an error.
     """
     if expected is not None and size != expected:
         raise TransportError(

@@ -356,18 +356,22 @@ class Pending:
         return self._is_done is not None and self._is_done()
 
 
-# Where a rank stands: its node, and the rack of that where somebody says so.
+# The address of a rank: its node, and the rack of that where it is known.
 
 
 class Address(NamedTuple):
-    """Equal where two ranks share the thing; an empty rack is not known."""
+    """Rack and node of a rank, equal for ranks that share them; "" is an
+    unknown rack.
+    """
 
     rack: str
     node: str
 
 
 def own_address(environ: Mapping[str, str] = os.environ) -> Address:
-    """HPCSGD_RACK, or the switches that Slurm names in front of the node."""
+    """Return the address of this rank: its rack is HPCSGD_RACK, or the switches that
+    Slurm names in front of the node.
+    """
     switches, _, _ = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
     return Address(environ.get("HPCSGD_RACK", switches), socket.gethostname())
 
@@ -433,12 +437,12 @@ class Communicator(Transport):
 
     transport = "one process"  # what carries the words
     kind = "none"  # what carries arrays of GPUs, as a configuration names it
-    waits_busily = False  # True: its ranks spin in collectives and own a core each
+    waits_busily = False  # True: its ranks spin in collectives, on a core each
     is_patient = False  # True: they sleep where they exchange objects, and are slower
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
     node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
     serves_threads = True  # False: one thread of a rank alone may call it
-    address: Address | None = None  # of this rank, where it is not what the system says
+    address: Address | None = None  # of this rank, where it differs from the system's
 
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
@@ -545,7 +549,7 @@ class Communicator(Transport):
         return self.start(Collective("sum", buffer, buffer), purpose)
 
     def reduce(self, buffer: Array, purpose: str) -> Array:
-        """buffer ← Σ over ranks, on rank 0 alone; the others' keep what they held."""
+        """buffer ← Σ over ranks, on rank 0 alone; other ranks keep their values."""
         if self.size > 1:
             self.run(Collective("reduce", buffer, buffer), purpose)
         return buffer
@@ -571,9 +575,9 @@ class Communicator(Transport):
     def exchange_pieces(
         self, pieces: Array, counts: Sequence[int], out: Array, purpose: str
     ) -> Array:
-        """Piece r of every rank goes to rank r, counts[r] elements each.
+        """Send piece r of `pieces` to rank r, counts[r] elements each.
 
-        out ← in rank order, what all ranks have for this one.
+        out ← in rank order, the pieces of all ranks for this one.
         """
         if self.size == 1:
             out[...] = pieces
@@ -597,9 +601,11 @@ class Communicator(Transport):
         received: Sequence[int],
         purpose: str,
     ) -> Array:
-        """Piece r goes to rank r, counts[r] elements; others may have other counts.
+        """Send piece r to rank r, counts[r] elements; other ranks may have other
+        counts.
 
-        out ← in rank order, what all ranks have for this one: received[r] of rank r.
+        out ← in rank order, the pieces of all ranks for this one: received[r] of rank
+        r.
         """
         self.run(Collective("deal", pieces, out, counts, received), purpose)
         return out
@@ -678,7 +684,8 @@ class Communicator(Transport):
     def workspace(self, words: int, dtype: Any) -> Workspace:
         """Open a message that is summed again and again, by the fastest way there is.
 
-        Asked for by all ranks in one order, as collectives are; so is `keep`.
+        All ranks call this in one order, as they call collectives; so it is with
+        `keep`.
         """
         if self.size == 1:
             return Workspace(self, words, dtype)
@@ -709,15 +716,15 @@ class Communicator(Transport):
             return self._keep(array)
 
     def share_nodes(self, how: str) -> None:
-        """Say whether ranks of a node share memory; groups split later inherit it."""
+        """Set whether ranks of a node share memory; groups split later inherit it."""
         self.node_sharing = how
 
     def together(self, action: Callable[[], T]) -> T:
         """Run `action`; an error of this package on any rank is raised on every rank.
 
-        Other exceptions are not waited for: they end the job where they happen. One of
-        these may lie within another: a rank that fails before the inner one is heard
-        of there.
+        Other exceptions are not waited for: they end the job where they happen. Calls
+        may be nested: a rank that fails before an inner call reports its error in that
+        one.
         """
         result, error = None, None
         try:
@@ -733,18 +740,20 @@ class Communicator(Transport):
         return result  # type: ignore[return-value]
 
     def working(self, what: str) -> AbstractContextManager[None]:
-        """`with` it around what others wait for although it looks idle: slow disks."""
+        """Return a context for work that looks idle, such as slow disks, but
+        is busy.
+        """
         return self.ledger.place.working(what)
 
     def watch(self, timeout: float) -> None:
-        """From now on no rank waits longer than that for one that does nothing.
+        """Limit from now on how long a rank waits for one that does nothing.
 
         Called by all ranks; 0 = wait for ever.
         """
         self.timeout = timeout
 
     def unwatch(self) -> None:
-        """The end of `watch`, on all ranks."""
+        """End `watch`, on all ranks."""
         self.timeout = 0.0
 
     @property
@@ -759,7 +768,7 @@ class Communicator(Transport):
 
     @property
     def processes(self) -> int:
-        """How many processes of this machine the ranks are."""
+        """Return how many processes of this machine the ranks are."""
         return self.size
 
     # What a transport may supply besides: other libraries, losses, shorter ways.

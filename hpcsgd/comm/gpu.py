@@ -13,20 +13,20 @@ from hpcsgd.comm.communicator import Collective, Communicator, Transfer, Workspa
 from hpcsgd.errors import ConfigError, DeviceLost, TransportError
 from hpcsgd.formats import Array
 
-# What transports ask of a GPU; `hpcsgd.backends.cuda.driver` does it through CuPy.
+# What transports need of a GPU; `hpcsgd.backends.cuda.driver` does it through CuPy.
 #
 # Streams and events are whatever the layer makes of them. Work that is given to a
-# stream happens later; only `synchronize`, `wait` and a true `is_done` say that it is
+# stream happens later; only `synchronize`, `wait` and a true `is_done` show that it is
 # over.
 
 
 class StreamGraph(Protocol):
-    """Work that a stream was recorded with; called to queue all of it once more."""
+    """Recorded work of a stream; a call queues all of it once more."""
 
     def __call__(self) -> None: ...
 
     def release(self) -> None:
-        """It will not be called again: the GPU forgets it, once it has run."""
+        """Free the graph on the GPU once it has run; it is not called again."""
 
 
 class Layer(Protocol):
@@ -62,7 +62,7 @@ class Layer(Protocol):
         """Return an event that is done once the work on the stream so far is."""
 
     def stream_wait_event(self, stream: Any, event: Any) -> None:
-        """Make the stream wait for the event; the host goes on."""
+        """Make the stream wait for the event; the host continues."""
 
     def is_done(self, event: Any) -> bool:
         """Return whether the event is done, without waiting."""
@@ -96,12 +96,12 @@ class Layer(Protocol):
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """A 16-bit float; bf16 is held as the bits that it is."""
+    """Return whether words are 16-bit floats; bf16 is stored as the bits that it is."""
     return dtype.char in "eH"
 
 
 def fetched(layer: Layer, array: Any, stream: Any) -> Array:
-    """A copy in the host's memory, there when this returns."""
+    """Return a copy in the host's memory, complete when this returns."""
     host = layer.pinned(array.size, array.dtype)
     layer.to_host(array, host, stream)
     layer.synchronize(stream)
@@ -121,7 +121,7 @@ class Carrier(ABC):
 
     @property
     def stream(self) -> Any:
-        """The stream whose work comes before a collective, and then after it."""
+        """Return the stream whose work comes before a collective, and then after it."""
         given = self._stream
         return self.layer.current_stream() if given is None else given
 
@@ -154,7 +154,7 @@ class Carrier(ABC):
 #
 # Arrays of the host, flags and objects go the way of the host's communicator; arrays
 # of the device go through a carrier. Both are booked in one ledger by the same lines,
-# so no transport can count in a way of its own.
+# so that all transports count alike.
 
 
 class DeviceCommunicator(Communicator):
@@ -334,7 +334,7 @@ def _prove(world: DeviceCommunicator) -> None:
         world.settle()
     except DeviceLost:
         raise
-    except RuntimeError as error:  # mpi4py's own are RuntimeErrors, and so are ours
+    except RuntimeError as error:  # errors of mpi4py and of this package are such
         raise TransportError(_no(world, f"failed ({error})")) from error
     found = fetched(layer, buffer, stream)
     expected = words * (world.size * (world.size + 1) // 2)
@@ -351,7 +351,7 @@ def _no(world: DeviceCommunicator, what: str) -> str:
     )
 
 
-# Which GPU a rank uses: pure functions of what the launcher and the GPUs say.
+# The GPU of a rank: pure functions of the launcher's variables and visible GPUs.
 
 # (rank on this node, ranks on this node), the innermost launcher first: under
 # `srun mpiexec` all ranks inherit the Slurm variables of one task.
@@ -373,13 +373,13 @@ def gpu_of_rank(
     local_ranks: int | None = None,
     share_gpus: bool = False,
 ) -> int:
-    """The number of this rank's GPU, among those that it sees.
+    """Return the number of this rank's GPU, among those that it sees.
 
     Parameters
     ----------
     environment : what the launcher left, such as `os.environ`
     visible : GPUs that this process sees
-    local_ranks : ranks on this node; None takes what the launcher says
+    local_ranks : ranks on this node; None takes the launcher's number
     share_gpus : several ranks may use one GPU
     """
     if visible < 1:
@@ -403,7 +403,9 @@ def gpu_of_rank(
 
 
 def local_place(environment: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """(this rank's number on its node, how many there are); None where nobody says."""
+    """Return (this rank's number on its node, ranks on the node); None where
+    not known.
+    """
     for rank, size in LAUNCHERS:
         if environment.get(rank, "").isdigit():
             return int(environment[rank]), _number(environment.get(size, ""))
@@ -413,8 +415,7 @@ def local_place(environment: Mapping[str, str]) -> tuple[int | None, int | None]
 def check_own_gpu(places: Sequence[str], share_gpus: bool, kind: str) -> None:
     """Refuse ranks that met on one GPU; `places` are those of all ranks, in order.
 
-    The last word: where each rank sees one GPU alone, only this tells whether it is
-    the same one.
+    Where each rank sees only one GPU, no other check shows whether it is the same one.
     """
     place, ranks = Counter(places).most_common(1)[0]
     if ranks == 1 or share_gpus:
@@ -426,7 +427,9 @@ def check_own_gpu(places: Sequence[str], share_gpus: bool, kind: str) -> None:
 
 
 def _has_its_own(environment: Mapping[str, str], visible: int, ranks: int) -> bool:
-    """Others are hidden, so the launcher has chosen: unless a node has too few."""
+    """Return whether the launcher has hidden all other GPUs, and the node has
+    enough.
+    """
     if visible != 1 or len(_listed(environment)) != 1:
         return False
     on_node = _number(environment.get("SLURM_GPUS_ON_NODE", ""))
@@ -434,7 +437,7 @@ def _has_its_own(environment: Mapping[str, str], visible: int, ranks: int) -> bo
 
 
 def _listed(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs that are not hidden; none where nothing is."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; none where it is not set."""
     return [name for name in environment.get(VISIBLE, "").split(",") if name.strip()]
 
 
@@ -468,7 +471,8 @@ def open_transport(
     stream: Any = None,
     share_gpus: bool = False,
 ) -> DeviceCommunicator:
-    """The world of `host` with device arrays, proved by a small sum; by all ranks.
+    """Return the world of `host` with device arrays, checked by a small sum.
+    Collective.
 
     `stream` None: whichever is the current one at each call.
     """

@@ -24,14 +24,14 @@ CHUNK = 4 * 2**20  # bytes; the copies of one are some hundred microseconds
 
 
 class PinnedBuffers:
-    """Buffers of pinned memory, lent again once the GPU is done with them."""
+    """Buffers of pinned memory, used again once the GPU is done with them."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self._free: dict[tuple[int, str], list[tuple[Array, Any]]] = {}
 
     def take(self, words: int, dtype: np.dtype[Any]) -> Array:
-        """One that nobody uses; to pin memory takes long, so they are kept."""
+        """Return a free buffer; to pin memory takes long, so buffers are used again."""
         free = self._free.setdefault((words, dtype.str), [])
         if not free:
             return self.layer.pinned(words, dtype)
@@ -40,13 +40,15 @@ class PinnedBuffers:
         return buffer
 
     def give(self, buffer: Array, stream: Any) -> None:
-        """Back, with copies of it still queued on the stream."""
+        """Take back a buffer, of which copies are still queued on the stream."""
         free = self._free.setdefault((buffer.size, buffer.dtype.str), [])
         free.append((buffer, self.layer.record(stream)))
 
 
 class HostStaging(Carrier):
-    """Down, through the host's communicator, and up again."""
+    """Copies device arrays to the host, sends them by its communicator, and copies
+    back.
+    """
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         super().__init__(host, layer, stream)
@@ -111,13 +113,13 @@ class HostStaging(Carrier):
 
 
 def chunks_of(words: int, itemsize: int) -> list[slice]:
-    """Ranges of at most CHUNK bytes, at least one."""
+    """Return ranges of words of at most CHUNK bytes each, at least one range."""
     step = CHUNK // itemsize
     return [slice(i, min(i + step, words)) for i in range(0, max(words, 1), step)]
 
 
 class StagedCommunicator(DeviceCommunicator):
-    """Works wherever MPI does; GPUs may be shared by ranks."""
+    """Transport mpi-host, which works with any MPI; ranks may share GPUs."""
 
     kind = "mpi-host"
     remedy = "check this GPU and the MPI between these ranks, or use --device cpu"
@@ -126,10 +128,10 @@ class StagedCommunicator(DeviceCommunicator):
         return HostStaging(self.host, self.layer, self._stream)
 
 
-# Which way arrays on GPUs can go on this node: what its kernel and its settings say.
+# The paths of arrays on GPUs on this node, by its kernel and its settings.
 #
-# Pure functions of a root directory ("/" of this machine) and an environment. They say
-# what is possible; what a transport really does its own log says (NCCL_DEBUG=INFO).
+# Pure functions of a root directory ("/" of this machine) and an environment. They
+# return what is possible; the log of a transport (NCCL_DEBUG=INFO) has what it does.
 
 PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")  # modules that lend GPU memory to RDMA
 STORAGE = "nvidia_fs"  # the one that lends it to drives
@@ -140,7 +142,7 @@ MPI_SETTINGS = ("MPICH_GPU_SUPPORT_ENABLED", "UCX_TLS", "OMPI_MCA_opal_cuda_supp
 
 
 class PathCheck(NamedTuple):
-    """Whether something can be, and what that hangs on."""
+    """The result of a check: whether a path of data is possible, and why."""
 
     possible: bool
     why: str
@@ -150,7 +152,9 @@ class PathCheck(NamedTuple):
 
 
 def rdma_way(root: Path, environment: Mapping[str, str]) -> PathCheck:
-    """Whether NCCL can send GPU memory through an adapter without the host's."""
+    """Return whether NCCL can send GPU memory through an adapter without host
+    memory.
+    """
     adapters = adapters_in(root)
     if environment.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         return PathCheck(
@@ -170,13 +174,13 @@ def rdma_way(root: Path, environment: Mapping[str, str]) -> PathCheck:
 
 
 def adapters_in(root: Path) -> list[str]:
-    """InfiniBand and RoCE."""
+    """Return the names of the InfiniBand and RoCE adapters, sorted."""
     folder = root / "sys/class/infiniband"
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
 def is_loaded(root: Path, module: str) -> bool:
-    """Whether the kernel has it."""
+    """Return whether the kernel has loaded `module`."""
     if (root / "sys/module" / module).is_dir():
         return True
     lines = _text(root / "proc/modules").splitlines()
@@ -196,7 +200,7 @@ def has_dmabuf(root: Path, environment: Mapping[str, str]) -> bool:
 def storage_way(
     root: Path, environment: Mapping[str, str], kvikio: str | None, cufile: str | None
 ) -> PathCheck:
-    """Whether drives can write to GPU memory without the host's.
+    """Return whether drives can write to GPU memory without host memory.
 
     `kvikio` is its version, `cufile` the library that is found; None: there is none.
     """
@@ -214,7 +218,9 @@ def storage_way(
 
 
 def mpi_way(reads: bool | None, environment: Mapping[str, str]) -> PathCheck:
-    """Whether MPI can be given addresses on GPUs; `reads` is its own word on it."""
+    """Return whether MPI takes addresses on GPUs; `reads` is its own answer,
+    or None.
+    """
     said = {None: "MPI cannot be asked", True: "MPI says so", False: "MPI denies it"}
     found = [
         f"{name}={environment[name]}" for name in MPI_SETTINGS if name in environment
@@ -225,7 +231,7 @@ def mpi_way(reads: bool | None, environment: Mapping[str, str]) -> PathCheck:
 
 
 def version_text(number: int) -> str:
-    """2.27.3 of what NCCL calls 22703, and 2.8.3 of 2803."""
+    """Return a version of NCCL as text: 2.27.3 for 22703, and 2.8.3 for 2803."""
     major = 10000 if number >= 10000 else 1000
     return f"{number // major}.{number % major // 100}.{number % 100}"
 
@@ -255,7 +261,7 @@ REMEDY = "use transport = mpi-host, or transport = nccl"
 
 
 class CudaAware(Carrier):
-    """The stream is waited for before MPI sees an address: MPI knows no streams."""
+    """Passes device addresses to MPI once the stream is done: MPI knows no streams."""
 
     def _ready(self, *arrays: Any) -> list[Any]:
         self.layer.synchronize(self.stream)
@@ -274,7 +280,7 @@ class CudaAware(Carrier):
         return self.host.begin(c.with_arrays(send, receive), blocking)
 
     def _begin_ordered_parts(self, parts: Collective) -> Transfer:
-        """Add on the host, by way of pinned memory: MPI promises no order."""
+        """Add on the host, through pinned memory: MPI guarantees no order."""
         sent = fetched(self.layer, parts.send, self.stream)
         self.down += parts.send.nbytes
         total = sent[: parts.receive.size]
@@ -289,11 +295,13 @@ class CudaAware(Carrier):
 
 
 class CudaAwareCommunicator(DeviceCommunicator):
-    """An explicit choice: nobody can find out safely whether an MPI can do it."""
+    """Transport mpi-cuda, an explicit choice: no safe test shows if an MPI
+    supports it.
+    """
 
     kind = "mpi-cuda"
     remedy = f"this MPI does not read the memory of GPUs: {REMEDY}"
-    own_part_is_first = True  # MPI leaves it there
+    own_part_is_first = True  # where MPI writes it
 
     def _described(self) -> str:
         if self.host.mpi_handle is None:
@@ -309,7 +317,9 @@ class CudaAwareCommunicator(DeviceCommunicator):
 
 
 def check_support() -> None:
-    """Refuse an MPI that says no: an address that it cannot read would end the job."""
+    """Refuse an MPI that denies support: an address that it cannot read would end the
+    job.
+    """
     from hpcsgd.comm.mpi import reads_device_memory
 
     if reads_device_memory() is False:
@@ -334,7 +344,9 @@ class DeviceNarrowSum(NarrowSum):
     def __init__(
         self, group: DeviceCommunicator, words: int, array: Any = None
     ) -> None:
-        """`array`, of so many words, is summed in place; None: one of its own is."""
+        """Prepare the sum of `array`, of `words` words, in place; None: of a
+        new array.
+        """
         self.group, layer = group, group.layer
         pieces = [share(words, group.size, rank) for rank in range(group.size)]
         lengths = [int(piece.stop - piece.start) for piece in pieces]
@@ -366,5 +378,5 @@ class DevicePieces(NarrowPieces):
         self.group.layer.narrow(values, self.held, self.group.stream)
 
     def read(self, out: Any) -> None:
-        """out ← the values that are held."""
+        """out ← the values of the pieces."""
         self.group.layer.widen(self.held, out, self.group.stream)

@@ -11,15 +11,15 @@ from hpcsgd.errors import ConfigError, DataError
 
 
 def place_on_grid(rank: int, members: int) -> tuple[int, int]:
-    """(replica, member) of a rank; the members of a replica are neighbours.
+    """Return (replica, member) of a rank; the members of a replica are neighbours.
 
-    Neighbours usually share a node, and members speak far more often than replicas.
+    Neighbours usually share a node, and members send far more messages than replicas.
     """
     return divmod(rank, members)
 
 
 class Grid:
-    """The world as a grid, with the two groups that a rank speaks to."""
+    """The ranks of the world as a grid, with the two groups of this rank."""
 
     def __init__(self, world: Communicator, replicas: int, members: int) -> None:
         check_size(world.size, replicas, members)
@@ -29,21 +29,23 @@ class Grid:
         self.replicas = world.split(self.member, self.replica)  # one column block
 
     def meet(self) -> None:
-        """All ranks are here, or all hear why one of them is not coming.
+        """Wait for all ranks; an error of this package on one of them is raised on all.
 
-        Before groups are opened where ranks are put `together`: who waits in a split
-        for a rank that has refused waits for ever.
+        Collective. Called before groups are opened where ranks are put `together`: a
+        rank in a split would wait for ever for a rank that has refused.
         """
         self.world.together(lambda: None)
 
     def close(self) -> None:
-        """Let go of both groups, with all ranks; the world stays."""
+        """Close both groups, with all ranks; the world stays open."""
         self.members.close()
         self.replicas.close()
 
 
 def duplicate(group: Communicator) -> Communicator:  # after `Grid.meet`
-    """The same ranks in the same order, who may say other things at the same time."""
+    """Return a second group of the same ranks, in the same order, for separate
+    messages.
+    """
     return group if group.size == 1 else group.split(0, group.rank)
 
 
@@ -77,7 +79,9 @@ def check_size(ranks: int, replicas: int, members: int) -> None:
 
 
 def parse_grid(text: str) -> tuple[int, int]:
-    """(replicas, members) of "1x2"."""
+    """Return (replicas, members) of a text such as "1x2"; ConfigError for
+    other texts.
+    """
     match = re.fullmatch(r"(\d+)[xX×](\d+)", text.strip())
     if match is None:
         raise ConfigError(f"--grid {text}: write RxC, for example 1x2 or 4x2")

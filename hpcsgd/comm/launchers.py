@@ -1,4 +1,6 @@
-"""What launchers of ranks set, and what killed ranks leave behind."""
+"""Variables that launchers of ranks set, and segments that killed ranks leave
+behind.
+"""
 
 import ctypes
 import os
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from hpcsgd.comm.communicator import Communicator
 
-# Which rank of how many this process is, by what its launcher left.
+# The rank of this process and the number of ranks, by its launcher's variables.
 
 EXPECTED = "HPCSGD_EXPECT_RANKS"  # set by our own launcher: how many there must be
 AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for what it starts
@@ -30,13 +32,13 @@ LAUNCHERS = (
 )
 # They may start an agent of torchrun on each node, but it never starts them.
 AROUND_AGENTS = ("Open MPI", "PMI")
-# Where an MPI of some launcher is to be asked.
+# A launcher of MPI has started this process if one of these is set.
 MPI_SIGNS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
 SIZES = (EXPECTED, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 class LauncherRank(NamedTuple):
-    """Rank `rank` of `size`, as launcher `by` says."""
+    """Rank `rank` of `size`, by the variables of launcher `by`."""
 
     rank: int
     size: int
@@ -44,7 +46,9 @@ class LauncherRank(NamedTuple):
 
 
 def launched(environment: Mapping[str, str]) -> LauncherRank | None:
-    """What the innermost launcher says that names both numbers; None without one."""
+    """Return rank and size by the innermost launcher that sets both; None
+    without one.
+    """
     for by, *names in LAUNCHERS:
         if by in AROUND_AGENTS and has_agent(environment):
             continue
@@ -57,12 +61,14 @@ def launched(environment: Mapping[str, str]) -> LauncherRank | None:
 
 
 def has_mpi_signs(environment: Mapping[str, str]) -> bool:
-    """True where a launcher of MPI ranks has left its variables to this process."""
+    """Return whether a launcher of MPI ranks has set its variables for this process."""
     return not has_agent(environment) and any(name in environment for name in MPI_SIGNS)
 
 
 def has_agent(environment: Mapping[str, str]) -> bool:
-    """True for what torchrun starts: its agent has the MPI of a launcher around it."""
+    """Return whether torchrun started this process: its agent may have MPI's
+    variables.
+    """
     return AGENT in environment and "MASTER_ADDR" in environment
 
 
@@ -90,17 +96,18 @@ def launch_refusal(environment: Mapping[str, str], kind: str = "auto") -> str | 
 
 
 def _lacks_pmi(environment: Mapping[str, str]) -> bool:
-    """Whether Slurm, with no variables of a PMI, has not left ranks a way to meet.
+    """Return whether Slurm has set up no PMI for these ranks, which have no variables
+    of one.
 
-    Slurm names any plugin but none in SLURM_MPI_TYPE, of which some, as cray_shasta,
-    have variables of their own; Intel MPI loads the library that is named to it.
+    SLURM_MPI_TYPE names the plugin, where there is one; some, as cray_shasta, set
+    variables of their own. Intel MPI loads the library that I_MPI_PMI_LIBRARY names.
     """
     plugin = environment.get("SLURM_MPI_TYPE", "none")
     return plugin == "none" and "I_MPI_PMI_LIBRARY" not in environment
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:
-    """True where a launcher's variables are seen."""
+    """Return whether a launcher's variables are set."""
     if EXPECTED in environment or has_mpi_signs(environment):
         return True
     # Every Slurm step sets SLURM_PROCID, one of a single task too.
@@ -109,7 +116,7 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 
 
 def launched_size(environment: Mapping[str, str]) -> int | None:
-    """How many ranks a launcher says it started; None where none says so."""
+    """Return how many ranks a launcher has started; None where none states it."""
     names = SIZES[:1] if has_agent(environment) else SIZES
     said = (environment.get(name, "") for name in names)
     found = next((int(text) for text in said if text.isdigit()), None)
@@ -123,9 +130,9 @@ def launched_size(environment: Mapping[str, str]) -> int | None:
 
 
 def launched_number(environment: Mapping[str, str]) -> int | None:
-    """Return the number of this rank where a launcher of MPI says that alone.
+    """Return the number of this rank where a launcher of MPI sets that and no size.
 
-    Some leave PMIX_RANK and no size; who knows a size is asked by `launched_size`.
+    Some set PMIX_RANK alone. Where a size is known, `launched_size` returns it.
     """
     text = environment.get("PMIX_RANK", "")
     if launched_size(environment) is None and text.isdigit():
@@ -135,12 +142,15 @@ def launched_number(environment: Mapping[str, str]) -> int | None:
 
 THREAD_SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PR_SET_PDEATHSIG = 1
-# Loaded here: between fork and exec there is no time for it.
+# Loaded here: it must not be loaded between fork and exec.
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def end_with_parent() -> None:
-    """In a child, before it starts: the kernel sends it SIGTERM when we are killed."""
+    """Let the kernel send SIGTERM to this child when its parent is killed.
+
+    Called in the child, before its program starts.
+    """
     if _PRCTL is not None:
         _PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
@@ -169,7 +179,7 @@ def _cores_of(process: int) -> int:
         return os.cpu_count() or 1
 
 
-# The end of a job in which a rank fails where nobody catches it.
+# The end of a job in which a rank fails by an uncaught exception.
 
 
 def abort_on_uncaught(world: "Communicator") -> None:
@@ -196,7 +206,7 @@ def abort_on_uncaught(world: "Communicator") -> None:
 # MPICH shares memory on a node through a file, 2 to 4 MB, which a rank that is killed
 # cannot remove. It names the file by what PMI calls the job. For Slurm that is
 # NUMBER.STEP, and so again after a requeue: a rank that finds the file waits for ever
-# for whoever made it, or reads addresses of the dead. `mpiexec` draws a new name each
+# for its maker, or reads addresses of the dead. `mpiexec` draws a new name each
 # time.
 #
 # `python -m hpcsgd.comm.launchers` removes them at the end of a job's script.
@@ -214,9 +224,9 @@ def remove_leftovers(
     """Remove what this user's dead ranks left on this node, before MPI starts.
 
     Slurm forks all ranks of a node before any of them runs, so no rank of this step has
-    made a file from before this process began (`began`, seconds since the epoch). One
-    that a process maps belongs to another job, and so may one that is very new. Under
-    other launchers the first rank of a node alone looks.
+    made a file from before this process began (`began`, seconds since the epoch). A
+    file that a process maps belongs to another job, and a very new one may. Under other
+    launchers, the first rank of a node alone removes files.
     """
     if "SLURM_PROCID" not in environment:
         return remove_unused(folder) if _is_first_here(environment) else []
@@ -227,8 +237,8 @@ def remove_leftovers(
 def remove_unused(folder: Path = SEGMENTS) -> list[Path]:
     """Remove the segments of this user that no process has open or maps.
 
-    A rank has the file open from making it until it has mapped it: no living one is
-    overlooked, on a node where all processes of this user are visible.
+    A rank has the file open from making it until it has mapped it: that of a living
+    rank is never removed, on a node where all processes of this user are visible.
     """
     return _remove(_ours(folder))
 
@@ -243,7 +253,9 @@ def _remove(candidates: list[Path]) -> list[Path]:
 
 
 def _is_first_here(environment: Mapping[str, str]) -> bool:
-    """Whether this is the rank of its node that looks; every one where none can say."""
+    """Return whether this rank removes files on its node; True where no launcher names
+    one.
+    """
     names = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
     said = (environment[name] for name in names if name in environment)
     return next(said, "0") == "0"
@@ -261,14 +273,16 @@ def _ours(folder: Path) -> list[Path]:
 
 
 def _is_old(path: Path, began: float) -> bool:
-    """Whether it is from before this step."""
+    """Return whether a file is from before this step, which began at `began`."""
     with suppress(OSError):
         return path.stat().st_ctime < began - MARGIN
     return False
 
 
 def _began(folder: Path) -> float:
-    """When Slurm forked this process, by the clock that files there are dated with."""
+    """Return when Slurm forked this process, by the clock of the times of files in
+    `folder`; 0 where that is not known.
+    """
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -276,7 +290,7 @@ def _began(folder: Path) -> float:
         with TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_ctime - age
     except (OSError, AttributeError, ValueError, IndexError):
-        return 0.0  # nobody can tell: nothing is removed
+        return 0.0  # not known: nothing is removed
 
 
 def segments_in_use() -> set[str]:
@@ -294,15 +308,15 @@ def segments_in_use() -> set[str]:
     return found
 
 
-# Going on after the loss of ranks, where the MPI can: user-level failure mitigation.
+# To continue after the loss of ranks, where MPI has user-level failure mitigation.
 #
-# The MPI module is given; `comm/mpi.py` is the home of mpi4py.
+# The MPI module is an argument; `comm/mpi.py` imports mpi4py.
 
 LOSSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 
 
 def is_loss(mpi: Any, error: BaseException) -> bool:
-    """True where MPI says that a rank is gone, or that somebody else has noticed."""
+    """Return whether MPI reports a lost rank, or that another rank has noticed one."""
     if not isinstance(error, mpi.Exception):
         return False
     known = {getattr(mpi, name) for name in LOSSES if hasattr(mpi, name)}
@@ -310,10 +324,10 @@ def is_loss(mpi: Any, error: BaseException) -> bool:
 
 
 def shrink(mpi: Any, world: Any, groups: Iterable[Any]) -> Any:
-    """The communicator of all that are left.
+    """Return the communicator of all ranks that are left. Collective.
 
-    Whoever waits in any group of the old world is freed by revoking it: not every rank
-    has seen the failure itself.
+    To revoke the groups of the old world releases ranks that wait in them: not every
+    rank has seen the failure itself.
     """
     for comm in (*groups, world):
         with suppress(mpi.Exception, NotImplementedError):

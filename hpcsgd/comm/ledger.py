@@ -1,4 +1,4 @@
-"""Everything that crosses ranks, counted by purpose."""
+"""The ledger: traffic by purpose, the location of a thread, and clocks of phases."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,9 +22,10 @@ class Spot:
 
 
 class ThreadLocation:
-    """Written by the main thread alone, read by whoever watches it.
+    """The collective that the main thread is in, for the watchdog to read.
 
-    What belongs together is stored as one tuple: a reader sees all of it or nothing.
+    The main thread alone writes it. Values that belong together are stored as one
+    tuple: a reader sees all of them or none.
     """
 
     __slots__ = ("last", "now", "since", "task")
@@ -33,24 +34,26 @@ class ThreadLocation:
         self.now: tuple[str, str, int, int, float] | None = None
         self.last: tuple[str, str, int, int, float] | None = None
         self.since = perf_counter()  # when the last collective ended
-        self.task: str | None = None  # what it does that looks idle and is not
+        self.task: str | None = None  # its work, where that looks idle
 
     def enter(
         self, what: str, purpose: str, number: int, size: int
     ) -> "ThreadLocation":
-        """A collective begins; `with` ends it, however it ends."""
+        """Enter a collective; `with` leaves it, also after an exception."""
         self.now = (what, purpose, number, size, perf_counter())
         return self
 
     def __enter__(self) -> None:
-        """Nothing is left to do: `enter` has done it."""
+        """Do nothing: `enter` has stored the location."""
 
     def __exit__(self, *error: object) -> None:
         self.last, self.now, self.since = self.now, None, perf_counter()
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """The main thread waits for a disk, not for ranks: it is busy with `what`."""
+        """Mark the main thread as busy with `what`: it waits for a disk, not
+        for ranks.
+        """
         self.task = what
         try:
             yield
@@ -58,14 +61,14 @@ class ThreadLocation:
             self.task = None
 
     def spot(self) -> tuple[Spot | None, float]:
-        """(the collective that the main thread is in, or None; since when)."""
+        """Return the collective that the main thread is in, or None, and since when."""
         now = self.now
         if now is None:
             return None, self.since
         return _spot(now), now[4]
 
     def before(self) -> Spot | None:
-        """The collective that ended last."""
+        """Return the collective that ended last, or None."""
         last = self.last
         return None if last is None else _spot(last)
 
@@ -76,12 +79,12 @@ def _spot(entry: tuple[str, str, int, int, float]) -> Spot:
 
 
 PURPOSES = ("products", "agreement", "evaluate", "control")
-TRAINING = ("products", "agreement")  # looks at the loss and control are not
+TRAINING = ("products", "agreement")  # evaluations and control are not
 
 
 @dataclass
 class Entry:
-    """What was said for one purpose, by this rank."""
+    """Traffic of this rank for one purpose."""
 
     calls: int = 0
     words: int = 0  # elements of the send buffers
@@ -92,10 +95,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class SentWords:
-    """What one rank sends in one collective, as a ledger counts it.
+    """The words and bytes that one rank sends in one collective, as a ledger counts
+    them.
 
-    Formulas yield it from sizes alone. `words` is None where they know bytes, and not
-    in how many collectives these are sent.
+    Formulas compute them from sizes alone. `words` is None where a formula gives bytes,
+    but not the number of collectives.
     """
 
     words: int | None
@@ -106,7 +110,7 @@ Sent = Sequence[SentWords]  # one after the other
 
 
 def totals(sent: Iterable[SentWords]) -> dict[str, int]:
-    """Return calls, words and bytes of all of them; bytes alone where words are not
+    """Return the totals of calls, words and bytes; bytes alone where words are not
     known.
     """
     calls = size = 0
@@ -120,12 +124,14 @@ def totals(sent: Iterable[SentWords]) -> dict[str, int]:
 
 
 class Ledger:
-    """One entry for each purpose; groups split from one world share it."""
+    """The account of all collectives, by purpose; groups split from one world
+    share it.
+    """
 
     def __init__(self) -> None:
         self.entries = {purpose: Entry() for purpose in PURPOSES}
         self.place = ThreadLocation()  # what is under way now, for the watchdog
-        # Called before a gradient that travels is waited for: others may compute.
+        # Called before this thread waits for a gradient: others may compute then.
         self.gives_way: Callable[[], None] | None = None
 
     def record(
@@ -144,15 +150,15 @@ class Ledger:
         self.entries[purpose].seconds += seconds
 
     def calls(self, purpose: str) -> int:
-        """Collectives so far."""
+        """Return the number of collectives so far."""
         return self.entries[purpose].calls
 
     def words(self, purpose: str) -> int:
-        """Words so far."""
+        """Return the number of words so far."""
         return self.entries[purpose].words
 
     def sent(self) -> dict[str, int]:
-        """Messages, words and bytes that training has sent so far."""
+        """Return the messages, words and bytes that training has sent so far."""
         entries = [self.entries[purpose] for purpose in TRAINING]
         return {
             "messages": sum(entry.calls for entry in entries),
@@ -161,14 +167,14 @@ class Ledger:
         }
 
     def add(self, earlier: Mapping[str, Mapping[str, Any]]) -> None:
-        """Count on from what `as_dict` said before: a run that was interrupted."""
+        """Add the entries that `as_dict` returned in a run that was interrupted."""
         for purpose, entry in self.entries.items():
             for name, value in earlier.get(purpose, {}).items():
                 if hasattr(entry, name):
                     setattr(entry, name, getattr(entry, name) + value)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """purpose -> calls, words, bytes, wire_bytes, seconds."""
+        """Return a dict: purpose -> calls, words, bytes, wire_bytes, seconds."""
         return {purpose: dict(vars(entry)) for purpose, entry in self.entries.items()}
 
 

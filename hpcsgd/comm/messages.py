@@ -39,7 +39,7 @@ SIGNATURES = {
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """The compiled casts, or None."""
+    """Return the compiled casts, or None."""
     return load_kernels(Path(__file__).parent, "_casts", "NumPy", SIGNATURES)[0]
 
 
@@ -73,7 +73,7 @@ def widen(held: Array, name: str, out: Array) -> None:
 
 
 def largest_finite(values: Array) -> float:
-    """The largest size among values that are finite; 0 where none is."""
+    """Return the largest size among values that are finite; 0 if there is none."""
     compiled = library()
     if compiled is not None:
         return float(compiled.hpcsgd_largest(values.ctypes.data, values.size))
@@ -81,24 +81,25 @@ def largest_finite(values: Array) -> float:
     return float(sizes.max(initial=0))
 
 
-# Sums that travel in 16 or 8 bits: pieces are exchanged, added wide, and gathered.
+# Sums in words of 16 or 8 bits: pieces are exchanged, added wide, and gathered.
 #
-# MPI adds no 16-bit floats. So each rank rounds its part and gives every rank the piece
-# that is this one's to add; each adds its pieces in float32, in rank order, and what it
-# gives to all is rounded once more: two roundings, whatever the number of ranks, and
-# the same bits everywhere. Two collectives of half or a quarter of the bytes.
+# MPI adds no 16-bit floats. So each rank rounds its part, and sends one piece of it to
+# every rank; each rank adds the pieces that it receives in float32, in rank order, and
+# sends the sum, rounded once more, to all: two roundings, whatever the number of ranks,
+# and the same bits on all of them. Two collectives of half or a quarter of the bytes.
 #
-# Where a format has few exponents, what a rank sends is divided by a power of two that
-# takes its largest value just below the format's; the exponent stands before each
+# For a format with few exponents, a rank divides what it sends by a power of two, so
+# that its largest value is just below that of the format; the exponent precedes each
 # piece.
 
 
 def open_message(
     group: "Communicator", words: int, name: str, travels: bool = False
 ) -> Message:
-    """A message that is summed in format `name`, by the fastest way there is for it.
+    """Open a message that is summed in format `name`, in the fastest way.
 
-    Asked for by all ranks in one order; `travels`: it is started, and waited for later.
+    All ranks open their messages in one order. `travels`: sums are started, and waited
+    for later.
     """
     form = get_format(name)
     if group.size > 1 and is_narrow(form):
@@ -112,12 +113,16 @@ def open_message(
 
 
 def is_narrow(form: Format) -> bool:
-    """True where a word on the wire is smaller than the one it is computed with."""
+    """Return whether a word of a message is smaller than the one it is
+    computed with.
+    """
     return form.dtype.itemsize < form.carrier.itemsize
 
 
 def bytes_of_word(name: str, ranks: int) -> int:
-    """What one rank holds of each word of a message, once it has been summed."""
+    """Return the bytes that a rank allocates for each word of a message that
+    is summed.
+    """
     form = get_format(name)
     wide, narrow = form.carrier.itemsize, form.dtype.itemsize
     if ranks == 1 or not is_narrow(form):
@@ -128,7 +133,7 @@ def bytes_of_word(name: str, ranks: int) -> int:
 
 
 class RoundedSum:
-    """Each part is rounded to a format that takes as many bytes as float32."""
+    """A sum whose parts are rounded to a format that takes as many bytes as float32."""
 
     def __init__(self, wide: Message, name: str) -> None:
         self.wide = wide
@@ -136,11 +141,11 @@ class RoundedSum:
 
     @property
     def array(self) -> Array:
-        """That of the wide message."""
+        """Return the array of the wide message, for this rank's part."""
         return self.wide.array
 
     def sum(self, purpose: str) -> Array:
-        """Round, then sum."""
+        """Round this rank's part, then return the sum."""
         round_through(self.wide.array, self.name)
         return self.wide.sum(purpose)
 
@@ -151,7 +156,7 @@ class RoundedSum:
 
 
 class NarrowSum:
-    """Two collectives of narrow words: an exchange of pieces, and a gather."""
+    """A sum by two collectives of narrow words: an exchange of pieces, and a gather."""
 
     def __init__(self, group: "Communicator", words: int, form: Format) -> None:
         self.group = group
@@ -166,25 +171,25 @@ class NarrowSum:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make both collectives, once for all sums."""
+        """Prepare both collectives, once for all sums."""
         sent, received, totals = self._sent, self._received, self._totals
         self._exchange = Collective("exchange", sent.held, received.held, sent.counts)
         self._gather = Collective("gather", self._own.held, totals.held, totals.counts)
 
     @property
     def array(self) -> Array:
-        """Where this rank's part goes, and the totals come."""
+        """Return the array for this rank's part, which a sum replaces by the totals."""
         return self._array
 
     def sum(self, purpose: str) -> Array:
-        """Exchange, add, gather."""
+        """Exchange pieces, add them, gather their sums; return the totals."""
         self._sent.write(self._array)
         self.group.run(self._exchange, purpose)
         self._finish(purpose)
         return self._array
 
     def start(self, purpose: str) -> Pending:
-        """Post the exchange; the rest is done where it is waited for."""
+        """Post the exchange of pieces; the sums are added and gathered in `wait`."""
         self._sent.write(self._array)
         exchange = self.group.start(self._exchange, purpose)
 
@@ -196,7 +201,7 @@ class NarrowSum:
 
     def _finish(self, purpose: str) -> None:
         total = self._parts[0]
-        with np.errstate(over="ignore", invalid="ignore"):  # guards look for it
+        with np.errstate(over="ignore", invalid="ignore"):  # the monitor checks for it
             self._received.read(self._parts.reshape(-1))
             add_in_order(list(self._parts), total)
             self._own.write(total)
@@ -205,7 +210,7 @@ class NarrowSum:
 
 
 class NarrowPieces:
-    """Pieces of these lengths in one buffer, each behind its exponent.
+    """Pieces of these lengths in one buffer, each after its exponent.
 
     Formats with the exponents of float32 need none; the pieces are then one array.
     """
@@ -245,7 +250,7 @@ class NarrowPieces:
         self._exponents[self._heads] = exponent
 
     def read(self, out: Array) -> None:
-        """out ← the values that are held."""
+        """out ← the values of the pieces, times their factors."""
         name = self.form.name
         if not self.header:
             widen(self.held, name, out)
@@ -259,7 +264,9 @@ class NarrowPieces:
 
     @property
     def _exponents(self) -> Array:
-        """The same words as whole numbers with a sign."""
+        """Return the words of the buffer as signed integers, among them the
+        exponents.
+        """
         return self.held.view(f"i{self.held.itemsize}")
 
 
@@ -287,13 +294,15 @@ def sent_for_sum(
         yield SentWords(count, count * form.dtype.itemsize)
 
 
-# What all ranks of a group would hold after a sum, computed by one of them.
+# The result of a sum on all ranks of a group, computed by one of them.
 #
-# The words are those of `narrow`: the same pieces, exponents, roundings and order.
+# The words are those of `NarrowSum`: the same pieces, exponents, roundings and order.
 
 
 def sum_parts(parts: list[Array], name: str) -> Array:
-    """Σ of the flat parts of all ranks, as a message in format `name` sums them."""
+    """Return Σ of the flat parts of all ranks, as a message in format `name`
+    sums them.
+    """
     form = get_format(name)
     if len(parts) == 1:
         return parts[0]
@@ -305,7 +314,7 @@ def sum_parts(parts: list[Array], name: str) -> Array:
 
 
 def _exchanged(parts: list[Array], form: Format) -> Array:
-    """Every rank adds the pieces that are its own, and gives them to all."""
+    """Return Σ of the parts of all ranks, as `NarrowSum` computes it."""
     words, ranks = parts[0].size, len(parts)
     pieces = [share(words, ranks, rank) for rank in range(ranks)]
     lengths = [int(piece.stop - piece.start) for piece in pieces]
@@ -326,7 +335,7 @@ def _exchanged(parts: list[Array], form: Format) -> Array:
 
 
 def _added(received: NarrowPieces, ranks: int, length: int) -> Array:
-    """One piece of all ranks, summed in float32 and rounded again."""
+    """Return one piece of all ranks, summed in float32 and rounded again."""
     wide = np.empty((ranks, length), dtype=np.float32)
     received.read(wide.reshape(-1))
     own = NarrowPieces(received.form, [length])

@@ -45,11 +45,13 @@ from hpcsgd.comm.watchdog import PATIENCE, Watchdog, node, process_state
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.formats import Array
 
-# Letters between watchdogs over MPI, from a thread that must never block.
+# Messages between watchdogs over MPI, from a thread that must never block.
 
 
 class MpiMail:
-    """Owns its communicator; made and closed by all ranks together."""
+    """Messages of a watchdog over its own communicator; opened and closed by
+    all ranks.
+    """
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
@@ -63,16 +65,18 @@ class MpiMail:
     def post(self, rank: int, message: Any) -> None:
         """Hand `message` to MPI; a rank that cannot be reached gets none."""
         self._leaving = [sent for sent in self._leaving if not _has_left(sent)]
-        # Its silence then tells the watchdog that this rank is gone.
+        # The watchdog finds by the rank's silence that it is gone.
         with suppress(RuntimeError):
             self._leaving.append(self.comm.isend((self.rank, message), rank))
 
     def fetch(self) -> tuple[int, Any] | None:
-        """The next letter that has arrived whole; else this is one cheap look."""
+        """Return (sender, message) of the next message that is complete, or None at
+        once.
+        """
         try:
             while (letter := self.comm.improbe()) is not None:
                 self._arriving.append(letter.irecv())
-        except RuntimeError:  # ranks were lost: the main thread hears of it, not we
+        except RuntimeError:  # ranks were lost: the main thread gets that error
             return None
         for request in self._arriving:
             arrived, content = request.test()
@@ -83,18 +87,22 @@ class MpiMail:
         return None
 
     def poll(self, rank: int) -> str:
-        """From /proc, where the rank is on this node."""
+        """Return the state of a rank's process from /proc, "" for a rank on another
+        node.
+        """
         return process_state(self._mates[rank]) if rank in self._mates else ""
 
     def close(self) -> None:
-        """Throw away what came too late; all ranks have stopped posting."""
+        """Discard late messages and free the communicator, after all ranks stopped
+        posting.
+        """
         while self.fetch() is not None:
             continue
         self.comm.Free()
 
 
 def _has_left(request: Any) -> bool:
-    """Return whether a message needs its request no longer: it left, or it cannot."""
+    """Return whether the request of a message is done: it was sent, or it cannot be."""
     try:
         return bool(request.Test())
     except RuntimeError:  # its receiver is gone
@@ -103,9 +111,9 @@ def _has_left(request: Any) -> bool:
 
 # All ranks of a communicator come together, and those that do not are named.
 #
-# A barrier that does not block. While all come within the time nothing else is sent; a
-# rank that waits too long tells all others that it is here, they answer with the same
-# word, and whoever has not answered is missing.
+# A barrier that does not block. If all ranks reach it in time, nothing else is sent. A
+# rank that waits too long sends a word to all others, which answer with the same word;
+# a rank that has not answered is missing.
 
 log = logging.getLogger("hpcsgd")
 TAG = 32761  # of a word between ranks that wait; up to 2¹⁵−1 all tags exist
@@ -170,7 +178,7 @@ def _sentence(comm: Any, waited: float, missing: list[int]) -> str:
 
 
 class _Words:
-    """What ranks that wait send each other: that they are here."""
+    """The words that waiting ranks send each other, to show that they are present."""
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi, self._comm = mpi, comm
@@ -180,12 +188,14 @@ class _Words:
         self._sent: list[Any] = []
 
     def call(self) -> None:
-        """Tell all others, once, that this rank is here."""
+        """Send the word of this rank to all others that do not have it."""
         for rank in set(range(self._comm.size)) - self._told:
             self._tell(rank)
 
     def answer(self) -> None:
-        """Read what has arrived, and answer those that this rank has not told yet."""
+        """Receive the words that have arrived, and answer ranks without this rank's
+        word.
+        """
         status = self._mpi.Status()
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, TAG, status):
             rank = status.Get_source()
@@ -204,13 +214,13 @@ class _Words:
 
 
 def _say(text: str) -> None:
-    """All at once and past Python's buffers."""
+    """Write a text to stderr at once, without Python's buffers."""
     os.write(2, (text + "\n").encode())
 
 
 # Ranks over MPI, host buffers; the home of mpi4py.
 
-NAP = 1e-4  # seconds between looks of a patient rank
+NAP = 1e-4  # seconds between polls of a patient rank
 SITE = (
     "load the MPI of the site (as: module load openmpi), name its library in"
     " MPI4PY_LIBMPI, or build mpi4py for it: MPICC=mpicc pip install --no-binary mpi4py"
@@ -288,11 +298,11 @@ class MpiCommunicator(Communicator):
 
     @property
     def mpi_handle(self) -> Any:
-        """What mpi4py calls a communicator."""
+        """Return the communicator of mpi4py."""
         return self._comm
 
     def has_lost_ranks(self, error: BaseException) -> bool:
-        """What an MPI with ULFM raises instead of ending the job."""
+        """Return whether an MPI with ULFM reports lost ranks by `error`."""
         return is_loss(self._mpi, error)
 
     def exit_abruptly(self) -> None:
@@ -300,7 +310,7 @@ class MpiCommunicator(Communicator):
         kill_process()
 
     def survivors(self) -> "MpiCommunicator":
-        """Those that are left, in the order they had."""
+        """Return the group of the ranks that are left, in their order. Collective."""
         groups = [group for group in self._groups if group]
         if self._watchdog is not None:
             self._watchdog.stop()
@@ -327,7 +337,9 @@ class MpiCommunicator(Communicator):
                 dog.mail = self._mail = MpiMail(self._comm.Dup())
 
     def unwatch(self) -> None:
-        """Stop it once all ranks are here, the last wait that it watches."""
+        """Stop the watchdog after a barrier of all ranks, the last wait that it
+        watches.
+        """
         super().unwatch()
         dog, self._watchdog = self._watchdog, None
         if dog is None:
@@ -336,12 +348,12 @@ class MpiCommunicator(Communicator):
             self._comm.Barrier()
         dog.stop()
         if self._mail is not None:
-            self._comm.Barrier()  # nobody posts any more
+            self._comm.Barrier()  # no rank posts any more
             self._mail.close()
             self._mail = None
 
     def split(self, color: int, key: int) -> "MpiCommunicator":
-        """MPI_Comm_split."""
+        """Return the group of the ranks with this color, ordered by key. Collective."""
         with self.enter("split", "control"):
             part = self._comm.Split(color, key)
             # Without those that are closed: a world may outlive thousands of runs.
@@ -353,13 +365,13 @@ class MpiCommunicator(Communicator):
         return group
 
     def close(self) -> None:
-        """Free the communicator, with all others."""
+        """Free the communicator, with all other ranks."""
         self.unwatch()
         self._ways.close()
         self._comm.Free()
 
     def abort(self, code: int = 1) -> NoReturn:
-        """MPI_Abort of the whole job, also from a part of it or after `close`."""
+        """End the whole job by MPI_Abort, also from a group of it or after `close`."""
         try:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -368,7 +380,7 @@ class MpiCommunicator(Communicator):
         raise SystemExit(code)
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Make MPI's own call for it, or that which begins with an I."""
+        """Start the call of MPI for the collective, non-blocking unless `blocking`."""
         kind = collective.kind
         if blocking and kind == "sum":  # the shortest way for what repeats most
             self._comm.Allreduce(self._mpi.IN_PLACE, collective.receive)
@@ -393,7 +405,7 @@ class MpiCommunicator(Communicator):
 
     def _begin_swap(self, swap: Collective) -> Transfer:
         statuses = self._mpi.Status(), self._mpi.Status()
-        # Received first: what then arrives has where to go.
+        # The receive is posted first: a message that arrives then has a buffer.
         received = self._comm.Irecv(_sendable(swap.receive), swap.peer)
         requests = received, self._comm.Isend(_sendable(swap.send), swap.peer)
 
@@ -474,7 +486,7 @@ CALLS: dict[str, Callable[[Any, int, Collective], tuple[str, tuple[Any, ...]]]] 
 }
 
 
-# What is no call of MPI alone.
+# Collectives that are not a single call of MPI.
 OTHERS: dict[str, Callable[[MpiCommunicator, Collective], Transfer]] = {
     "objects": MpiCommunicator._exchange_objects,
     "swap": MpiCommunicator._begin_swap,
@@ -483,25 +495,27 @@ OTHERS: dict[str, Callable[[MpiCommunicator, Collective], Transfer]] = {
 
 
 def _sendable(array: Array) -> Array:
-    """16-bit floats as the bits they are: MPI moves them, it only cannot add them."""
+    """Return 16-bit floats as integers of the same bits, which MPI can send."""
     if array.dtype.char == "e" or array.dtype.kind == "V":
         return array.view(f"u{array.dtype.itemsize}")
     return array
 
 
 def _are_equal(counts: Sequence[int]) -> bool:
-    """Then MPI has calls that take half as long as those with counts of each rank."""
+    """Return whether counts are equal: MPI's calls for these take half as long as
+    others.
+    """
     return min(counts) == max(counts)
 
 
 def open_mpi_world(
     reproducible: bool = False, comm: Any = None, timeout: float = TIMEOUT
 ) -> MpiCommunicator:
-    """All ranks of `comm` (all there are), in a communicator of our own.
+    """Return all ranks of `comm`, by default of MPI, in a new communicator. Collective.
 
-    An uncaught exception on any of them ends them all, and so does a rank that does
-    not come within `start_seconds(timeout)`, or, where a program gives `comm` and may
-    do other things before, within PATIENCE times as long. It is named in a warning
+    An uncaught exception on any rank ends them all, and so does a rank that does not
+    call this within `start_seconds(timeout)`, or, where a program gives `comm` and may
+    do other things before, within PATIENCE times as long. A warning names that rank
     after `timeout` seconds.
     """
     if comm is not None:
@@ -547,12 +561,12 @@ def _check_usable(comm: Any) -> None:
 
 
 def library_name(mpi: Any) -> str:
-    """The first line of what the library says of itself."""
+    """Return the first line of the version text of MPI's library."""
     said: str = mpi.Get_library_version().strip("\x00 \n").splitlines()[0]
     return " ".join(said.split())
 
 
-# What MPI says of itself: its library, its standard, and whether it knows CUDA.
+# What MPI reports of itself: its library, its standard, and its support of CUDA.
 
 # Variables that choose a provider of libfabric, transports of UCX, or between these.
 CHOICES = (
@@ -568,7 +582,7 @@ CHOICES = (
 
 
 def mpi_facts() -> dict[str, str]:
-    """What `info` says of MPI, without initialising it."""
+    """Return what `info` prints about MPI, without initialising it."""
     try:
         import mpi4py
 
@@ -588,10 +602,10 @@ def mpi_facts() -> dict[str, str]:
 def provider_of(version: str, environment: Mapping[str, str]) -> str:
     """Return what carries messages between nodes, as far as it can be known.
 
-    `version` is what MPI_Get_library_version says. MPICH names its device and the
+    `version` is the result of MPI_Get_library_version. MPICH names its device and the
     network modules that were built in; it takes the first unless MPIR_CVAR_CH4_NETMOD
-    names another. What libfabric and UCX choose by themselves they do not say: the
-    variables that restrict them are shown.
+    names another. libfabric and UCX do not report what they choose: the variables that
+    restrict them are shown.
     """
     found = []
     device = re.search(r"MPICH Device:\s*(\w+):(.*)", version)
@@ -605,9 +619,9 @@ def provider_of(version: str, environment: Mapping[str, str]) -> str:
 
 
 def reads_device_memory() -> bool | None:
-    """What MPI itself says of CUDA, once it is started; None where it cannot be asked.
+    """Return whether MPI, once it is started, reports support of CUDA; None: unknown.
 
-    An extension of MPICH and Open MPI, which mpi4py does not have.
+    The function is an extension of MPICH and Open MPI, which mpi4py does not have.
     """
     try:
         ask = ctypes.CDLL(load_mpi().__file__).MPIX_Query_cuda_support
@@ -617,7 +631,7 @@ def reads_device_memory() -> bool | None:
 
 
 def _cuda_aware(mpi: Any) -> str:
-    """yes, no or unknown, from what the library and the environment say."""
+    """Return yes, no or unknown, by the library's version text and the environment."""
     said = mpi.Get_library_version()
     if "Open MPI" in said:
         value = os.environ.get("OMPI_MCA_opal_cuda_support")  # noqa: SIM112

@@ -28,10 +28,11 @@ from hpcsgd.comm.ledger import ThreadLocation
 from hpcsgd.errors import ConfigError, DeviceLost, TransportError
 from hpcsgd.formats import Array
 
-# One communicator of NCCL: what it is handed, when that is done, how it ends.
+# One communicator of NCCL: its queue, the completion of collectives, and its end.
 #
-# A hang would show anywhere or nowhere, so whoever waits for a collective stands in its
-# place for the watchdog. Every look at one asks NCCL for errors that came up meanwhile.
+# The host does not wait where it queues a collective. Where it does wait for one later,
+# it reports that collective as its place to the watchdog. Every poll of a collective
+# also checks NCCL for errors that came up meanwhile.
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,24 +50,27 @@ class QueuedCollective:
 
 
 class NcclQueue(Carrier):
-    """Made by all ranks of the host's group together; what is said stands in `Nccl`."""
+    """NCCL's queue of collectives, opened by all ranks of the host's group.
+
+    The calls of NCCL are in `Nccl`.
+    """
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         super().__init__(host, layer, stream)
-        self.now = ("start", "control", 0)  # what is being said, for messages
+        self.now = ("start", "control", 0)  # the collective at hand, for error messages
         self.under_way: deque[QueuedCollective] = deque()
         self._graphs: WeakSet[StreamGraph] = (
             WeakSet()
         )  # that hold collectives of this one
         self._is_broken = False  # an error came where it could not be ended
         self._comm: Any = None
-        if host.size > 1:  # one rank says nothing to itself
+        if host.size > 1:  # a single rank sends nothing
             self._side = layer.new_stream()
             self._nccl = layer.nccl
             self._comm = self._met()
 
     def _met(self) -> Any:
-        """The communicator that rank 0 gave a name."""
+        """Return NCCL's communicator, with the id that rank 0 has made. Collective."""
         host, name = self.host, None
         with self._checked():
             if host.rank == 0:
@@ -78,7 +82,9 @@ class NcclQueue(Carrier):
             return self._nccl.NcclCommunicator(host.size, name, host.rank)
 
     def follow(self, other: "NcclQueue") -> None:
-        """Count what is under way together: on one stream it ends in one order."""
+        """Share the pending collectives of `other`: on one stream they end in one
+        order.
+        """
         self.under_way = other.under_way
 
     def limit_pending(self, most: int) -> None:
@@ -88,12 +94,14 @@ class NcclQueue(Carrier):
             sent.carrier.wait_for(sent)
 
     def reach(self, sent: QueuedCollective) -> None:
-        """Wait for it, and for what was queued before."""
+        """Wait for a collective, and for those that were queued before it."""
         while sent in self.under_way:
             self.limit_pending(len(self.under_way) - 1)
 
     def wait_for(self, sent: QueuedCollective) -> None:
-        """In its place, and with an eye on errors."""
+        """Wait for a collective, as its place for the watchdog, and check NCCL for
+        errors.
+        """
         place, size = self.host.ledger.place, self.host.size
         with (
             place.enter(sent.what, sent.purpose, sent.number, size),
@@ -113,7 +121,7 @@ class NcclQueue(Carrier):
             comm.abort()
 
     def close(self) -> None:
-        """After the last collective, with all others."""
+        """End NCCL's communicator after the last collective, with all other ranks."""
         if self._is_broken:
             self.abort_pending()
         self.limit_pending(0)
@@ -123,17 +131,19 @@ class NcclQueue(Carrier):
             comm.destroy()
 
     def record(self, action: Callable[[int], None]) -> None:
-        """Hand it to NCCL for the graph that the stream is being recorded in."""
+        """Record the calls of NCCL in `action` in the graph under capture on the
+        stream.
+        """
         self._check_open()
         with self._named():
             self._hand(self.stream, action)
 
     def adopt(self, graph: StreamGraph) -> None:
-        """Let go of it before this ends."""
+        """Note a graph, which is released before NCCL's communicator ends."""
         self._graphs.add(graph)
 
     def launch(self, graph: StreamGraph) -> None:
-        """Queue all that was recorded; it counts as one that is under way."""
+        """Queue all that a graph has recorded; it counts as one pending collective."""
         self._check_open()
         self.adopt(graph)
         with self._checked():
@@ -143,12 +153,14 @@ class NcclQueue(Carrier):
         self.under_way.append(QueuedCollective(self, *self.now, event))
 
     def _release(self) -> None:
-        """NCCL waits for the end of every graph that holds a collective of it."""
+        """Release the graphs: NCCL waits for the end of each that has a collective of
+        it.
+        """
         for graph in list(self._graphs):
             graph.release()
 
     def _aside(self, action: Callable[[int], None]) -> Transfer:
-        """On the second stream, after what is queued on the first so far."""
+        """Queue on the second stream, after what is queued on the first so far."""
         ready = self.layer.record(self.stream)
         self.layer.stream_wait_event(self._side, ready)
         done = self._queue(self._side, action)
@@ -161,7 +173,9 @@ class NcclQueue(Carrier):
         return Transfer(wait)
 
     def _queue(self, stream: Any, action: Callable[[int], None]) -> Any:
-        """Hand it to NCCL as one group; the event that says it is done."""
+        """Queue the calls of NCCL in `action` as one group; return the event of their
+        end.
+        """
         self._check_open()
         with self._checked():
             self._hand(stream, action)
@@ -196,7 +210,9 @@ class NcclQueue(Carrier):
                 self._comm.check_async_error()
 
     def _look_at_gpu(self) -> None:
-        """Raises where the GPU itself is lost: then NCCL only repeats it."""
+        """Raise DeviceLost where the GPU itself is lost: NCCL's error only follows from
+        that.
+        """
         try:
             self.layer.is_done(self.layer.record(self.stream))
         except DeviceLost:
@@ -205,11 +221,13 @@ class NcclQueue(Carrier):
 
     @contextmanager
     def _checked(self, said: str = "") -> Iterator[None]:
-        """An error of NCCL ends its communicator, which frees who waits in it."""
+        """End NCCL's communicator after an error, which releases ranks that
+        wait in it.
+        """
         try:
             with self._named(said):
                 yield
-        except DeviceLost:  # no word of NCCL's; what it holds there is gone, too
+        except DeviceLost:  # no error of NCCL, whose memory is lost, too
             self.under_way.clear()
             raise
         except TransportError:
@@ -219,7 +237,10 @@ class NcclQueue(Carrier):
 
     @contextmanager
     def _named(self, said: str = "") -> Iterator[None]:
-        """The same, ended later: NCCL would wait for the graph under capture."""
+        """Raise TransportError for an error of NCCL, whose communicator is ended later.
+
+        During a capture, NCCL would wait for the graph.
+        """
         try:
             yield
         except DeviceLost:
@@ -232,9 +253,9 @@ class NcclQueue(Carrier):
             ) from error
 
 
-# What ranks say to each other through NCCL, collective by collective.
+# The calls of NCCL for each kind of collective.
 
-# What ncclDataType_t calls them, by NumPy's letters; bf16 is held as uint16.
+# ncclDataType_t of NumPy's type letters; bf16 is stored as uint16.
 KINDS = {"f": 7, "d": 8, "e": 6, "H": 9}
 BYTES = 1  # ncclUint8: for what is moved and not added
 SUM = 0
@@ -252,7 +273,9 @@ class Nccl(NcclQueue):
         return self._aside(action)
 
     def calls(self, collective: Collective) -> Callable[[int], None]:
-        """Return what makes the calls of NCCL, once it is given a stream."""
+        """Return a function that makes the calls of NCCL on the stream that it is
+        given.
+        """
         calls: Callable[[int], None] = CALLS[collective.kind](self, collective)
         return calls
 
@@ -272,7 +295,9 @@ class Nccl(NcclQueue):
         return lambda to: self._comm.broadcast(at, at, size, BYTES, c.root, to)
 
     def _parts(self, c: Collective) -> Callable[[int], None]:
-        """Parts of one size as NCCL has them, others as one group of reductions."""
+        """Return calls for equal parts, a reduce-scatter, or for others, one group of
+        reductions.
+        """
         at, kind = self.layer.address(c.send), KINDS[c.send.dtype.char]
         item, own = c.send.dtype.itemsize, c.counts[self.host.rank]
         sizes = [count * item for count in c.counts]
@@ -325,13 +350,13 @@ CALLS = {
     "gather": Nccl._gather,
     "exchange": Nccl._exchange,
     "parts": Nccl._parts,
-    # Where all is reproducible, what NCCL chooses its order by is pinned.
+    # In reproducible runs, the settings of NCCL's order are pinned.
     "ordered_parts": Nccl._parts,
 }
 
 
 def _places(start: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(address, bytes) of pieces one after the other."""
+    """Return (address, bytes) of pieces one after the other."""
     starts = accumulate(sizes[:-1], initial=start)
     return zip(starts, sizes, strict=True)
 
@@ -342,12 +367,12 @@ def _places(start: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 # after it. No more than AHEAD of them are ever under way. A graph that holds sums is
 # recorded once and launched again and again; every launch is booked as its sums are.
 
-AHEAD = 16  # larger = the host runs further ahead of its GPU, and hears later of errors
-# One algorithm for every message; NVLS adds in an order of its own each time.
+AHEAD = 16  # larger = the host runs further ahead of its GPU, and gets errors later
+# One algorithm for every message; NVLS adds in another order each time.
 PINNED = {"NCCL_NVLS_ENABLE": ("0",), "NCCL_ALGO": ("Ring", "Tree")}
 PINNED["NCCL_PROTO"] = ("Simple",)
 # Buffers of graphs that NCCL has registered have hung without a word between nodes
-# (github.com/NVIDIA/nccl/issues/2389); whoever sets it to 1 keeps that.
+# (github.com/NVIDIA/nccl/issues/2389); a value that the user sets stays.
 SAFER = {"NCCL_GRAPH_REGISTER": "0"}
 
 
@@ -363,7 +388,7 @@ def pin(environment: MutableMapping[str, str]) -> None:
 
 
 class NcclCommunicator(DeviceCommunicator):
-    """Device arrays by NCCL, all else by the host's communicator."""
+    """Communicator whose device arrays NCCL moves, and the host's one all else."""
 
     kind = "nccl"
     remedy = "set NCCL_DEBUG=WARN to see why, or use transport = mpi-host"
@@ -387,10 +412,11 @@ class NcclCommunicator(DeviceCommunicator):
         return f"{self.kind} {version}, GPUDirect RDMA {rdma},"
 
     def sum(self, buffer: Array, purpose: str) -> Array:
-        """As everywhere; NCCL adds 16-bit floats, too, bf16 as the bits it is held in.
+        """Return Σ over ranks in `buffer`; NCCL adds 16-bit floats, too, also bf16 as
+        bits.
 
-        Those are one collective also where all is reproducible: every rank has the
-        same bits anyway.
+        Sums of 16-bit floats are one collective also where all is reproducible: every
+        rank has the same bits anyway.
         """
         if not self._adds_halves(buffer):
             return super().sum(buffer, purpose)
@@ -398,19 +424,25 @@ class NcclCommunicator(DeviceCommunicator):
         return buffer
 
     def start_sum(self, buffer: Array, purpose: str) -> Pending:
-        """On a second stream; `wait` makes the first one wait, not the host."""
+        """Begin a sum on a second stream; `wait` makes the first one wait, not the
+        host.
+        """
         if not self._adds_halves(buffer):
             return super().start_sum(buffer, purpose)
         return self._start(Collective("sum", buffer, buffer), purpose)
 
     def split(self, color: int, key: int) -> Self:
-        """Those of a part are waited for in one order with those of the whole."""
+        """Return a group of some ranks, whose collectives are waited for in one order
+        with those of this one. Collective.
+        """
         part = super().split(color, key)
         part.carrier.follow(self.carrier)
         return part
 
     def queue_sum(self, buffer: Any) -> None:
-        """Nothing is looked at or booked here: all of that is for `replay`."""
+        """Record a sum in the graph under capture; `replay` books it, and checks for
+        errors.
+        """
         if self.size == 1:
             return
         self.carrier.now = ("capture of a sum", "a graph", self.begun)
@@ -418,11 +450,15 @@ class NcclCommunicator(DeviceCommunicator):
             self.carrier.record(self.carrier.calls(collective))
 
     def adopt(self, graph: StreamGraph) -> None:
-        """NCCL would wait for it for ever; what is launched is known anyway."""
+        """Note a graph, to release it before NCCL ends, which would wait for it for
+        ever.
+        """
         self.carrier.adopt(graph)
 
     def replay(self, graph: StreamGraph, buffers: Sequence[Any], purpose: str) -> None:
-        """One launch, in the place of its first collective."""
+        """Launch the graph once, in the place of its first collective, and book all
+        sums.
+        """
         if self.size == 1 or not buffers:
             graph()
             return
@@ -447,22 +483,26 @@ class NcclCommunicator(DeviceCommunicator):
 
     @property
     def newest(self) -> Any:
-        """Queued by all groups of this rank."""
+        """Return the collective that any group of this rank queued last, or None."""
         under_way = self.carrier.under_way
         return under_way[-1] if under_way else None
 
     def reach(self, begun: Any) -> None:
-        """In its place, and with an eye on errors."""
+        """Wait for a collective, as its place for the watchdog, and check NCCL for
+        errors.
+        """
         if begun is not None:
             self.carrier.reach(begun)
 
     def settle(self) -> None:
-        """Wait for the collectives, each in its place, then for the stream."""
+        """Wait for the collectives, each as its place for the watchdog, then for the
+        stream.
+        """
         self.carrier.limit_pending(0)
         super().settle()
 
     def abort(self, code: int = 1) -> NoReturn:
-        """End all ranks; NCCL is not asked to, it could wait for the others."""
+        """End all ranks, without NCCL's own end, which could wait for the others."""
         self.carrier.under_way.clear()
         super().abort(code)
 

@@ -31,7 +31,7 @@ from hpcsgd.formats import Array
 
 @dataclass(frozen=True)
 class Network:
-    """Latency and bandwidth, and whom they are felt with."""
+    """Latency and bandwidth of an emulated network, and its number of ranks."""
 
     alpha: float  # seconds per hop of a tree
     bandwidth: float  # bytes per second of one rank's link
@@ -123,7 +123,7 @@ def _spin_until(moment: float) -> None:
     """Spin: sharp, and it leaves the core as warm as a real wait would.
 
     A sleep adds some microseconds, lets ranks wake apart and caches cool, which makes
-    every message dearer than the network that is emulated: a charge on whoever sends
+    every message slower than the emulated network, above all for methods that send
     most. Ranks that own a core each, and whose MPI spins anyway, can do better.
     """
     while perf_counter() < moment:
@@ -280,10 +280,10 @@ class DelayedWorkspace(Workspace):
         return total
 
 
-# One rank as one of many: its own work is real, what the others would say is not.
+# One rank as one of many: its work is real, the messages of the other ranks are not.
 #
-# Sums leave what this rank wrote, and what it would gather from others is its own part
-# again: as many bytes are touched as there would be, and the numbers mean nothing.
+# Sums return what this rank wrote, and a gather returns copies of this rank's part: as
+# many bytes are written as on many ranks, but the numbers have no meaning.
 # Behind an emulated network this shows how long an exchange of many ranks takes.
 
 
@@ -309,7 +309,7 @@ class EmulatedCommunicator(Communicator):
         return EmulatedCommunicator(size, (), self.ledger, self.reproducible)
 
     def close(self) -> None:
-        """Return: it holds nothing."""
+        """Do nothing: there is nothing to free."""
 
     def abort(self, code: int = 1) -> NoReturn:
         """End this process."""

@@ -1,8 +1,8 @@
-"""How ranks of `--ranks` ended, noted by whoever sees it in a folder of the launcher.
+"""How ranks of `--ranks` ended, by notes in a folder of the launcher.
 
-The exit code of mpiexec is that of all ranks laid over each other, and names a wrong
-signal as often as not. This module is also used by small scripts beside the ranks and
-imports the standard library only.
+The exit code of mpiexec combines those of all ranks, and often names a wrong signal.
+This module is also used by small scripts beside the ranks and imports the standard
+library only.
 """
 
 import os

@@ -28,7 +28,8 @@ UP_TO = 2048
 class PersistentRequest:
     """A persistent request: started, waited for, and freed once, at the latest at exit.
 
-    To free one is no collective, so it may happen when nobody uses it any more.
+    To free a request is not collective: it happens when the last reference to it is
+    gone.
     """
 
     def __init__(self, mpi: Any, request: Any) -> None:
@@ -36,7 +37,7 @@ class PersistentRequest:
         self.free = weakref.finalize(self, _free, mpi, request)
 
     def __call__(self) -> None:
-        """Start, and wait for the end."""
+        """Start the request, and wait for its end."""
         self._start()
         self._wait()
 
@@ -53,13 +54,14 @@ class PersistentWorkspace(Workspace):
         )
 
     def add(self) -> Array:
-        """Σ over ranks, in place."""
+        """Return Σ over ranks, summed in place."""
         self.request()
         return self._array
 
 
 def supported(comm: Any, mpi: Any) -> bool:
-    """Whether all ranks can prepare sums: tried once, and agreed on at each stage.
+    """Return whether all ranks can prepare sums, by one trial with an agreement at each
+    stage.
 
     A rank that cannot prepare one must keep the others from starting theirs.
     """
@@ -76,14 +78,14 @@ def supported(comm: Any, mpi: Any) -> bool:
 
 
 def agreed(comm: Any, mpi: Any, good: bool) -> bool:
-    """Whether it is good on all ranks; an ordinary collective."""
+    """Return whether `good` is true on all ranks, by an ordinary collective."""
     flag = np.array([good], dtype=np.int64)
     comm.Allreduce(mpi.IN_PLACE, flag, op=mpi.MIN)
     return bool(flag[0])
 
 
 def attempt(action: Callable[[], Any]) -> Any:
-    """What `action` gives, or None where this MPI cannot do it."""
+    """Return the result of `action`, or None where this MPI does not support it."""
     try:
         return action()
     except (AttributeError, NotImplementedError, RuntimeError, MemoryError):
@@ -101,16 +103,17 @@ def _free(mpi: Any, request: Any) -> None:
 # barrier, a barrier of the ranks, and a memory barrier, in an epoch open from the
 # start.
 
-FIRST_WINDOW = 4 * 2**20  # bytes; pages that nobody touches cost nothing
+FIRST_WINDOW = 4 * 2**20  # bytes; pages that are not touched cost nothing
 LINE = 64  # bytes of a cache line: no two ranks write to one
 SHARED_MEMORY = "/dev/shm"  # its limit, not the machine's, ends large windows
 
 
 class NodeWindows:
-    """What a node took from MPI, and who may still be looking at it.
+    """The windows and communicators of a node, with references to the arrays in
+    windows.
 
-    Windows are freed by all ranks together and nobody may read them afterwards, so
-    it waits until the last array in them is gone on every rank.
+    All ranks free windows together, and no rank may read them afterwards: they stay
+    until the last array in them is gone on every rank.
     """
 
     def __init__(self, comm: Any, across: Any, mpi: Any) -> None:
@@ -119,7 +122,9 @@ class NodeWindows:
         self.users: list[weakref.ref[Any]] = []
 
     def release(self) -> bool:
-        """Free all of it if it is unused everywhere; a collective of the node."""
+        """Free all of it if no rank uses it, and return whether; a collective of the
+        node.
+        """
         unused = all(user() is None for user in self.users)
         unused = agreed(self.comm, self._mpi, unused)
         if self.across is not None:  # then with it, as all nodes free it together
@@ -152,7 +157,7 @@ class NodeRanks:
         self.barrier = PersistentRequest(mpi, request) if fast else comm.Barrier
 
     def meet(self) -> None:
-        """All ranks of the node see what each of them wrote before."""
+        """Synchronise the ranks: all of them then see what each has written before."""
         for window in self.holding.windows:
             window.Sync()
         self.barrier()
@@ -160,7 +165,9 @@ class NodeRanks:
             window.Sync()
 
     def take(self, size: int) -> Array | None:
-        """`size` shared bytes, the same on all ranks of the node; None: no room."""
+        """Return `size` shared bytes, the same on all ranks of the node;
+        None: no room.
+        """
         room = len(self._bases[-1]) - self._used if self._bases else 0
         if size > room and not self._grow(size):
             return None
@@ -169,7 +176,10 @@ class NodeRanks:
         return self._bases[-1][first : first + size]
 
     def keep(self, array: Array) -> Array | None:
-        """A lasting read-only copy of what all ranks hold alike; each writes a part."""
+        """Return a lasting read-only copy of an array that is equal on all ranks.
+
+        Each rank writes a part of it. None: no room.
+        """
         memory = self.take(array.nbytes)
         if memory is None:
             return None
@@ -200,7 +210,8 @@ class NodeRanks:
 
 
 def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
-    """The node of each rank of `comm`; None, on all of them, where there is none.
+    """Return the ranks on the node of this rank; None, on all ranks, if there is no
+    such.
 
     `pretended` names another node than the real one, for tests on one machine.
     """
@@ -232,24 +243,24 @@ def fits_shared_memory(size: int) -> bool:
 
 
 def share(words: int, ranks: int, rank: int) -> slice:
-    """The words that one of the ranks takes care of."""
+    """Return the range of `words` words that rank `rank` of `ranks` processes."""
     return slice(words * rank // ranks, words * (rank + 1) // ranks)
 
 
-# Sums through memory that the ranks of a node share: nobody copies a message.
+# Sums through memory that the ranks of a node share: no rank copies a message.
 #
 # Every rank writes its part into its own slot of a window. Sums are in rank order, so
 # all ranks of a node read the same bits.
 
-# Words beyond the first rank's that a rank adds itself before a second barrier pays.
+# Words of other ranks up to which adding all of them is faster than a second barrier.
 ALONE_UP_TO = 20_000
 
 
 class SummedByEach(Workspace):
-    """One barrier: every rank adds all slots, into memory of its own.
+    """A sum with one barrier: every rank adds all slots, into private memory.
 
-    There are two sets of slots. A rank writes into one of them again after the next
-    sum's barrier, which nobody reaches before having read it.
+    There are two sets of slots. A rank writes into one of them again after the barrier
+    of the next sum, which no rank reaches before it has read the set.
     """
 
     def __init__(
@@ -268,11 +279,11 @@ class SummedByEach(Workspace):
 
     @property
     def array(self) -> Array:
-        """This rank's slot of the set whose turn it is."""
+        """Return this rank's slot in the set of the next sum."""
         return self._slots[self._turn][self.node.rank]
 
     def add(self) -> Array:
-        """Meet, then read what all have written."""
+        """Synchronise the node, then return the sum of all slots."""
         slots = self._slots[self._turn]
         self._turn = 1 - self._turn
         self.node.meet()
@@ -283,7 +294,8 @@ class SummedByEach(Workspace):
 
 
 class SummedInSlices(Workspace):
-    """Two barriers: every rank adds its slice, and all read the total in place.
+    """A sum with two barriers: every rank adds its slice, and all read the total in
+    place.
 
     Slots are read between the two barriers of a sum and written outside; the total is
     written between them and read outside: one set of each is enough. Between nodes,
@@ -309,11 +321,13 @@ class SummedInSlices(Workspace):
 
     @property
     def array(self) -> Array:
-        """This rank's slot."""
+        """Return this rank's slot."""
         return self._slot
 
     def add(self) -> Array:
-        """Meet, add a slice, meet again."""
+        """Synchronise the node, add a slice, synchronise again, and return
+        the total.
+        """
         self.node.meet()
         add_in_order(self._parts, self._part)
         if self.node.across is not None:
@@ -325,14 +339,18 @@ class SummedInSlices(Workspace):
 def open_shared(
     group: "Communicator", node: NodeRanks, memory: Array, words: int, dtype: Any
 ) -> Workspace:
-    """The way that measuring says is the shorter one; across nodes there is one."""
+    """Return the workspace that measurements show to be faster; across nodes there is
+    one.
+    """
     alone = node.whole and words * (node.size - 1) <= ALONE_UP_TO
     kind = SummedByEach if alone else SummedInSlices
     return kind(group, node, memory, words, dtype)
 
 
 def bytes_needed(node: NodeRanks, words: int, dtype: Any) -> int:
-    """Room for either way: two sets of slots are more than one and a total."""
+    """Return the bytes for either workspace: two sets of slots exceed one and
+    a total.
+    """
     return 2 * node.size * _stride(words, dtype)
 
 
@@ -345,7 +363,7 @@ def add_in_order(parts: list[Array], out: Array) -> Array:
 
 
 def _rows(memory: Array, count: int, words: int, dtype: Any) -> list[Array]:
-    """`count` arrays of `words`, each on cache lines of its own."""
+    """Return `count` arrays of `words` words, each on separate cache lines."""
     kind, stride = np.dtype(dtype), _stride(words, dtype)
     starts = range(0, count * stride, stride)
     return [memory[at : at + words * kind.itemsize].view(kind) for at in starts]
@@ -356,17 +374,19 @@ def _stride(words: int, dtype: Any) -> int:
     return -(-size // LINE) * LINE
 
 
-# Which way a group's repeated sums and lasting copies go, from what was measured.
+# The choice between repeated sums, and between lasting copies, by measurements.
 #
-# Every decision rests on what all ranks know alike or have agreed on: the size of the
-# message, the setting, what the probes found. No rank ever goes a way of its own.
+# Every decision depends on values that are equal on all ranks: the size of the message,
+# the setting, and the agreed results of the probes. So all ranks choose alike.
 
 log = logging.getLogger(__name__)
 KEEP_FROM = 4096  # bytes of a lasting copy from which a window is worth it
 
 
 class SumChoice:
-    """What one MPI group found out about itself, each thing when first asked for."""
+    """The choice of sums and copies of one MPI group; each probe runs when first
+    needed.
+    """
 
     def __init__(self, comm: Any, mpi: Any, pretended: int | None = None) -> None:
         self._comm, self._mpi, self._pretended = comm, mpi, pretended
@@ -378,7 +398,7 @@ class SumChoice:
         self._requests: weakref.WeakSet[PersistentRequest] = weakref.WeakSet()
 
     def of_part(self, comm: Any) -> "SumChoice":
-        """Those of a group split from this one."""
+        """Return the choice of a group `comm` that was split from this one."""
         part = SumChoice(comm, self._mpi, self._pretended)
         part._held, part._of_world = self._held, False
         return part
@@ -386,7 +406,9 @@ class SumChoice:
     def workspace(
         self, group: "Communicator", words: int, dtype: Any
     ) -> Workspace | None:
-        """Return the fastest for this size, None for an ordinary sum. Collective."""
+        """Return the fastest workspace for this size, None for an ordinary sum.
+        Collective.
+        """
         size = words * np.dtype(dtype).itemsize
         if self._shares_sums(group.node_sharing, size):
             shared = self._shared(group, words, dtype)
@@ -399,26 +421,30 @@ class SumChoice:
         return None
 
     def keep(self, sharing: str, array: Array) -> Array:
-        """A lasting copy of what all ranks hold alike, one for each node."""
+        """Return a lasting copy of an array that is equal on all ranks, one for each
+        node.
+        """
         least = {"off": np.inf, "auto": KEEP_FROM, "on": 1}[sharing]
         node = self._find_node() if array.nbytes >= least else None
         kept = node.keep(array) if node is not None and node.size > 1 else None
         return array.copy() if kept is None else kept
 
     def release(self) -> None:
-        """Free windows that no array is in any more; a collective of the world."""
+        """Free the windows whose arrays are all gone; a collective of the world."""
         if self._of_world:
             self._held[:] = [held for held in self._held if not held.release()]
 
     def close(self) -> None:
-        """Let go of what hangs on the communicator, before it is freed."""
+        """Free windows and requests of the communicator, before it is freed."""
         self._node = None
         self.release()
         for request in list(self._requests):
             request.free()
 
     def _shares_sums(self, sharing: str, size: int) -> bool:
-        """Between nodes only where it is asked for: that could not be measured yet."""
+        """Return whether ranks of a node share a sum of `size` bytes; between nodes
+        only if `sharing` is "on", since that could not be measured yet.
+        """
         if sharing == "off" or size == 0:
             return False
         if sharing == "auto" and size <= UP_TO:
@@ -434,7 +460,7 @@ class SumChoice:
         node = self._node
         assert node is not None
         memory = node.take(bytes_needed(node, words, dtype))
-        # A node without room keeps the others from waiting for it.
+        # If one node has no room, no node uses shared memory: none waits for it.
         if not agreed(self._comm, self._mpi, memory is not None):
             log.debug("no room for a shared sum of %d words; summed by MPI", words)
             return None

@@ -1,4 +1,4 @@
-"""Ends a rank whose MPI does not start in time, though the interpreter is locked.
+"""A limit on the time in which MPI starts, while it locks the interpreter.
 
 MPI_Init waits for all ranks, inside the import of mpi4py, with the interpreter locked:
 no thread of Python runs meanwhile and no handler of a signal. So the clock is a process
@@ -17,16 +17,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-TIMEOUT = 20.0  # seconds, where no command or configuration says otherwise
+TIMEOUT = 20.0  # seconds, unless a command or configuration sets another limit
 START = 300.0  # seconds: imports of many ranks on a busy file system take minutes
 TICK = 0.5  # seconds of a step of the clock, which counts none while it is stopped
-FIRST = 1.0  # seconds by which a rank that is stopped is named before any other speaks
-SLOTS, SLOT = 4, 0.8  # ranks that speak one at a time, and seconds of each of them
+FIRST = 1.0  # seconds by which a stopped rank is named before others report
+SLOTS, SLOT = 4, 0.8  # ranks that report one at a time, and seconds of each
 FORWARDING = 0.5  # seconds for a launcher to pass on what a rank printed
 
 
 def start_seconds(timeout: float) -> float:
-    """Return how long ranks may take to come together; 0 = for ever.
+    """Return how long ranks may take to start together; 0 = for ever.
 
     They begin at different times for good reasons. So it is START or the time-out, the
     longer of them, unless the user asks for less than the default time-out.
@@ -38,7 +38,7 @@ def start_seconds(timeout: float) -> float:
 def start_limit(seconds: float, rank: int, size: int) -> Iterator[None]:
     """End this process if the body takes longer than `seconds`; 0 = no limit.
 
-    Only for a rank of several: one alone waits for nobody.
+    There is no limit for a single rank, which waits for no other.
     """
     if seconds <= 0 or size < 2 or not sys.executable:
         yield
@@ -57,7 +57,7 @@ def start_limit(seconds: float, rank: int, size: int) -> Iterator[None]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped; False where the system does not show it."""
+    """Return whether a process is stopped; False where the system does not show it."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "Tt"
@@ -66,7 +66,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _is_over(seconds: float) -> bool:
-    """Wait; True where the rank is gone before the time is over."""
+    """Wait up to `seconds`; return whether the rank has ended before they are over."""
     while seconds > 0:
         if select.select([0], [], [], min(TICK, seconds))[0]:
             return True
@@ -75,15 +75,15 @@ def _is_over(seconds: float) -> bool:
 
 
 def first_turn(rank: int) -> float:
-    """Return the seconds that ranks above the first SLOTS leave to those."""
+    """Return the seconds that this rank leaves to the first SLOTS ranks."""
     return 0.0 if rank < SLOTS else SLOTS * SLOT
 
 
 def has_turn(rank: int) -> bool:
-    """Whether a rank may speak now: ranks of a node take turns by its clock.
+    """Return whether a rank may report now: ranks of a node take turns by its clock.
 
-    They cannot ask each other, and the job of the first that speaks is over before the
-    next one would.
+    They cannot send messages to each other, and the job of the first that reports ends
+    before the next one would.
     """
     place = time.monotonic() / SLOT % SLOTS - rank % SLOTS
     return 0.0 <= place < 0.25
@@ -118,7 +118,7 @@ def _watch(seconds: float, rank: int, size: int) -> None:
     from hpcsgd.comm.rank_ends import note_end
 
     os.write(2, f"hpcsgd: {text}; {remedy}\n".encode())
-    note_end(rank, 1)  # of a rank that has said why, so that nobody else does
+    note_end(rank, 1)  # this rank has reported the reason: no other has to
     time.sleep(FORWARDING)
     if os.getppid() == parent:
         os.kill(parent, signal.SIGKILL)

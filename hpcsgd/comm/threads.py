@@ -20,9 +20,9 @@ from hpcsgd.comm.watchdog import PATIENCE
 from hpcsgd.errors import TransportError
 from hpcsgd.formats import Array
 
-# Where ranks that are threads leave what they say, and who of them is left.
+# The messages of ranks that are threads, and the ranks that are left after losses.
 
-LIMIT = 60.0  # seconds a rank waits for the others, where nobody says otherwise
+LIMIT = 60.0  # seconds that a rank waits for the others by default
 SHARE = 0.05  # of a core: a process that uses more has ranks that work
 
 
@@ -31,11 +31,11 @@ class RankDied(BaseException):
 
 
 class LostRank(TransportError):
-    """Another rank is gone."""
+    """The error of a rank that waits for another, which is gone."""
 
 
 class Census:
-    """Who is left of a world: counts the dead, and waits until all others are there."""
+    """The ranks left of a world: counts the dead, and waits for all others to meet."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -45,13 +45,15 @@ class Census:
         self.changed = threading.Condition()
 
     def record_death(self) -> None:
-        """Count one rank less."""
+        """Count one more dead rank."""
         with self.changed:
             self.dead += 1
             self.changed.notify_all()
 
     def meet(self, rank: int) -> tuple[int, "list[Board]"]:
-        """The new number of `rank` and the new world's board, once all are here."""
+        """Return the new number of `rank` and the new world's boards, once all others
+        meet.
+        """
         with self.changed:
             self.left.append(rank)
             self.changed.notify_all()
@@ -62,7 +64,7 @@ class Census:
 
 
 class Board:
-    """Where the ranks of a group leave what they say, each message under its number."""
+    """The messages of the ranks of a group, each under its number."""
 
     def __init__(self, size: int, limit: float = LIMIT) -> None:
         self.size = size
@@ -75,18 +77,21 @@ class Board:
         self.census = Census(size)
 
     def put(self, number: int, rank: int, item: Any) -> None:
-        """Say `item` as message `number` of this group."""
+        """Store `item` as this rank's message `number` of the group."""
         with self.changed:
             self.items.setdefault(number, {})[rank] = item
             self.changed.notify_all()
 
     def take(self, number: int, waits: Callable[[], str]) -> list[Any]:
-        """What all ranks said as message `number`, once all have; who waits where."""
+        """Return message `number` of all ranks in rank order, once all have put it.
+
+        An error after the limit begins with the text that `waits` returns.
+        """
         with self.changed:
             in_time = self._wait_for(
                 lambda: len(self.items.get(number, ())) == self.size
             )
-            # What everybody said is said, whoever failed after it.
+            # A complete message is valid, even if a rank has failed since.
             is_complete = len(self.items.get(number, ())) == self.size
             if self.broken and not is_complete:
                 raise LostRank("another rank failed; its own error says more")
@@ -99,18 +104,22 @@ class Board:
             return [said[rank] for rank in range(self.size)]
 
     def is_complete(self, number: int) -> bool:
-        """Whether all ranks have said message `number`, which not all have taken."""
+        """Return whether all ranks have put message `number`, which not all
+        have taken.
+        """
         with self.changed:
             return len(self.items.get(number, ())) == self.size
 
     def send(self, sender: int, receiver: int, item: Any) -> None:
-        """Give one rank something, behind what it was given before."""
+        """Append `item` to the messages from `sender` to `receiver`."""
         with self.changed:
             self.letters.setdefault((sender, receiver), deque()).append(item)
             self.changed.notify_all()
 
     def receive(self, sender: int, receiver: int, waits: Callable[[], str]) -> Any:
-        """The first that `sender` gave and that was not taken yet."""
+        """Return the first message from `sender` that was not received yet, once it is
+        there.
+        """
         with self.changed:
             letters = self.letters.setdefault((sender, receiver), deque())
             in_time = self._wait_for(lambda: bool(letters))
@@ -122,9 +131,10 @@ class Board:
             raise TransportError(f"{waits()}: {late}")
 
     def _wait_for(self, is_there: Callable[[], bool]) -> bool:
-        """False where the limit has passed; while any rank works, it is ten times that.
+        """Wait for a condition or a failure; return whether one of them comes in time.
 
-        Ranks that are threads share one clock of CPU time: it cannot say who works.
+        The limit is ten times as long while any rank works. Ranks that are threads
+        share one clock of CPU time, which does not show the rank that works.
         """
         for _ in range(PATIENCE):
             began, used = time.perf_counter(), time.process_time()
@@ -143,14 +153,16 @@ class Board:
         return f"{', '.join(names)} did not come within {self.limit:g} s"
 
     def break_up(self) -> None:
-        """Release everyone who waits."""
+        """Release all ranks that wait."""
         with self.changed:
             self.broken = True
             self.changed.notify_all()
 
 
 def newest_world(boards: list[Board]) -> list[Board]:
-    """The boards of the world that came of this one, loss by loss."""
+    """Return the boards of the world that is left of this one after all
+    losses so far.
+    """
     while boards[0].census.world:
         boards = boards[0].census.world
     return boards
@@ -176,13 +188,15 @@ class ThreadCommunicator(Communicator):
         self._number = 0
 
     def watch(self, timeout: float) -> None:
-        """The limit of every board of this world."""
+        """Set the limit of every board of this world."""
         super().watch(timeout)
         for board in list(self._boards):
             board.limit = timeout
 
     def has_lost_ranks(self, error: BaseException) -> bool:
-        """What those hear who wait for a rank that vanished."""
+        """Return whether `error` is the one of ranks that wait for a rank
+        that is gone.
+        """
         return isinstance(error, LostRank)
 
     def exit_abruptly(self) -> None:
@@ -190,14 +204,17 @@ class ThreadCommunicator(Communicator):
         raise RankDied
 
     def survivors(self) -> "ThreadCommunicator":
-        """Those that are left, in the order they had."""
+        """Return the group of the ranks that are left, in their order. Collective."""
         for board in list(self._boards):
-            board.break_up()  # not everybody has noticed
+            board.break_up()  # not every rank has noticed
         rank, boards = self._board.census.meet(self.rank)
         return ThreadCommunicator(rank, boards[0], boards, Ledger(), self.reproducible)
 
     def split(self, color: int, key: int) -> "ThreadCommunicator":
-        """Ranks of one color; the first of them brings the new board."""
+        """Return the group of the ranks with this color, ordered by key. Collective.
+
+        The first rank of the group makes its board.
+        """
         with self.enter("split", "control"):
             return self._split(color, key)
 
@@ -219,7 +236,7 @@ class ThreadCommunicator(Communicator):
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to free."""
 
     def abort(self, code: int = 1) -> NoReturn:
         """Release all others, then fail."""
@@ -230,7 +247,9 @@ class ThreadCommunicator(Communicator):
         )
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Leave what this rank sends; what all have left is combined in `wait`."""
+        """Put what this rank sends on the board; `wait` combines what all ranks have
+        put.
+        """
         if collective.kind == "swap":
             return self._begin_swap(collective)
         number = self._put(_message(collective))
@@ -356,7 +375,7 @@ def run_ranks(
     *,
     reproducible: bool = False,
 ) -> list[Any]:
-    """function(world) on n thread ranks; their results in rank order.
+    """Run function(world) on n ranks that are threads; return results in rank order.
 
     The first rank that raises frees the others, and its exception is raised here;
     one that raises RankDied just vanishes.
@@ -399,14 +418,14 @@ class SerialCommunicator(Communicator):
         super().__init__(0, 1, ledger or Ledger(), reproducible)
 
     def split(self, color: int, key: int) -> "SerialCommunicator":
-        """Itself alone."""
+        """Return a group of this rank alone."""
         return SerialCommunicator(self.ledger, self.reproducible)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to free."""
 
     def abort(self, code: int = 1) -> NoReturn:
-        """Leave."""
+        """Exit with this code."""
         sys.exit(code)
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:

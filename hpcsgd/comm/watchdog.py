@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from hpcsgd.comm.ledger import Spot, ThreadLocation
 
-# What to make of a wait that is too long, from what the others answered.
+# The verdict on a wait that is too long, by the answers of the other ranks.
 #
 # A rank that moves has changed its place within the timeout; a busy one burns CPU or
 # reads and writes; an idle one does neither. Slow work is no stall: it gets patience.
@@ -41,16 +41,16 @@ class RankLocation:
 
 
 class Action(Enum):
-    """What to do with the job."""
+    """The action of a watchdog for the job."""
 
     GO_ON = "go on"  # the others move
-    BE_PATIENT = "be patient"  # somebody works
+    BE_PATIENT = "be patient"  # some rank works
     END = "end"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do, why, and whose stack says more."""
+    """The action, its reasons, and the ranks whose stacks are to be printed."""
 
     action: Action
     reasons: tuple[str, ...] = ()
@@ -64,7 +64,10 @@ def judge(
     answers: Mapping[int, RankLocation],
     silent: Mapping[int, str],
 ) -> Verdict:
-    """The verdict of a rank that has `waited` in `own`; rank -> state of the silent."""
+    """Return the verdict of a rank that has `waited` seconds in `own`.
+
+    `answers`: rank -> its location; `silent`: other rank -> the state of its process.
+    """
     moving = [r for r, a in answers.items() if a.since < timeout]
     away = {r: a for r, a in answers.items() if a.spot is None and a.since >= timeout}
     idle = [r for r, a in away.items() if not a.busy and a.awake >= timeout]
@@ -84,7 +87,9 @@ def judge(
 def _all_wait(
     own: Spot, waited: float, timeout: float, answers: Mapping[int, RankLocation]
 ) -> Verdict:
-    """Nobody is missing: a slow network, or ranks that called different collectives."""
+    """Return the verdict where all ranks wait: the network is slow, or collectives
+    differ.
+    """
     spots = {r: a.spot for r, a in sorted(answers.items()) if a.spot is not None}
     present = Counter([own, *spots.values()])
     if any(count >= spot.size for spot, count in present.items()):
@@ -110,7 +115,7 @@ def _absence(answer: RankLocation) -> str:
 
 
 def is_of(state: str, kind: str) -> bool:
-    """True for a state that is known and one of the kind."""
+    """Return whether a state is known and one of the kind."""
     return state != "" and state in kind
 
 
@@ -123,7 +128,7 @@ def _look(state: str) -> str:
 
 
 def _some(sentences: list[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Return the first sentences, and how many more there are."""
     more = len(sentences) - NAMED
     shown = sentences[:NAMED] + ([f"and {more} more"] if more > 0 else [])
     return "; ".join(shown)
@@ -137,7 +142,7 @@ TRAFFIC = 1 << 16  # bytes; the samples themselves read some hundred
 
 
 class Usage:
-    """Samples of the thread that makes it."""
+    """Samples of CPU time and traffic, for the thread that creates it."""
 
     def __init__(self) -> None:
         self._cpu_clock = _cpu_clock(threading.get_ident())
@@ -145,11 +150,11 @@ class Usage:
         self.sample()
 
     def sample(self) -> None:
-        """Note what has been used so far."""
+        """Store what has been used so far."""
         self._samples.append(self._read())
 
     def is_busy(self) -> bool:
-        """True where the last seconds, up to now, saw work."""
+        """Return whether the last seconds, up to now, show work."""
         began, cpu, traffic = self._samples[0]
         now, cpu_now, traffic_now = self._read()
         share = (cpu_now - cpu) / max(now - began, 1e-9)
@@ -163,7 +168,9 @@ class Usage:
 
 
 def process_state(pid: int | str = "self") -> str:
-    """R, S, D, T, Z ...; "-" for one that is gone, "" where nobody can say."""
+    """Return R, S, D, T, Z ...; "-" for a process that is gone, "" if it is
+    not known.
+    """
     if not os.path.exists("/proc/self/stat"):
         return ""
     with suppress(OSError), open(f"/proc/{pid}/stat") as file:
@@ -172,7 +179,7 @@ def process_state(pid: int | str = "self") -> str:
 
 
 def node() -> str:
-    """Equal for two processes that see each other in /proc."""
+    """Return a text that is equal for two processes that see each other in /proc."""
     with suppress(OSError):
         return f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
     return f"{os.uname().nodename} {os.getpid()}"
@@ -186,24 +193,24 @@ def _cpu_clock(thread: int) -> int | None:
 
 
 def _traffic() -> int:
-    """Bytes that this process has read and written."""
+    """Return the bytes that this process has read and written."""
     with suppress(OSError, ValueError), open("/proc/self/io") as file:
         return sum(int(line.split()[1]) for line in list(file)[:2])
     return 0
 
 
-# No rank waits for ever: a thread beside each main thread looks at the time.
+# No rank waits for ever: a thread beside each main thread checks the time.
 #
 # Nothing is sent while all is well. A rank that is late in a collective calls the roll:
 # every watchdog answers where its main thread is, also while that one sleeps or loops.
-# Of several late ranks the lowest asks.
+# Of several late ranks, the lowest calls.
 
 log = logging.getLogger("hpcsgd")
-TICK = 1.0  # seconds between looks while all is well
+TICK = 1.0  # seconds between checks while all is well
 ALERT = 0.05  # and while a roll is called
 HEARING = 2.0  # seconds that an answer may take
-MANNERS = 5.0  # seconds for which the question of a lower rank keeps ours back
-STAGGER = 0.1  # seconds that each rank lets the one below it ask first, up to 2 s
+MANNERS = 5.0  # seconds for which a roll call of a lower rank delays ours
+STAGGER = 0.1  # seconds by which each rank calls after the one below it, up to 2 s
 STACKS = 1.0  # seconds for the suspects to print their stacks
 
 
@@ -214,13 +221,15 @@ class Mail(Protocol):
     size: int
 
     def post(self, rank: int, message: Any) -> None:
-        """Send it on its way."""
+        """Begin to send `message` to `rank`."""
 
     def fetch(self) -> tuple[int, Any] | None:
-        """(sender, message), if one has arrived."""
+        """Return (sender, message), if one has arrived, else None."""
 
     def poll(self, rank: int) -> str:
-        """The state of a rank's process, "" where it cannot be seen from here."""
+        """Return the state of a rank's process, "" where it is not visible from this
+        node.
+        """
 
 
 @dataclass
@@ -230,12 +239,12 @@ class RollCall:
     number: int
     spot: tuple[Spot | None, float]  # the wait that it is about
     started_at: float
-    silent_before: frozenset[int]  # who did not answer the one before it
+    silent_before: frozenset[int]  # ranks that did not answer the roll before
     answers: dict[int, RankLocation] = field(default_factory=dict)
 
 
 class Watchdog:
-    """Watches the main thread of one rank; `step` is all it does, again and again."""
+    """Watches the main thread of one rank; its thread calls `step` again and again."""
 
     def __init__(
         self,
@@ -268,19 +277,19 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """From now on, until `stop` or the end of the program."""
+        """Start the thread, which runs until `stop` or the end of the program."""
         atexit.register(self.stop)  # before MPI is finalised
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the thread is no more."""
+        """Stop the thread, and wait until it has ended."""
         atexit.unregister(self.stop)
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def step(self) -> None:
-        """Notice the time, answer, and see to a wait that is too long."""
+        """Check the time, answer messages, and act on a wait that is too long."""
         now = self.clock()
         if now - self.looked > max(4 * self.tick, 2.0):
             self.resumed = now  # this process was stopped: no time to be blamed for
@@ -312,16 +321,16 @@ class Watchdog:
 
     def _is_late(self) -> bool:
         if self.call is not None and self.place.spot() != self.call.spot:
-            return False  # whatever it was, it is over
+            return False  # that wait is over
         return self._waited() >= self.timeout
 
     def _answer(self) -> None:
-        """Read all mail."""
+        """Receive all messages, and answer them."""
         while self.mail is not None and (letter := self.mail.fetch()) is not None:
             sender, (kind, number, content) = letter
             self.alert_until = self.clock() + MANNERS
             if kind == "where":
-                if sender < self.rank:  # the lowest asks, and speaks for all
+                if sender < self.rank:  # the lowest rank calls for all
                     self.quiet_until, self.call = self.clock() + MANNERS, None
                 self.mail.post(sender, ("here", number, self._here(content)))
             elif kind == "here" and self.call and number == self.call.number:
@@ -361,7 +370,9 @@ class Watchdog:
         return complete or self.clock() - call.started_at >= HEARING
 
     def _judge(self, call: RollCall) -> None:
-        """Act on the answers; who was silent is asked once more before it counts."""
+        """Act on the answers; a silent rank counts after a second roll call, or if its
+        process is stopped or gone.
+        """
         self.call = None
         others = set(range(self.size)) - {self.rank}
         silent = {r: self._state(r, call) for r in others - set(call.answers)}
@@ -383,7 +394,9 @@ class Watchdog:
             self.quiet_until = self.clock() + self.tick  # one roll a tick is enough
 
     def _state(self, rank: int, call: RollCall) -> str:
-        """What this rank, or one beside it, sees of a silent one's process."""
+        """Return the state of a silent rank's process, as this rank or one on its node
+        sees it.
+        """
         seen = [
             a.visible_states[rank]
             for a in call.answers.values()
@@ -404,7 +417,9 @@ class Watchdog:
         self.end(1)
 
     def _alone(self) -> None:
-        """Without answers nobody knows who is missing, nor whether it works."""
+        """Act without answers: which rank is missing, and whether it works, is not
+        known.
+        """
         reasons = (
             "who is missing is not known and cannot be asked (a run that has not begun"
             " on all ranks, or an MPI without MPI_THREAD_MULTIPLE); it is whoever does"
@@ -416,7 +431,7 @@ class Watchdog:
         self._end(Verdict(Action.END, reasons))
 
     def _warn(self, reasons: tuple[str, ...]) -> None:
-        """Once for each wait."""
+        """Warn once for each wait."""
         if self.warned_of == self.place.spot():
             return
         self.warned_of = self.place.spot()
@@ -444,5 +459,7 @@ class Watchdog:
 
 
 def _say(text: str) -> None:
-    """All at once and past Python's buffers, whose locks a stuck thread may hold."""
+    """Write a text to stderr at once, without Python's buffers, whose locks a stuck
+    thread may hold.
+    """
     os.write(2, (text + "\n").encode())

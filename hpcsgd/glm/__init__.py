@@ -60,7 +60,7 @@ def nearest_family(name: str) -> str:
 
 
 def get_family(name: str) -> Family:
-    """The family called `name`."""
+    """Return the family called `name`; raise ConfigError if there is none."""
     if name not in FAMILIES:
         near = nearest_family(name)
         remedy = f"take {near!r}; " if near else ""
@@ -144,7 +144,7 @@ def register(name: str, kind: type[Family]) -> None:
 
 
 def _family_fault(name: str, kind: Any) -> str:
-    """Return what keeps `kind` from being a family, or ""."""
+    """Return why `kind` is not a complete family, or "" if it is."""
     if not isinstance(kind, type):
         return f"{kind!r} is no class; give the class itself"
     for method, arguments in (
@@ -229,7 +229,7 @@ def _derivative_fault(family: Family, t: Array, y: Array) -> str:
 
 
 def _probes(targets: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Scores (m, K) and targets (m, 1) of every kind of target, off any kink."""
+    """Return scores (m, K) off any kink, and targets (m, 1) of this kind."""
     values = PROBES[targets]
     scores = np.linspace(-3.07, 2.93, 13)
     y = np.repeat(values, len(scores)).astype(dtype)[:, None]
@@ -263,15 +263,15 @@ UPDATES: dict[str, type[LinearUpdate]] = NameTable(
     """,
 )
 
-# Words a weight that they keep. None of these is affine in the state: they need the
-# gradient of every step.
+# Words of optimizer state for each weight. None of these updates is affine in the
+# state: they need the gradient of every step.
 ADAPTIVE = {"adagrad": len(Adagrad.state_names), "adam": len(Adam.state_names)}
 
 
 def make_update(name: str, momentum: float, bits: int = 32) -> LinearUpdate:
-    """The update called `name`; plain sgd has no momentum to set."""
+    """Return the update called `name`; plain sgd has no momentum to set."""
     if name in ADAPTIVE or (name in UPDATES and bits == 8):
-        return Sgd()  # what recurrences would do, which do not run with these
+        return Sgd()  # for recurrences, which do not run with these
     if name not in UPDATES:
         known = sorted([*UPDATES, *ADAPTIVE])
         raise ConfigError(f"[update] unknown: {name!r}; known: {known}")
@@ -283,7 +283,7 @@ def make_update(name: str, momentum: float, bits: int = 32) -> LinearUpdate:
 
 
 def make_rule(settings: Any, update: LinearUpdate) -> Rule:
-    """The step of replicas that agree on gradients, from the section [update]."""
+    """Return the rule of replicas that agree on gradients, by the section [update]."""
     if settings.kind == "adam":
         rule: Rule = Adam(settings.beta1, settings.beta2, settings.epsilon)
     elif settings.kind == "adagrad":

@@ -163,13 +163,14 @@ def least_losses(family: Family, targets: Array) -> Array:
 
 
 def no_clips(self: Any, t: Array) -> int:
-    """Families without an exponential link never clip."""
+    """Return 0: a family without an exponential link clips no score."""
     return 0
 
 
 @lru_cache(maxsize=8)
 def exp_bound(dtype: Any) -> float:
-    """The largest score whose exponential is used as it is: half the exponent range.
+    """Return the largest score whose exponential is not clipped: half the exponent
+    range.
 
     About 44.4 in float32 and 354.9 in float64. exp(t)·y, and a sum of such terms,
     then stay finite in the same dtype. Beyond it the residual stays at its value
@@ -256,7 +257,7 @@ class Poisson:
         return np.exp(np.minimum(t, exp_bound(t.dtype)))
 
     def clipped(self, t: Array) -> int:
-        """Scores above the bound."""
+        """Return the number of scores above `exp_bound`."""
         return int(np.count_nonzero(t > exp_bound(t.dtype)))
 
 
@@ -287,7 +288,7 @@ class Gamma:
         return np.exp(np.minimum(t, exp_bound(t.dtype)))
 
     def clipped(self, t: Array) -> int:
-        """Scores below minus the bound."""
+        """Return the number of scores below −`exp_bound`."""
         return int(np.count_nonzero(t < -exp_bound(t.dtype)))
 
 
@@ -327,7 +328,7 @@ class Huber:
         return t
 
     def _bend(self, error: Array, out: Array | None) -> Array:
-        # np.clip says the same at four times the overhead on a small batch.
+        # np.clip does the same at four times the overhead on a small batch.
         bent = np.minimum(error, self.delta, out=out)
         return np.maximum(bent, -self.delta, out=bent)
 
@@ -413,7 +414,7 @@ class Softmax:
         top = _largest(t)
         total = np.log(np.exp(t - top).sum(axis=1, keepdims=True))
         labels = y.astype(np.intp, copy=False)
-        # The right score meets the largest first: small losses keep their digits.
+        # The label's score meets the largest one first: small losses keep their digits.
         losses: Array = total + (top - np.take_along_axis(t, labels, axis=1))
         return losses
 
@@ -435,7 +436,7 @@ class Softmax:
 
 
 def _largest(t: Array) -> Array:
-    # The ufunc's own reduce: t.max costs a Python call more on each step.
+    # The ufunc's own reduce: t.max costs one more Python call in each step.
     top: Array = np.maximum.reduce(t, axis=1, keepdims=True)
     return top
 
@@ -444,10 +445,10 @@ def _largest(t: Array) -> Array:
 
 
 class GroupedSoftmax:
-    """Softmax of every model's own K scores; targets are those of all of them.
+    """Softmax of the K scores of each of several models, which share the targets.
 
-    Families with one score a row need nothing of the kind: they take each score by
-    itself, and targets (m, 1) meet scores (m, models) as they are.
+    Families with one score a row need no such class: they treat each score by itself,
+    and targets (m, 1) broadcast with scores (m, models).
     """
 
     def __init__(self, family: Family, scores: int) -> None:
@@ -475,7 +476,7 @@ class GroupedSoftmax:
         return self.family.mean(t.reshape(-1, self.scores)).reshape(t.shape)
 
     def clipped(self, t: Array) -> int:
-        """How many scores lie where exp had to be clipped."""
+        """Return how many scores lie where an exponential is clipped."""
         return self.family.clipped(t)
 
     def _apart(self, t: Array, y: Array) -> tuple[Array, Array]:
@@ -484,5 +485,5 @@ class GroupedSoftmax:
 
 
 def for_models(family: Any, models: int, scores: int) -> Any:
-    """The family as `models` of them with so many `scores` a row want it."""
+    """Return the family for `models` models with `scores` scores a row each."""
     return GroupedSoftmax(family, scores) if models > 1 and scores > 1 else family

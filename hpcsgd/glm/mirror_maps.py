@@ -11,32 +11,32 @@ import numpy as np
 from hpcsgd.formats import Array
 from hpcsgd.settings import Resolved, RunFacts, Settings, setting
 
-# Mirror descent: a step is taken where the geometry is, and mapped back.
+# Mirror descent takes a step in the geometry of a mirror map ψ:
 #
 #     y = argmin_x η ⟨g, x⟩ + D_ψ(x, x_now)
 #
-# Every one of the K columns of the weights (one a class) is a point of its own. A map
-# that needs sums over all d rows of a column asks for what other members have: `gather`
-# gives the words of all of them, in rank order, so that all add them up alike.
+# Each of the K columns of the weights (one for each class) is a separate point x. A map
+# that needs sums over all d entries of a point gathers the partial sums of all members:
+# `gather` returns them in rank order, so that all members add in the same order.
 
 
 @dataclass(frozen=True)
 class ReplicaViews:
     """Views of one replica's weights on one member, that a map writes to."""
 
-    weights: Array  # (columns held, K): what predicts
+    weights: Array  # (local columns, K): w of the scores
     arrays: Mapping[
         str, Array
-    ]  # (columns held, K) each, named by `MirrorMap.state_names`
+    ]  # (local columns, K) each, named by `MirrorMap.state_names`
     shared: Mapping[str, Array]  # (1, K) each, the same on every member
 
 
 class MirrorMap(ABC):
-    """The protocol of a map."""
+    """Protocol of a mirror map: a step in its geometry, and the arrays to average."""
 
     state_names: ClassVar[tuple[str, ...]] = ()  # K words a column, beside the weights
     shared: ClassVar[tuple[str, ...]] = ()  # K words in all
-    logarithms: ClassVar[bool] = False  # whether what travels are logarithms
+    logarithms: ClassVar[bool] = False  # whether replicas average logarithms
     totals: int = 0  # gathers over members in a step
 
     def __init__(self, columns: int, gather: Callable[[Array], Array]) -> None:
@@ -44,31 +44,33 @@ class MirrorMap(ABC):
         self.gather = gather  # (words,) -> (members, words)
 
     def begin(self, point: ReplicaViews) -> None:  # noqa: B027
-        """Put the first point, where it is not zero."""
+        """Write the first point; maps that start at w = 0 do not override this."""
 
     @abstractmethod
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """From x to y along `gradient` (destroyed), which has the penalty in it."""
+        """Step from x to y along `gradient`, which includes the penalty and is
+        overwritten.
+        """
 
     def travels(self, point: ReplicaViews) -> list[Array]:
-        """What replicas mix, as views."""
+        """Return the arrays that replicas average, as views of `point`."""
         return [point.weights]
 
     def arrive(self, point: ReplicaViews) -> None:  # noqa: B027
-        """Make the weights of what was mixed."""
+        """Compute the weights from the averaged arrays."""
 
     def repair(self, point: ReplicaViews) -> None:
-        """A point again, of the mean of what other replicas had kept."""
+        """Compute a valid point from the mean of the states of other replicas."""
         self.arrive(point)
 
     def total(self, own: Array) -> Array:
-        """Σ over members of `own` (K,), in float64 and in rank order."""
+        """Return Σ over members of `own` (K,), added in float64 and in rank order."""
         found: Array = self.gather(own.astype(np.float64)).sum(axis=0)
         return found
 
 
 def log_sum(parts: Array) -> Array:
-    """log Σ exp over the first axis, where some or all may be −∞."""
+    """Return log Σ exp over the first axis, where some or all may be −∞."""
     top = parts.max(axis=0)
     top = np.where(np.isneginf(top), 0.0, top)
     with np.errstate(divide="ignore"):
@@ -90,7 +92,7 @@ class Euclidean(MirrorMap):
         self.totals = 1 if radius else 0
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Needs |y|² of all columns where there is a radius, nothing else."""
+        """Take the step; with a radius, sum |y|² over the columns of all members."""
         gradient *= gradient.dtype.type(rate)
         point.weights[...] -= gradient
         if not self.radius:
@@ -105,8 +107,8 @@ class Euclidean(MirrorMap):
 #
 #     y = radius · x exp(−η g) / Σ x exp(−η g)
 #
-# Logarithms are kept, and mixed: a weight that is too small for a number comes back
-# when gradients want it, where a zero would be one for ever.
+# The state contains logarithms, and replicas average the points through them: a weight
+# that underflows can grow again, whereas a weight that is stored as 0 would remain 0.
 
 LOG = "mirror_log"  # ln(x / radius)
 
@@ -125,26 +127,26 @@ class Entropy(MirrorMap):
         self.radius = radius
 
     def begin(self, point: ReplicaViews) -> None:
-        """All weights alike."""
+        """Set all weights to radius / d."""
         point.arrays[LOG][...] = -np.log(self.columns)
         self.arrive(point)
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Needs the largest logarithm and the sum of all members."""
+        """Take the step, and divide by the sum over the columns of all members."""
         gradient *= gradient.dtype.type(rate)
         point.arrays[LOG][...] -= gradient
         self.repair(point)
 
     def travels(self, point: ReplicaViews) -> list[Array]:
-        """The logarithms."""
+        """Return ln(x / radius), (local columns, K)."""
         return [point.arrays[LOG]]
 
     def arrive(self, point: ReplicaViews) -> None:
-        """A mean of points of the simplex is one."""
+        """Compute the weights; a mean of points of the simplex lies on the simplex."""
         point.weights[...] = self.radius * np.exp(point.arrays[LOG])
 
     def repair(self, point: ReplicaViews) -> None:
-        """Divide by the sum."""
+        """Divide the weights by their sum over all members."""
         logs = point.arrays[LOG]
         own = log_sum(logs.astype(np.float64))
         logs -= log_sum(self.gather(own)).astype(logs.dtype)
@@ -155,13 +157,13 @@ class Entropy(MirrorMap):
 #
 #     w = radius (u⁺ − u⁻),   u⁺ ∝ u⁺ exp(−η g),  u⁻ ∝ u⁻ exp(η g),  u⁰ as it is
 #
-# u⁰ is the slack: what neither sign has. All 2d + 1 begin alike, which is w = 0.
+# u⁰ is the slack, the share of neither sign. All 2d + 1 start equal, so that w = 0.
 
 PLUS, MINUS, SLACK = "mirror_plus", "mirror_minus", "mirror_slack"
 
 
 class SignedMap(MirrorMap):
-    """Logarithms of all three are kept, and mixed."""
+    """EG±: the logarithms of u⁺, u⁻ and u⁰ are its state, and replicas average them."""
 
     state_names = (PLUS, MINUS)
     shared = (SLACK,)
@@ -175,31 +177,35 @@ class SignedMap(MirrorMap):
         self.radius = radius
 
     def begin(self, point: ReplicaViews) -> None:
-        """All coordinates alike."""
+        """Set all 2d + 1 coordinates to the same value, so that w = 0."""
         for array in self.travels(point):
             array[...] = -np.log(2 * self.columns + 1)
         self.arrive(point)
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Needs the largest logarithm and the sum of all members."""
+        """Take the step, and divide by the sum over the columns of all members."""
         gradient *= gradient.dtype.type(rate)
         point.arrays[PLUS][...] -= gradient
         point.arrays[MINUS][...] += gradient
         self.repair(point)
 
     def travels(self, point: ReplicaViews) -> list[Array]:
-        """2d + 1 coordinates of every column."""
+        """Return the logarithms of u⁺ and u⁻, (local columns, K) each, and of u⁰, (1,
+        K).
+        """
         return [point.arrays[PLUS], point.arrays[MINUS], point.shared[SLACK]]
 
     def arrive(self, point: ReplicaViews) -> None:
-        """radius (u⁺ − u⁻)."""
+        """Compute w = radius (u⁺ − u⁻)."""
         weights = point.weights
         np.exp(point.arrays[PLUS], out=weights)
         weights -= np.exp(point.arrays[MINUS])
         weights *= weights.dtype.type(self.radius)
 
     def repair(self, point: ReplicaViews) -> None:
-        """Divide by the sum, in which the slack is once and not once a member."""
+        """Divide by the sum over all members, which counts the slack once, not once a
+        member.
+        """
         plus, minus, slack = self.travels(point)
         pair = np.concatenate([plus, minus]).astype(np.float64)
         found = np.concatenate([self.gather(log_sum(pair)), slack.astype(np.float64)])
@@ -211,20 +217,23 @@ class SignedMap(MirrorMap):
 
 # ψ = ½|x|_p²: p near 1 for weights of which few are not zero, p = 2 for SGD.
 #
-#   θ = ∇ψ(x) = sign(x) |x|^(p−1) / |x|_p^(p−2),  θ ← θ − η g,  y = the same of q and θ
+#   θ = ∇ψ(x) = sign(x) |x|^(p−1) / |x|_p^(p−2),  θ ← θ − η g
+#   y = sign(θ) |θ|^(q−1) / |θ|_q^(q−2)
 #
-# with 1/p + 1/q = 1. What is raised to a power is first divided by its Euclidean norm:
-# the power of q, which is large where d is, underflows otherwise.
+# with 1/p + 1/q = 1. Vectors are divided by their Euclidean norm before they are raised
+# to a power: for large d, q is large, and small entries would underflow otherwise.
 
 
 def usual_power(columns: int) -> float:
-    """2 ln d / (2 ln d − 1), and 2 where that would be more."""
+    """Return p = 2 ln d / (2 ln d − 1), at most 2, for d columns."""
     twice = 2.0 * log(columns)
     return twice / (twice - 1.0) if twice > 2.0 else 2.0
 
 
 class PNorm(MirrorMap):
-    """The weights are all that is kept; their dual is found anew in every step."""
+    """The p-norm map; its state is the weights alone, and every step computes the dual
+    θ.
+    """
 
     totals = 4
 
@@ -235,14 +244,14 @@ class PNorm(MirrorMap):
         self.power = power or usual_power(columns)
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Needs |x|₂, |x|_p, |θ|₂ and |θ|_q of all columns."""
+        """Take the step; |x|₂, |x|_p, |θ|₂ and |θ|_q are sums over all members."""
         dual = self._link(point.weights.astype(np.float64), self.power)
         dual -= rate * gradient.astype(np.float64)
         back = self.power / (self.power - 1.0)
         point.weights[...] = self._link(dual, back)
 
     def _link(self, x: Array, power: float) -> Array:
-        """∇ ½|x|_power², which has the norm of x in the dual of this one."""
+        """Return ∇ ½|x|_power², whose dual norm is |x|_power."""
         size = np.sqrt(self.total(np.square(x).sum(axis=0)))
         unit = np.abs(x) / np.where(size == 0.0, 1.0, size)
         norm = self.total((unit**power).sum(axis=0)) ** (1.0 / power)
@@ -251,7 +260,7 @@ class PNorm(MirrorMap):
         return found
 
 
-# ψ = ½ Σ (√h + ε) x², h = Σ g² so far: Adagrad, with an h of every replica's own.
+# ψ = ½ Σ (√h + ε) x², h = Σ g² so far: Adagrad, with a separate h in each replica.
 
 SQUARES = "mirror_h"
 
@@ -268,7 +277,7 @@ class Diagonal(MirrorMap):
         self.epsilon = epsilon
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Word by word: nothing of other members."""
+        """Take the step entry by entry; it needs nothing from other members."""
         squares = point.arrays[SQUARES]
         squares += np.square(gradient)
         below = np.sqrt(squares)
@@ -278,7 +287,7 @@ class Diagonal(MirrorMap):
         point.weights[...] -= gradient
 
 
-# What a mirror map may be told.
+# The settings of mirror maps.
 
 KINDS = ("euclidean", "entropy", "eg", "p-norm", "diagonal")
 LOGARITHMIC = ("entropy", "eg")
@@ -335,11 +344,13 @@ class MirrorConfig(Settings, section="mirror"):
 
     @property
     def bound(self) -> float:
-        """The radius, 1 for entropy and eg without one; 0 sets no bound."""
+        """Return the radius, 1 for entropy and eg without one; 0 sets no bound."""
         return self.radius or float(self.kind in LOGARITHMIC)
 
     def conflicts(self) -> Iterator[str]:
-        """Yield what the mirror map of this kind does not have."""
+        """Yield a message for each setting that this kind of mirror map does
+        not have.
+        """
         if self.radius and self.kind not in BOUNDED:
             yield (
                 f"[mirror] kind = {self.kind!r} has no radius; leave it out, or use one"
@@ -365,5 +376,7 @@ MIRRORS: dict[str, Callable[[MirrorConfig, int, Gather], MirrorMap]] = {
 
 
 def make_mirror(settings: MirrorConfig, columns: int, gather: Gather) -> MirrorMap:
-    """The map of the section [mirror], for so many columns of all members."""
+    """Return the map of the section [mirror], for the `columns` columns of
+    all members.
+    """
     return MIRRORS[settings.kind](settings, columns, gather)

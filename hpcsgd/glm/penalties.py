@@ -14,8 +14,8 @@ from hpcsgd.settings import Settings, setting
 #
 #     p(w) = l1 ‖w‖₁ + (l2/2) ‖w‖²   where lower ≤ w ≤ upper
 #
-# The ridge is smooth and affine in w: it belongs to the steps. What bends F, l1 and the
-# bounds, has a proximal map instead, which is applied behind a step:
+# The gradient of the ridge is affine in w, so the ridge is part of the steps. l1 and
+# bounds have a proximal map instead, which is applied after a step:
 #
 #     prox_η(w) = argmin_u ‖u − w‖²/(2η) + l1‖u‖₁, lower ≤ u ≤ upper
 #               = clip(sign(w) max(|w| − η l1, 0), lower, upper)
@@ -23,7 +23,7 @@ from hpcsgd.settings import Settings, setting
 
 @dataclass(frozen=True, eq=False)
 class Penalty:
-    """Of weights (d,) or (d, K); the intercept is never penalised, nor bounded.
+    """Penalty and bounds on weights (d,) or (d, K), not on the intercept.
 
     Bounds are a number for all columns or one for each, (d,).
     """
@@ -35,22 +35,22 @@ class Penalty:
 
     @property
     def is_nothing(self) -> bool:
-        """True where it adds nothing to the mean loss."""
+        """Return whether the penalty adds nothing to the mean loss."""
         return self.l1 == 0.0 and self.l2 == 0.0
 
     @property
     def is_bounded(self) -> bool:
-        """True where some column has a bound."""
+        """Return whether some column has a bound."""
         free = np.all(np.equal(self.lower, -np.inf)) and np.all(self.upper == np.inf)
         return not free
 
     @property
     def is_smooth(self) -> bool:
-        """True where the ridge is all there is: exact under s steps."""
+        """Return whether there is neither l1 nor a bound, so that s steps are exact."""
         return self.l1 == 0.0 and not self.is_bounded
 
     def of(self, columns: Any) -> "Penalty":
-        """The same for some of the columns."""
+        """Return the penalty on some of the columns."""
         lower, upper = (
             bound if np.ndim(bound) == 0 else np.asarray(bound)[columns]
             for bound in (self.lower, self.upper)
@@ -58,7 +58,7 @@ class Penalty:
         return Penalty(self.l2, self.l1, lower, upper)
 
     def value(self, weights: Array) -> float:
-        """l1‖w‖₁ + (l2/2)‖w‖², in float64."""
+        """Return l1‖w‖₁ + (l2/2)‖w‖², in float64."""
         value = 0.0
         if self.l2:
             value += 0.5 * self.l2 * float(np.sum(np.square(weights, dtype=np.float64)))
@@ -77,10 +77,12 @@ class Penalty:
         return weights
 
     def least(self, weights: Array, slope: Array) -> Array:
-        """The smallest subgradient of F at w, where `slope` is that of the smooth part.
+        """Return the smallest subgradient of F at w; `slope` is the gradient of its
+        smooth part.
 
-        It is zero at the minimum and only there: at w_j = 0 what l1 cannot hold, at a
-        bound only what points back inside. Without l1 and bounds it is the slope.
+        It is zero at the minimum and only there. At w_j = 0 it is the part of the slope
+        beyond ±l1; at a bound it is 0 where descent would leave the bounds. Without l1
+        and bounds it is the slope.
         """
         if self.is_smooth:
             return slope
@@ -89,28 +91,29 @@ class Penalty:
             slope - np.clip(slope, -self.l1, self.l1),
             slope + self.l1 * np.sign(weights),
         )
-        # Weights may have been float32, and so what was a bound for them.
+        # Weights may have been rounded to float32, and with them those at a bound.
         lower, upper = self.bounds(weights, np.float32)
         rounded = weights.astype(np.float32)
         held = ((rounded <= lower) & (pull > 0.0)) | ((rounded >= upper) & (pull < 0.0))
         return np.where(held, 0.0, pull)
 
     def minimum(self, weights: Array, slope: Array) -> Array:
-        """argmin_u of slope·u + p(u), shaped as the weights; ±inf where there is none.
+        """Return argmin_u of slope·u + p(u) for each weight; ±inf where there is none.
 
-        What a linear function and the penalty have for a minimum, column by column.
+        The result is shaped as the weights. Where all u are minima, it is the weight
+        itself.
         """
         pull = -(slope - np.clip(slope, -self.l1, self.l1))
         with np.errstate(divide="ignore", invalid="ignore"):
             free = pull / self.l2 if self.l2 else np.where(pull, pull * np.inf, weights)
         if self.l2 == 0.0 and self.l1:
-            # Where l1 holds the slope, 0 is a minimum, and so may be more.
+            # 0 is a minimum where |slope| ≤ l1; if these are equal, others may be too.
             free = np.where(pull, free, np.where(np.abs(slope) < self.l1, 0.0, weights))
         lower, upper = self.bounds(weights)
         return np.asarray(np.minimum(np.maximum(free, lower), upper))
 
     def bounds(self, weights: Array, dtype: Any = None) -> tuple[Array, Array]:
-        """Return both bounds, shaped so that they meet these weights."""
+        """Return both bounds, shaped so that they broadcast with these weights."""
         lower, upper = (
             np.asarray(bound, dtype=dtype or weights.dtype)
             for bound in (self.lower, self.upper)
@@ -121,14 +124,14 @@ class Penalty:
 
 
 def _upright(bound: Array) -> Array:
-    """(d,) as (d, 1)."""
+    """Return a bound (d,) as (d, 1); a number stays a number."""
     return bound[:, None] if bound.ndim else bound
 
 
-# What is learnt: the family, and what keeps its weights small or within bounds.
+# The problem: the family of the loss, the penalties and the bounds.
 
 STEP, EXCHANGE = "step", "exchange"
-PLACES = (STEP, EXCHANGE)  # behind which of them l1 and bounds act
+PLACES = (STEP, EXCHANGE)  # l1 and bounds act after each step or exchange
 Bound = float | tuple[float, ...] | None
 
 
@@ -191,19 +194,19 @@ class ProblemConfig(Settings, section="problem"):
 
     @property
     def is_smooth(self) -> bool:
-        """True without l1 and bounds."""
+        """Return whether there is neither l1 nor a bound."""
         return self.l1 == 0.0 and self.lower is None and self.upper is None
 
 
-# Models that are trained together: what each has of its own, and where it lies.
+# Models that are trained together: their settings, and their columns in the arrays.
 #
-# K models share rows, Gram and messages. Their weights lie side by side, one model's
-# columns after the other's, and so do their scores and residuals.
+# K models share rows, Gram matrix and messages. Weights, scores and residuals lie
+# side by side, the columns of one model after those of the other.
 
 
 @dataclass(frozen=True)
 class SweepModel:
-    """One of them.
+    """One of the models that a sweep trains together.
 
     Attributes
     ----------
@@ -219,11 +222,13 @@ class SweepModel:
 
 @dataclass(frozen=True)
 class Models:
-    """All of them, with `scores` columns of weights each."""
+    """The models that a sweep trains together, with `scores` columns of
+    weights each.
+    """
 
     each: tuple[SweepModel, ...]
     scores: int = 1
-    # Which column of the shard's weights each one has.
+    # For each model, its column of the shard's sample weights.
     weights: tuple[int, ...] = field(default=())
 
     def __len__(self) -> int:
@@ -231,50 +236,54 @@ class Models:
 
     @property
     def columns(self) -> int:
-        """Of all of them together."""
+        """Return the number of columns of weights of all models together."""
         return len(self.each) * self.scores
 
     @cached_property
     def l2(self) -> Array:
-        """λ of each, (models,)."""
+        """Return λ of each model, (models,)."""
         return np.array([model.l2 for model in self.each])
 
     @cached_property
     def settings(self) -> list[tuple[float, float]]:
-        """The (l2, rate) that occur, each once."""
+        """Return the distinct pairs (l2, rate) of the models."""
         return list(dict.fromkeys((m.l2, m.rate) for m in self.each))
 
     @cached_property
     def setting_of(self) -> Array:
-        """The number of its setting for every column of weights, (columns,)."""
+        """Return for every column of weights its index into `settings`, (columns,)."""
         number = {setting: k for k, setting in enumerate(self.settings)}
         own = [number[m.l2, m.rate] for m in self.each]
         return np.repeat(np.array(own), self.scores)
 
     @cached_property
     def weights_of(self) -> Array:
-        """The column of sample weights for every model, (models,)."""
+        """Return for every model its column of the sample weights, (models,)."""
         return np.array(self.weights or (0,) * len(self.each))
 
     def sample_weights(self, weights: Array | None) -> Array | None:
-        """(m, distinct ones) as (m, models); one for all stays (m, 1)."""
+        """Return sample weights (m, distinct) as (m, models); (m, 1) stays (m, 1)."""
         if weights is None or weights.shape[1] == 1:
             return weights
         return np.take(weights, self.weights_of, axis=1)
 
     def of_columns(self, weights: Array | None) -> Array | None:
-        """The same as (m, columns)."""
+        """Return sample weights (m, distinct) as (m, columns); (m, 1) stays (m, 1)."""
         found = self.sample_weights(weights)
         if found is None or found.shape[1] == 1 or self.scores == 1:
             return found
         return np.repeat(found, self.scores, axis=1)
 
     def sums(self, values: Array) -> Array:
-        """Sums over the columns of each, (models,) of (columns,)."""
+        """Return the sums over the columns of each model, (models,), of values
+        (columns,).
+        """
         total: Array = values.reshape(len(self.each), self.scores).sum(axis=1)
         return total
 
     def are_finite(self, weights: Array, states: int) -> Array:
-        """Which of them have weights (d, states · columns) without a NaN, (models,)."""
+        """Return which models have finite weights, (models,); weights are (d, states ·
+        columns).
+        """
         good = np.isfinite(weights).all(axis=0).reshape(states, len(self.each), -1)
         return np.asarray(good.all(axis=(0, 2)))

@@ -35,7 +35,7 @@ class UnrolledSteps:
 def unroll(
     update: LinearUpdate, rates: Sequence[float], counts: Sequence[int], l2: float
 ) -> UnrolledSteps:
-    """Unroll steps of `rates` on batches of `counts` rows."""
+    """Return the coefficients of steps of `rates` on batches of `counts` rows."""
     probe = update.probe()
     carry = np.eye(update.states)
     reach = np.empty((update.states, len(counts)))  # column i holds Φ_{j,i+1} u_i
@@ -87,17 +87,17 @@ class PlainSteps:
 
     @property
     def states(self) -> int:
-        """Of the weights."""
+        """Return the number of states: 1 for w alone, 2 for (w, v)."""
         return len(self.probe)
 
 
 def plain_steps(
     update: LinearUpdate, rates: Sequence[float], counts: Sequence[int], l2: float
 ) -> PlainSteps:
-    """Steps of `rates` on batches of `counts` rows, all of them at once.
+    """Return coefficients of steps of `rates` on batches of `counts` rows, all at once.
 
     M_k and u_k are affine in the rate, whatever the update: their values at two rates
-    say all others.
+    determine all others.
     """
     each = np.asarray(rates, dtype=np.float64)
     inverse = 1.0 / np.asarray(counts, dtype=np.float64)
@@ -111,17 +111,17 @@ def plain_steps(
 
 
 def _affine(function: Callable[[float], Array], rates: Array) -> Array:
-    """The function at every rate, along a first axis."""
+    """Return an affine function of the rate at every rate, along a first axis."""
     start = function(0.0)
     slope = function(1.0) - start
     values: Array = start + np.multiply.outer(rates, slope)
     return values
 
 
-# The same unrolling for several models at once: rates and penalties of their own.
+# Unrolling for several models at once, each with its own rates and penalty.
 #
-# Every coefficient of `hpcsgd.glm.unrolling` has one axis more, the last: one entry
-# for each column of weights.
+# Every coefficient has one more axis, the last, with one entry for each column of
+# weights.
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,15 @@ class ManyUnrolledSteps(UnrolledSteps):
 
     @property
     def reads(self) -> int:
-        """States that scores are read of; 1 where they come as they are read."""
+        """Return how many states the scores combine; 1 if q is applied to
+        them already.
+        """
         return int(self.lead.shape[1])
 
     def of(self, columns: Array) -> "ManyUnrolledSteps":
-        """With these entries of the last axis, which may occur several times."""
+        """Return the coefficients of these entries of the last axis, which
+        may repeat.
+        """
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         parts["couple"] = tuple(c[..., columns] for c in self.couple)
         for name in ("lead", "carry", "gain", "free", "push"):
@@ -145,7 +149,9 @@ class ManyUnrolledSteps(UnrolledSteps):
 def unroll_many(
     update: LinearUpdate, rates: Array, counts: tuple[int, ...], l2: Array
 ) -> ManyUnrolledSteps:
-    """Unroll steps of `rates` (s, settings), each setting with its own λ."""
+    """Return coefficients of steps of `rates` (s, settings), each setting with its own
+    λ.
+    """
     states, settings = update.states, len(l2)
     steps = _transitions(update, rates, l2)
     push = _gains(update, rates, np.array(counts, dtype=np.float64))
@@ -173,14 +179,16 @@ def unroll_many(
 def one_step_many(
     update: LinearUpdate, rates: Array, count: int, l2: Array
 ) -> ManyUnrolledSteps:
-    """One step of `rates` (settings,), whose scores arrive already read at q."""
+    """Return one step of `rates` (settings,), for scores to which q is
+    applied already.
+    """
     one = unroll_many(update, rates[None], (count,), l2)
     parts = {f.name: getattr(one, f.name) for f in fields(one)}
     return ManyUnrolledSteps(**parts | {"lead": np.ones((1, 1, len(l2)))})
 
 
 def _times(step: Array, states: Array) -> Array:
-    """M x for every column: (a, b, k) and (b, i, k) to (a, i, k)."""
+    """Return M x for every column: (a, b, k) and (b, i, k) give (a, i, k)."""
     if len(step) == 1:
         one: Array = step * states
         return one
@@ -189,9 +197,10 @@ def _times(step: Array, states: Array) -> Array:
 
 
 def _transitions(update: LinearUpdate, rates: Array, l2: Array) -> Array:
-    """M of every step, (s, states, states, settings).
+    """Return M of every step, (s, states, states, settings).
 
-    M is affine in the rate and in λ, whatever the update: four values say all others.
+    M is affine in the rate and in λ, whatever the update: four values determine all
+    others.
     """
     none, rate = update.transition(0.0, 0.0), update.transition(1.0, 0.0)
     ridge, both = update.transition(0.0, 1.0), update.transition(1.0, 1.0)
@@ -206,17 +215,17 @@ def _transitions(update: LinearUpdate, rates: Array, l2: Array) -> Array:
 
 
 def _gains(update: LinearUpdate, rates: Array, counts: Array) -> Array:
-    """u of every step, (s, states, settings)."""
+    """Return u of every step, (s, states, settings)."""
     start = update.gain(0.0, 1)
     slope = update.gain(1.0, 1) - start
     found: Array = start[:, None] + rates[:, None, :] * slope[:, None]
     return found / counts[:, None, None]
 
 
-# How much is done between two synchronisations, and what that puts on the wire.
+# The schedule: how much work lies between two synchronisations, and packed G.
 
-MOST_ROWS = 2048  # of an exchange whose steps are left open
-OPEN_EPOCHS = 5  # of SGD before a refinement, where epochs are left open
+MOST_ROWS = 2048  # of an exchange whose steps are automatic
+OPEN_EPOCHS = 5  # of SGD before a refinement, if epochs are automatic
 
 
 @dataclass(frozen=True)
@@ -261,12 +270,12 @@ class Schedule(Settings, section="schedule"):
 
     @property
     def most_epochs(self) -> int:
-        """The epochs, or what they may become where they are left open."""
+        """Return the epochs, or the most that they may become if they are automatic."""
         return OPEN_EPOCHS if self.has_open_epochs else self.epochs
 
     @property
     def most_steps(self) -> int:
-        """s, or what it may become where it is left open."""
+        """Return s, or the most that it may become if it is automatic."""
         return self.steps or max(MOST_ROWS // self.batch, 1)
 
 
@@ -311,10 +320,10 @@ class Blocks:
 
 @lru_cache(maxsize=256)
 def blocks_of(sizes: tuple[int, ...]) -> Blocks:
-    """The one `Blocks` of these sizes: an epoch has two or three of them."""
+    """Return the cached `Blocks` of these sizes; an epoch has two or three of them."""
     return Blocks(sizes)
 
 
 def uniform_blocks(batch: int, steps: int) -> Blocks:
-    """s batches of b rows each."""
+    """Return the `Blocks` of s batches of b rows each."""
     return blocks_of((batch,) * steps)

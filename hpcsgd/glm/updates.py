@@ -21,7 +21,7 @@ from hpcsgd.settings import Settings, setting
 
 @dataclass(frozen=True)
 class LinearUpdate(ABC):
-    """The protocol, and what plain SGD shares with momentum."""
+    """Protocol of an update that is affine in the state, such as SGD with momentum."""
 
     momentum: float = 0.0
     states = 1  # w alone, or (w, v)
@@ -29,14 +29,14 @@ class LinearUpdate(ABC):
 
     @abstractmethod
     def transition(self, rate: float, l2: float) -> Array:
-        """M_k, states × states."""
+        """Return M_k, (states, states)."""
 
     @abstractmethod
     def gain(self, rate: float, count: int) -> Array:
-        """u_k, what one unit of A_kᵀ r_k adds to each state."""
+        """Return u_k, what one unit of A_kᵀ r_k adds to each state."""
 
     def probe(self) -> Array:
-        """q, the combination of states at which scores are read."""
+        """Return q, the combination of states at which scores are read."""
         first: Array = np.eye(self.states)[0]
         return first
 
@@ -98,12 +98,12 @@ class NesterovClassic(LinearUpdate):
         return np.array([1.0, self.momentum])
 
 
-# Steps that replicas take alike once they know the mean gradient.
+# Rules: steps with the mean gradient, which all replicas take alike.
 #
-# A rule works word by word on some columns at a time: whoever holds a part of the
-# weights (a bucket, a slice, a tile on disk) can step it alone, and the parts have the
-# bits that the whole would have. Products that take s steps at once need an update that
-# is affine in the state (`hpcsgd.glm.updates`); a rule may be anything.
+# A rule works entry by entry on some columns at a time. A rank can step any part of the
+# weights (a bucket, a slice, a tile on disk), with the bits of a step of the whole.
+# Products that take s steps at once need a `LinearUpdate`, which is affine in the
+# state; a rule need not be.
 
 
 @dataclass(frozen=True)
@@ -111,27 +111,29 @@ class ColumnViews:
     """Some columns: views that a step writes to."""
 
     weights: Array  # (columns, states · K)
-    arrays: Mapping[str, Any]  # (columns, K) each, by the names that the rule keeps
+    arrays: Mapping[str, Any]  # (columns, K) each, by `Rule.state_names`
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Which step it is."""
+    """The number and the rate of one step."""
 
     number: int  # of steps before it, in the whole run
     rate: float
 
 
 class Rule(ABC):
-    """The protocol; what a rule keeps begins as zeros."""
+    """Protocol of a step with the mean gradient; its optimizer state begins
+    as zeros.
+    """
 
     states: int = 1  # of K columns each, in the weights: 2 with a velocity beside them
-    state_names: ClassVar[tuple[str, ...]] = ()  # K words a column more, each
-    alignment: ClassVar[int] = 1  # parts begin at multiples of so many columns
+    state_names: ClassVar[tuple[str, ...]] = ()  # of arrays with K words a column
+    alignment: ClassVar[int] = 1  # parts begin at multiples of this column
 
     @property
     def linear(self) -> LinearUpdate | None:
-        """The linear update of the weights that the rule is, if it is one."""
+        """Return the linear update of the weights that the rule is, or None."""
         return None
 
     def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
@@ -157,18 +159,18 @@ class LinearRule(Rule):
 
     @property
     def states(self) -> int:  # type: ignore[override]
-        """Of the update."""
+        """Return the number of states of the update."""
         return self.update.states
 
     @property
     def linear(self) -> LinearUpdate:
-        """The update."""
+        """Return the update of this rule."""
         return self.update
 
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """As one step of the recurrence."""
+        """Take one step x ← M x + u g, as the recurrence takes it."""
         weights = part.weights
         carry = self.update.transition(turn.rate, l2)
         gain = self.update.gain(turn.rate, 1) * factor
@@ -184,7 +186,7 @@ class LinearRule(Rule):
         weights[...] = moved.reshape(weights.shape)
 
 
-# Adagrad and Adam: every word has a rate of its own, from the gradients it has seen.
+# Adagrad and Adam: every word has a separate rate, which its past gradients set.
 #
 # The penalty is part of the gradient, so that both go to the optimum of F, as SGD does.
 
@@ -192,7 +194,7 @@ class LinearRule(Rule):
 def whole_gradient(
     part: ColumnViews, gradient: Array, factor: float, l2: float
 ) -> Array:
-    """g + λw, where `gradient` was."""
+    """Return `factor` · `gradient` + λw, computed in place in `gradient`."""
     gradient *= gradient.dtype.type(factor)
     if l2:
         gradient += gradient.dtype.type(l2) * part.weights
@@ -209,7 +211,7 @@ class Adagrad(Rule):
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """Word by word."""
+        """Update h and the weights, entry by entry."""
         g, h = whole_gradient(part, gradient, factor, l2), part.arrays["adagrad_h"]
         h += np.square(g)
         below = np.sqrt(h)
@@ -231,7 +233,9 @@ class Adam(Rule):
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """With the corrections of step `turn.number` + 1."""
+        """Update m, v and the weights, with the bias corrections of step `turn.number`
+        + 1.
+        """
         g = whole_gradient(part, gradient, factor, l2)
         m, v = part.arrays["adam_m"], part.arrays["adam_v"]
         real = g.dtype.type
@@ -257,15 +261,14 @@ class Adam(Rule):
 #
 # Values are spread over seven decades, with more of them in the upper ones: a decade
 # 10⁻ᵉ has 2^(6 − e) of them (arXiv 1511.04561, 2110.02861). Zero is a value, so that
-# what is zero stays zero: a column that no row has would else drift, divided by
-# nothing. Numbers are held in blocks, each divided by its largest, which is held beside
-# it.
+# zeros stay zero: otherwise the weight of a column without entries would drift. Numbers
+# are stored in blocks, each divided by its largest size, which is stored as its scale.
 
 BLOCK = 256  # columns that share a scale, score by score
 
 
 def _decades(bits: int) -> Array:
-    """The values above zero, ascending: `bits` for the fraction of the first decade."""
+    """Return the positive values, ascending; `bits` are those of the first decade."""
     found = [
         10.0**-e * (0.1 + 0.9 * np.arange(1, 2**f + 1) / 2**f)
         for e, f in enumerate(range(bits, -1, -1))
@@ -286,18 +289,18 @@ class Code:
 
     values: Array
     bounds: Array
-    zero: int  # its place
-    rooted: bool  # nothing becomes zero but zero: a step would be divided by nothing
+    zero: int  # index of the value 0
+    rooted: bool  # only 0 is encoded as 0, since steps divide by roots
 
     @classmethod
     def of(cls, signed: bool) -> "Code":
-        """Ties go up."""
+        """Return the code of signed or unsigned values; ties go to the larger value."""
         values = _table(signed)
         bounds = (values[1:] + values[:-1]) / 2
         return cls(values, bounds, int(np.searchsorted(values, 0.0)), not signed)
 
     def nearest(self, numbers: Array) -> NDArray[np.uint8]:
-        """The places of numbers in [−1, 1]."""
+        """Return the indices of the values nearest to numbers in [−1, 1]."""
         places = np.searchsorted(self.bounds, numbers, side="right")
         if self.rooted:
             places += (places == self.zero) & (numbers > 0.0)
@@ -311,7 +314,7 @@ SIGNED, UNSIGNED = Code.of(signed=True), Code.of(signed=False)
 class EightBitArray:
     """A (columns, K) array in eight bits a word; slices of whole blocks are views.
 
-    `rooted`: numbers are squares, and held as their roots, whose sizes lie closer.
+    `rooted`: the numbers are squares, stored as their roots, which span fewer decades.
     """
 
     codes: NDArray[np.uint8]  # (columns, K)
@@ -322,23 +325,23 @@ class EightBitArray:
     def zeros(
         cls, columns: int, width: int, dtype: Any, rooted: bool
     ) -> "EightBitArray":
-        """All zero."""
+        """Return a (columns, width) array of zeros."""
         place = (UNSIGNED if rooted else SIGNED).zero
         codes = np.full((columns, width), place, dtype=np.uint8)
         return cls(codes, np.zeros((-(-columns // BLOCK), width), dtype), rooted)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the numbers."""
+        """Return the shape of the array, (columns, K)."""
         return self.codes.shape
 
     @property
     def nbytes(self) -> int:
-        """Of codes and scales."""
+        """Return the bytes of codes and scales together."""
         return int(self.codes.nbytes + self.scales.nbytes)
 
     def __getitem__(self, columns: slice) -> "EightBitArray":
-        """Whole blocks, or up to the end."""
+        """Return a view of these columns: whole blocks, or up to the end."""
         first, last = columns.start // BLOCK, -(-columns.stop // BLOCK)
         return EightBitArray(self.codes[columns], self.scales[first:last], self.rooted)
 
@@ -361,14 +364,16 @@ class EightBitArray:
         return EightBitArray(self.codes.copy(), self.scales.copy(), self.rooted)
 
     def decoded(self) -> Array:
-        """The numbers."""
+        """Return the numbers, in the dtype of the scales."""
         code = UNSIGNED if self.rooted else SIGNED
         found: Array = code.values.astype(self.scales.dtype)[self.codes]
         found *= np.repeat(self.scales, BLOCK, axis=0)[: len(found)]
         return np.square(found) if self.rooted else found
 
     def encode(self, numbers: Array) -> None:
-        """Hold other numbers; what is no number is seen in its whole block."""
+        """Store other numbers; one that is not finite leaves none finite in
+        its block.
+        """
         code = UNSIGNED if self.rooted else SIGNED
         held = np.sqrt(numbers) if self.rooted else numbers
         starts = np.arange(0, len(held), BLOCK)
@@ -379,22 +384,22 @@ class EightBitArray:
         )
 
 
-# What a rule keeps, in eight bits a word between its steps (arXiv 2110.02861).
+# Optimizer state in eight bits a word between steps (arXiv 2110.02861).
 
-SMALL = 4096  # words; arrays below that stay as they are
-SQUARES = ("adam_v", "adagrad_h")  # names of what is kept and never below zero
+SMALL = 4096  # words; smaller arrays are not encoded
+SQUARES = ("adam_v", "adagrad_h")  # names of states that are never negative
 
 
 @dataclass(frozen=True)
 class InEightBits(Rule):
-    """Widened, stepped, and made narrow again, tile by tile."""
+    """A rule whose state is decoded, stepped and encoded again, tile by tile."""
 
     inner: Rule
     alignment: ClassVar[int] = BLOCK
 
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names of the inner rule's state."""
+        """Return the names of the inner rule's state."""
         return self.inner.state_names
 
     def stored(self, array: Any) -> list[Array]:
@@ -412,7 +417,9 @@ class InEightBits(Rule):
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """The step of the rule, on what it kept to eight bits."""
+        """Take the step of the inner rule on the decoded state, and encode
+        that again.
+        """
         wide = {name: np.asarray(kept) for name, kept in part.arrays.items()}
         self.inner.step(ColumnViews(part.weights, wide), gradient, factor, turn, l2)
         for name, kept in part.arrays.items():
@@ -431,7 +438,7 @@ class Velocity(Rule):
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """Word by word."""
+        """Update v and the weights, entry by entry."""
         g, v = whole_gradient(part, gradient, factor, l2), part.arrays["velocity"]
         real = g.dtype.type
         v *= real(self.momentum)
@@ -444,7 +451,7 @@ class Velocity(Rule):
 #
 #   g = A_kᵀ(r(w) − r(w̃))/b + μ̃ + λw        μ̃ = the gradient of the data at w̃, all rows
 #
-# At w = w̃ = the optimum the first term is nothing and the rest is ∇F = 0. The state
+# At w = w̃ = the optimum the first term is 0 and the rest is ∇F = 0. The state
 # (w, w̃, μ̃) takes an affine step, so s of them are exact; w̃ and μ̃ stay until the
 # next snapshot is taken (`hpcsgd.solvers.evaluation`).
 
@@ -580,7 +587,7 @@ class Rate:
 
     config: RateConfig
     total_steps: int
-    epochs: int = 1  # that these steps are
+    epochs: int = 1  # of these steps
 
     def passed(self, steps: Array) -> Array:
         """Return how many milestones lie at or before the beginning of each step."""
@@ -589,13 +596,17 @@ class Rate:
         return found
 
     def drops(self, step: int) -> int:
-        """Return how often the rate has dropped by then; smooth rates never do."""
+        """Return how often the rate has dropped when `step` begins; smooth rates never
+        drop.
+        """
         if self.config.kind != "milestones":
             return 0
         return int(self.passed(np.array([step]))[0])
 
     def at(self, first_step: int, count: int) -> Array:
-        """Rates of steps first_step .. first_step + count − 1, in float64."""
+        """Return the rates of steps first_step .. first_step + count − 1, in
+        float64.
+        """
         config = self.config
         if config.kind == "constant" and not config.warmup:
             return np.full(count, config.value)
@@ -608,7 +619,7 @@ class Rate:
 
 
 def make_rate(config: RateConfig, total_steps: int, epochs: int = 1) -> Rate:
-    """Return the rates of a run of `total_steps`, which are so many epochs."""
+    """Return the rates of a run of `total_steps` steps in `epochs` epochs."""
     if config.is_open:
         raise ConfigError(
             "[rate] value = 'auto' is found by a run, from all of its rows; give a"

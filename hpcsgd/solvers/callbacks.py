@@ -9,7 +9,7 @@ from hpcsgd.comm.ledger import Ledger
 
 
 class Request(IntEnum):
-    """What a callback may request. If ranks differ, the largest request holds.
+    """Request of a callback to the run. If ranks differ, the largest request holds.
 
     Attributes
     ----------
@@ -228,11 +228,11 @@ class Callbacks:
                 self.request = max(self.request, request_of(answer))
 
     def add(self, callback: Callback) -> None:
-        """Call this one too from now on."""
+        """Add a callback, which is called from the next event on."""
         self.callbacks.append(callback)
 
     def renew(self, request: Request) -> None:
-        """Request again what a leg of the run before this one has not granted."""
+        """Repeat a request that an earlier leg of the run has not granted."""
         self.request = max(self.request, request)
 
     def clear_save_request(self) -> None:

@@ -14,24 +14,25 @@ from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.settings import Settings, setting
 
-# The items of a coordinate form, as far as one rank holds them.
+# The items of a coordinate form: the part on one rank.
 
 AT_ONCE = 2**20  # values that are widened together
 
 
 @dataclass(frozen=True)
 class SampledItems:
-    """Some items: what products with them take."""
+    """Some items of a form, as arrays for products with them."""
 
     rows: Any  # (m, width): an array or a SciPy CSR array
-    wide: Any  # the same in float64: gradients decide where it all ends
-    shift: Array | None  # (m,), how much of `along` is taken off each
+    wide: Any  # the same in float64, for gradients
+    shift: Array | None  # (m,), the multiple of `along` to subtract
     along: Array  # (width,)
 
     def gram(self) -> Array:
-        """This rank's part of the inner products of all pairs, (m, m).
+        """Return this rank's part of the inner products of all pairs, (m, m).
 
-        In the dtype of the data: it says how far a step goes, not where it ends.
+        It has the dtype of the data, since it determines the length of steps, not their
+        limit.
         """
         product = self.rows @ self.rows.T
         gram = np.asarray(product.toarray() if hasattr(product, "tocsr") else product)
@@ -43,14 +44,14 @@ class SampledItems:
         return gram
 
     def products(self, vector: Array) -> Array:
-        """This rank's part of the inner products with `vector`, (m,)."""
+        """Return this rank's part of the inner products with `vector`, (m,)."""
         found: Array = self.wide @ vector
         if self.shift is not None:
             found = found - self.shift * (self.along @ vector)
         return found
 
     def combined(self, factors: Array) -> Array:
-        """Σ_i factors_i item_i, (width,)."""
+        """Return Σ_i factors_i item_i, (width,)."""
         found: Array = self.wide.T @ factors
         if self.shift is not None:
             found = found - self.along * (self.shift @ factors)
@@ -59,10 +60,12 @@ class SampledItems:
 
 @dataclass(frozen=True)
 class Items:
-    """M: an array, or a SciPy CSR array, of which a shift and factors may be meant.
+    """The items of a form: a dense or SciPy CSR matrix, with optional shift and
+    factors.
 
-    Item i is `factors · (matrix[i] − shift[i])`, and nobody makes all of them: sparse
-    items that are centred would be dense, and factors may change all the time.
+    Item i is `factors · (matrix[i] − shift[i])`. Items are computed when they are
+    taken, never all at once: centred sparse items would be dense, and factors may
+    change in every epoch.
     """
 
     matrix: Any
@@ -71,16 +74,16 @@ class Items:
 
     @property
     def count(self) -> int:
-        """N."""
+        """Return the number of items, N."""
         return int(self.matrix.shape[0])
 
     @property
     def width(self) -> int:
-        """Of the part that this rank holds."""
+        """Return the length of an item's part on this rank."""
         return int(self.matrix.shape[1])
 
     def take(self, numbers: Any) -> SampledItems:
-        """The items of these numbers, or of a slice."""
+        """Return the items with these numbers, an array or a slice."""
         rows = self.matrix[numbers]
         if self.factors is not None:
             rows = rows * self.factors.astype(rows.dtype)[None, :]
@@ -91,13 +94,15 @@ class Items:
         return SampledItems(rows, wide, shift, self._along)
 
     def products(self, vector: Array) -> Array:
-        """This rank's part of the inner products of all items with `vector`, (N,)."""
+        """Return this rank's part of the inner products of all items with `vector`,
+        (N,).
+        """
         if self.count == 0:
             return np.zeros((0, *vector.shape[1:]))
         return np.concatenate([self.take(p).products(vector) for p in self._parts()])
 
     def combined(self, factors: Array) -> Array:
-        """Σ_i factors_i item_i over all items, (width,) or (width, K)."""
+        """Return Σ_i factors_i item_i over all items, (width,) or (width, K)."""
         total = np.zeros((self.width, *factors.shape[1:]))
         for part in self._parts():
             total += self.take(part).combined(factors[part])
@@ -105,7 +110,7 @@ class Items:
 
     @property
     def _along(self) -> Array:
-        """What a shift is taken off along."""
+        """Return the vector of which shifts subtract multiples, (width,)."""
         return np.ones(self.width) if self.factors is None else self.factors
 
     def _parts(self) -> Iterator[slice]:
@@ -125,20 +130,20 @@ class Items:
 #     g_j = z_j + σ Σ_{i<j} G_ji δ_i        δ_j = prox(x_j, g_j, L_j) − x_j
 #
 # and locally v ← v + σ Yᵀδ. In exact arithmetic these are the steps that one rank takes
-# one after the other. G depends on the items alone: groups that come again keep it, and
-# send m words.
+# one after the other. G depends on the items alone: a group reuses it in later epochs,
+# and sends m words.
 
 
 @dataclass
 class CoordinatePoint:
-    """What evolves: x on all ranks alike, and each rank's part of v."""
+    """The iterate: x, the same on all ranks, and each rank's part of v."""
 
     x: Array
     v: Array
 
 
 class Quadratic(Protocol):
-    """What is descended on."""
+    """Protocol of the problem that coordinate descent minimises: items, σ and ψ."""
 
     items: Items
     scale: float  # σ
@@ -147,7 +152,7 @@ class Quadratic(Protocol):
 
 @dataclass(frozen=True)
 class FormFacts:
-    """What does not depend on the point."""
+    """Gram matrix and curvatures of a group of items, the same at every point."""
 
     gram: Array  # (m, m), its lower triangle
     curvatures: list[float]  # L_j / σ of every block
@@ -155,11 +160,13 @@ class FormFacts:
 
 @dataclass
 class Exchanges:
-    """Takes the groups of one form, over the ranks that share its items."""
+    """The exchanges of coordinate descent, over the ranks that share the items of a
+    form.
+    """
 
     members: Communicator
     form: str  # of a word on the wire: fp32 or fp64
-    caches_grams: bool  # G of groups that come again
+    caches_grams: bool  # whether later epochs reuse G of a group
     clock: Clock
     scratch: Scratch = field(default_factory=Scratch)
     known: dict[int, FormFacts] = field(default_factory=dict)
@@ -172,7 +179,10 @@ class Exchanges:
         blocks: Blocks,
         task: Quadratic,
     ) -> None:
-        """The steps of group number `group` of an epoch, which takes these items."""
+        """Take the steps of group number `group` of an epoch over the items `numbers`.
+
+        x and v of `point` change in place. Collective over the members.
+        """
         sampled = task.items.take(numbers)
         self.clock.lap("gather")
         known, z = self._sum(group, sampled, point.v, blocks)
@@ -186,7 +196,9 @@ class Exchanges:
     def _sum(
         self, group: int, sampled: SampledItems, v: Array, blocks: Blocks
     ) -> tuple[FormFacts, Array]:
-        """G and z of all ranks; z alone where G is known."""
+        """Return Gram matrix and curvatures of a group, and z; only z is summed where
+        the others are known.
+        """
         known, m = self.known.get(group), blocks.rows
         words = m if known is not None else m + m * (m + 1) // 2
         message = self.scratch.message(self.members, "coordinate", words, self.form)
@@ -205,7 +217,7 @@ class Exchanges:
 
 
 def _known(packed: Array, blocks: Blocks) -> FormFacts:
-    """G from its lower triangle, and the largest eigenvalue of every diagonal block."""
+    """Return G of its packed lower triangle, and λ_max of every diagonal block."""
     m = blocks.rows
     gram = np.zeros((m, m))
     gram[_triangle(m)] = packed
@@ -215,12 +227,12 @@ def _known(packed: Array, blocks: Blocks) -> FormFacts:
 
 @lru_cache(maxsize=4)
 def _triangle(m: int) -> tuple[Array, ...]:
-    """Rows and columns of the lower triangle, in the order in which it travels."""
+    """Return rows and columns of the lower triangle, in the order of the message."""
     return np.tril_indices(m)
 
 
 def _largest(block: Array) -> float:
-    """λ_max of a symmetric block of which the lower triangle is there."""
+    """Return λ_max of a symmetric block, of which the lower triangle alone is set."""
     if len(block) == 1:
         return float(block[0, 0])
     return max(float(np.linalg.eigvalsh(block)[-1]), 0.0)
@@ -234,7 +246,9 @@ def _steps(
     z: Array,
     task: Quadratic,
 ) -> Array:
-    """x after all blocks, in place; how far every item of the group went."""
+    """Take the steps of all blocks on x, in place; return the move of every
+    item, (m,).
+    """
     moved, scale = np.zeros(blocks.rows), task.scale
     for j, curvature in enumerate(known.curvatures):
         first, last = blocks.starts[j], blocks.starts[j + 1]
@@ -254,7 +268,9 @@ def _single_steps(
     z: Array,
     task: Quadratic,
 ) -> Array:
-    """The same for blocks of one item: numbers in the place of arrays of one."""
+    """Take the steps of `_steps` for blocks of one item, with numbers instead of
+    arrays.
+    """
     moved, scale, gram = np.zeros(blocks.rows), task.scale, known.gram
     step, slopes = task.separable.step_one, z.tolist()
     for j, item in enumerate(numbers.tolist()):
@@ -266,7 +282,7 @@ def _single_steps(
     return moved
 
 
-# What is asked of a coordinate form.
+# The settings of coordinate descent.
 
 COORDINATE = "coordinate"  # [update] kind
 FORMS = ("auto", "primal", "dual", "newton")

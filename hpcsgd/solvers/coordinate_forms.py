@@ -19,12 +19,12 @@ from hpcsgd.solvers.coordinate import CoordinatePoint, Items, SampledItems
 from hpcsgd.solvers.full_passes import bends, gap_of, level, open_rows
 from hpcsgd.solvers.objective import BLOCK_ROWS, Objective, Slope
 
-# What both coordinate forms give to the descent: items, ψ, and how good a point is.
+# What a form supplies to coordinate descent: items, ψ, and evaluations of a point.
 
 
 @dataclass(frozen=True)
 class FormModel:
-    """A model, and what is known of it, alike on all ranks."""
+    """Loss, gradient norm and gap of a model, the same on all ranks."""
 
     loss: float  # F on the exact values of the data
     gradient: float  # norm of F's smallest subgradient
@@ -32,7 +32,7 @@ class FormModel:
 
 
 class Form(ABC):
-    """One of the two, on the data that this rank holds."""
+    """Base class of the forms of the problem, on the data of this rank."""
 
     name: str
     items: Items
@@ -41,26 +41,29 @@ class Form(ABC):
     separable: Any  # ψ
     objective: Objective
     worst: float  # F₀: F of the null model, less the least F of all
-    steep: float = 0.0  # the gradient there; 0: that of the first look is taken
+    steep: float = 0.0  # the gradient there; 0: that of the first evaluation is used
     sweeps: int = 1  # over the items in an epoch
-    renews: bool = False  # items are others in every epoch
+    renews: bool = False  # whether items change in every epoch
 
     @abstractmethod
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """The null model, or the point that stands for this rank's w, (d_c, K)."""
+        """Return the point of the null model, or of this rank's weights w, (d_c, K)."""
 
     @abstractmethod
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
-        """Go on with another penalty; the point stays the same, as far as it can."""
+        """Change to another penalty; the point stays the same, as far as it can."""
 
     @abstractmethod
     def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
-        """This rank's columns of w, (d_c, 1), and the intercept, (1,)."""
+        """Return this rank's columns of w, (d_c, K), and the intercept, (K,),
+        or None.
+        """
 
     def steepest(self) -> float:
-        """The largest slope of a column at the null model: an l1 that large holds all.
+        """Return the largest slope of a column at the null model: with an l1 that
+        large, w = 0.
 
-        One pass over the rows, in float64, on exact values.
+        Collective. One pass over the rows, in float64, on exact values.
         """
         slope = self.objective.slope(*self.model(self.begin()))
         own = float(np.abs(slope.weights).max(initial=0.0))
@@ -88,27 +91,27 @@ class Form(ABC):
         raise NotImplementedError
 
     def settle(self, point: CoordinatePoint) -> None:  # noqa: B027
-        """After them."""
+        """Finish the epoch after its sweeps; the default does nothing."""
 
     @abstractmethod
     def evaluate(self, point: CoordinatePoint) -> FormModel:
         """Return loss, subgradient and gap at a point."""
 
 
-# ψ: what is added for every unknown by itself, with its proximal step.
+# ψ: the separable part of the problem, with its proximal step.
 #
-# `step` gives the x that minimises  g (x − x₀) + (L/2)(x − x₀)² + ψ(x),  and
+# `step` returns the x that minimises  g (x − x₀) + (L/2)(x − x₀)² + ψ(x),  and
 # `conjugate` is ψ*(u) = max over x of u x − ψ(x).
 
 
 class Separable(Protocol):
-    """Of all unknowns; `numbers` say which of them are meant."""
+    """Protocol of ψ, a sum over all unknowns, of which `numbers` select some."""
 
     def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
-        """Where the proximal step from x ends."""
+        """Return the end of the proximal step from x, with slope g and curvature L."""
 
     def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
-        """The same for a single unknown, without arrays."""
+        """Return `step` of a single unknown, without arrays."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,9 @@ class ElasticNet:
     penalty: Penalty
 
     def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
-        """clip(S(L x − g, l1) / (L + l2)); a column of zeros goes to the least ψ."""
+        """Return clip(S(L x − g, l1) / (L + l2)); a column of zeros goes to the least
+        ψ.
+        """
         penalty = self.penalty
         if curvature + penalty.l2 == 0.0:
             end = np.zeros_like(x) if penalty.l1 else x.copy()
@@ -132,7 +137,7 @@ class ElasticNet:
         return end
 
     def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
-        """As `step`."""
+        """Return `step` of a single weight."""
         l1, total = self.penalty.l1, curvature + self.penalty.l2
         if total == 0.0:
             end = 0.0 if l1 else x
@@ -146,16 +151,16 @@ class ElasticNet:
 
     @cached_property
     def is_bounded(self) -> bool:
-        """Asked for in every step."""
+        """Return whether some weight has a bound; cached, since every step needs it."""
         return self.penalty.is_bounded
 
     def bounds(self, numbers: Any) -> tuple[Any, Any]:
-        """Of these columns."""
+        """Return the lower and upper bounds of these columns."""
         own = self.penalty.of(numbers)
         return own.lower, own.upper
 
     def conjugate(self, u: Array) -> Array:
-        """ψ*(u), inf where nothing holds x."""
+        """Return ψ*(u) of every column, inf where u x − ψ(x) has no maximum."""
         lower, upper = self.bounds(slice(None))
         over = u - np.clip(u, -self.penalty.l1, self.penalty.l1)
         if self.penalty.l2:
@@ -178,22 +183,22 @@ class SquaredHingeDual:
     margins: Array  # e = 1 − y · offset
 
     def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
-        """max(0, (L α − g + e) / (L + 1/c)); a row without weight has none."""
+        """Return max(0, (L α − g + e) / (L + 1/c)); 0 for a row without weight."""
         c = self.weights[numbers]
         end = (curvature * x - slope + self.margins[numbers]) * c
         end /= curvature * c + 1.0
         return np.maximum(end, 0.0, out=end)
 
     def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
-        """As `step`."""
+        """Return `step` of a single unknown."""
         c, e = float(self.weights[number]), float(self.margins[number])
         return max((curvature * x - slope + e) * c / (curvature * c + 1.0), 0.0)
 
 
 # Least squares with l1, l2 and bounds, column by column; ranks hold rows.
 #
-# With C = diag(c), mean 1, the intercept is minimised over exactly and for good:
-# columns and targets are centred by their weighted means ā and ȳ,
+# With C = diag(c), mean 1, the intercept is eliminated exactly: columns and
+# targets are centred by their weighted means ā and ȳ,
 #
 #     F(w) = ‖ρ‖² / (2n) + l1‖w‖₁ + (l2/2)‖w‖²,    ρ = C^½ [(A − 1āᵀ) w − (y − o − ȳ)]
 #     β = ȳ − āᵀw
@@ -206,14 +211,14 @@ EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True)
 class WeightedMeans:
-    """Over all rows, weighted: what an intercept takes off."""
+    """Weighted means over all rows, which the intercept subtracts."""
 
     columns: Array  # ā, (d,)
     target: float  # ȳ, offsets taken off
 
 
 class Primal(Form):
-    """Every rank holds w whole, and the residuals of its rows."""
+    """The primal form: every rank stores all of w, and the residuals of its rows."""
 
     name = "primal"
 
@@ -238,7 +243,7 @@ class Primal(Form):
         self.worst = float(word[0]) / (2 * self.rows)
 
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """w = 0, or these weights, or as near to them as the bounds let it."""
+        """Return the point of w = 0, or of these weights, clipped to the bounds."""
         x = np.zeros(self.items.count) if weights is None else weights[:, 0].copy()
         self.objective.penalty.prox(x, 0.0)
         v = -self.scale * self.target
@@ -247,12 +252,12 @@ class Primal(Form):
         return CoordinatePoint(x, v)
 
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
-        """w and its residuals do not depend on the penalty."""
+        """Change the penalty, on which w and its residuals do not depend."""
         self.objective = replace(self.objective, penalty=penalty)
         self.separable = ElasticNet(penalty)
 
     def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
-        """w, and the β that goes with it."""
+        """Return w, (d, 1), and the β that is optimal for it, or None."""
         if not self.intercept:
             return point.x[:, None], None
         shift = self.means.target - self.means.columns @ point.x
@@ -267,10 +272,10 @@ class Primal(Form):
         return FormModel(slope.loss, gradient, gap)
 
     def _gap(self, w: Array, slope: Slope) -> float | None:
-        """F(w) − D(θ) at θ = τ · residuals, with the τ that makes D finite and large.
+        """Return F(w) − D(θ) at θ = τ · residuals; None: no θ is known to be feasible.
 
-        P = R/2 + Σψ(w) and D(τ) = −τ²R/2 + τ(R − g·w) − Σψ*(−τg), where R = ‖ρ‖²/n
-        and g is the slope of the squares.
+        τ makes D finite and large. P = R/2 + Σψ(w) and D(τ) = −τ²R/2 + τ(R − g·w) −
+        Σψ*(−τg), where R = ‖ρ‖²/n and g is the slope of the squares.
         """
         penalty = self.objective.penalty
         drift = 0.0 if slope.intercept is None else float(slope.intercept[0])
@@ -290,19 +295,19 @@ class Primal(Form):
         gap = max(slope.loss - dual, EPS * slope.loss)  # no fewer digits than F has
         if not penalty.l2:
             return gap
-        # F is convex by l2 at least, and there no digits cancel.
+        # F is strongly convex by l2, and in this bound no digits cancel.
         least = penalty.least(w, g + penalty.l2 * w)
         return min(gap, float(least @ least) / (2 * penalty.l2) + drift**2 / 2)
 
     def _largest_scale(self, g: Array) -> float:
-        """τ ≤ 1 for which ψ*(−τg) is finite in every column."""
+        """Return the largest τ ≤ 1 for which ψ*(−τg) is finite in every column."""
         penalty = self.objective.penalty
         if penalty.l2:
             return 1.0
         lower, upper = self.separable.bounds(slice(None))
         endless = ((g < 0.0) & np.isinf(upper)) | ((g > 0.0) & np.isinf(lower))
         largest = float(np.abs(g[endless]).max(initial=0.0))
-        # One digit inside: what is scaled to the edge may be rounded over it.
+        # Slightly less than the limit, which rounding could exceed otherwise.
         return 1.0 if largest <= penalty.l1 else penalty.l1 / largest * (1 - 1e-15)
 
     def _means(self, shard: Shard) -> WeightedMeans:
@@ -325,13 +330,13 @@ def _all_rows(shard: Shard) -> Any:
 
 
 def _plain_targets(shard: Shard) -> Array:
-    """y − o of this rank's rows, in float64."""
+    """Return y − o of this rank's rows, in float64."""
     targets: Array = shard.targets[:, 0].astype(np.float64)
     return targets if shard.offsets is None else targets - shard.offsets[:, 0]
 
 
 def weights_of(shard: Shard) -> Array:
-    """c of this rank's rows, in float64."""
+    """Return the weights c of this rank's rows, in float64."""
     if shard.weights is None:
         return np.ones(shard.height)
     weights: Array = shard.weights[:, 0].astype(np.float64)
@@ -339,14 +344,14 @@ def weights_of(shard: Shard) -> Array:
 
 
 def columns_of(shard: Shard) -> Any:
-    """The columns as rows, in the dtype that they have; sparse ones stay sparse."""
+    """Return the local columns as rows, in their dtype; sparse ones stay sparse."""
     turned = _all_rows(shard).T
     # Dense columns are a copy, whatever the shape.
     return turned.tocsr() if shard.is_sparse else np.array(turned, order="C")
 
 
 def _items(shard: Shard, roots: Array | None, means: Array | None) -> Items:
-    """The columns as items: dense ones are centred and weighted once and for all."""
+    """Return the columns as items; dense ones are centred and weighted once."""
     turned = columns_of(shard)
     if shard.is_sparse:
         return Items(turned, means, roots)
@@ -363,13 +368,12 @@ def _items(shard: Shard, roots: Array | None, means: Array | None) -> Items:
 #   D(α) = (1/n) Σ (e_i α_i − α_i² / (2 c_i)) − (λ/2)‖w‖²,   α ≥ 0,   e_i = 1 − y_i o_i
 #   w = (1/(λ n)) Σ α_i y_i a_i
 #
-# An item is y_i a_i, and v is w itself: up to date on every rank, for its columns.
-# There is no intercept: F leaves it unpenalised, which would tie all α together, Σ α y
-# = 0.
+# An item is y_i a_i, and v is w itself, up to date on every rank for its columns.
+# There is no intercept: unpenalised, it would couple all α by Σ α y = 0.
 
 
 class Dual(Form):
-    """Every rank holds α whole, and its columns of w."""
+    """The dual form: every rank stores all of α, and its columns of w."""
 
     name = "dual"
 
@@ -390,7 +394,9 @@ class Dual(Form):
         self.worst = float(c @ np.square(np.maximum(e, 0.0))) / (2 * self.rows)
 
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """α = 0, and so is w; or the α that the scores of these weights call for."""
+        """Return the point α = 0, w = 0, or that of the α that these weights
+        determine.
+        """
         x, v = np.zeros(self.items.count), np.zeros(self.items.width)
         if weights is None:
             return CoordinatePoint(x, v)
@@ -401,13 +407,13 @@ class Dual(Form):
         return CoordinatePoint(x, self.scale * self.items.combined(x))
 
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
-        """α stays, and w goes with λ."""
+        """Change the penalty: α stays, and w changes with λ."""
         point.v *= self.objective.penalty.l2 / penalty.l2
         self.objective = replace(self.objective, penalty=penalty)
         self.scale = 1.0 / (penalty.l2 * self.rows)
 
     def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
-        """w, and no intercept."""
+        """Return w, (d_c, 1), and None for the intercept."""
         return point.v[:, None], None
 
     def evaluate(self, point: CoordinatePoint) -> FormModel:
@@ -425,7 +431,7 @@ class Dual(Form):
 
 
 def _signed(shard: Shard, signs: Array) -> Any:
-    """Return the rows y_i a_i, in the dtype that they have."""
+    """Return the rows y_i a_i, in their dtype."""
     matrix = shard.matrix
     if matrix.is_sparse:
         data = matrix.data * np.repeat(signs, matrix.lengths).astype(matrix.data.dtype)
@@ -446,7 +452,7 @@ def _signed(shard: Shard, signs: Array) -> Any:
 
 @dataclass(frozen=True)
 class SampledClasses(SampledItems):
-    """Some items, of which several vectors are taken off.
+    """Some items (j, k), less multiples of K vectors.
 
     `shift` is (m, K), and `along` is (n K, K).
     """
@@ -478,7 +484,7 @@ class SampledClasses(SampledItems):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassItems(Items):
-    """Items (j, k) by their number j K + k; none is made before it is taken.
+    """Items (j, k) by their number j K + k; each is computed when it is taken.
 
     Parameters
     ----------
@@ -542,7 +548,7 @@ class ClassItems(Items):
 
 # Sweeps over the columns of a quadratic model on one process, compiled.
 #
-# One process has no message to save: instead of a Gram, the residuals are kept up to
+# One process sends no messages: instead of a Gram matrix, the residuals are kept up to
 # date after every single step, and a column costs as much as it has values
 # (`kernels/cpu/sweep.c`). The iterates are those of exchanges with blocks of one.
 
@@ -583,7 +589,7 @@ def available() -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """The columns of the data, one behind the other.
+    """The values of the columns of the data, one column after another.
 
     Parameters
     ----------
@@ -598,7 +604,7 @@ class Values:
 
 
 def values_of(columns: Any) -> Values:
-    """Return the values of columns that are held as rows, dense or SciPy CSR."""
+    """Return the values of columns that are stored as rows, dense or SciPy CSR."""
     if not hasattr(columns, "tocsr"):
         return Values(np.ascontiguousarray(columns), None, None)
     edges = columns.indptr.astype(np.int64)
@@ -635,7 +641,7 @@ class Sweeper:
     Parameters
     ----------
     values : Values
-    model : Model
+    model : QuadraticModel
     x : ndarray, (m K,), where the items begin; changed in place
     penalty : Penalty, of all items of the model
     scale : float, σ
@@ -686,7 +692,9 @@ class Sweeper:
         self._find_curvatures(model)
 
     def _find_curvatures(self, model: QuadraticModel) -> None:
-        """Σ a² h less what centring takes off, and never below 0."""
+        """Compute Σ a² h of every item, less the part that centring subtracts, at least
+        0.
+        """
         h = model.h if model.shares is None else model.h * (1.0 - model.shares)
         h = np.ascontiguousarray(h)
         found = self._arrays["curvatures"]
@@ -727,7 +735,7 @@ class WholeGram:
     ----------
     order : ndarray of int64, (m,), the items
     gram : ndarray, (m, m), their inner products over all ranks
-    slopes : ndarray, (m,), those of the model where none has moved
+    slopes : ndarray, (m,), slopes of the model before any item has moved
     """
 
     order: Array
@@ -760,7 +768,7 @@ def sum_gram(
 ) -> WholeGram:
     """Return the Gram of these items and their slopes. Collective; one message.
 
-    The lower triangle travels: m (m + 1)/2 + m words for m items.
+    The message contains the lower triangle: m (m + 1)/2 + m words for m items.
     """
     m = len(order)
     triangle = np.tril_indices(m)
@@ -787,11 +795,11 @@ def sum_gram(
 #
 # An epoch makes the model (one sum of m K² + K² + K words for m columns), takes
 # `SWEEPS` sweeps over items, and goes from w towards where they end, as far as F falls
-# (one sum of `TRIALS` + 2 words, and a word that says how far).
+# (one sum of `TRIALS` + 2 words, and a word, the length).
 #
 # With l1 an epoch takes a working set alone: the weights that are not 0, and those
 # whose slope is above `NEAR` l1. Every other weight is 0 and meets the condition of a
-# minimum; as the slopes of all weights are looked at in every epoch, none is missed
+# minimum; since every epoch computes the slopes of all weights, none is missed
 # (the check of the strong rules: Tibshirani et al., 2012, J. R. Stat. Soc. B 74(2),
 # section 7). The Gram of a working set of up to `MOST_GRAM` items is one message for
 # all sweeps of an epoch (m (m + 1)/2 + m words), whatever the number of steps.
@@ -811,7 +819,7 @@ NEAR = 0.9  # of l1: weights at 0 with such a slope may leave it next
 
 
 class NewtonForm(Form):
-    """Every rank holds w whole, and the scores of its rows."""
+    """The Newton form: every rank stores all of w, and the scores of its rows."""
 
     name = "newton"
     sweeps = SWEEPS
@@ -841,7 +849,7 @@ class NewtonForm(Form):
         point = self.begin()
         slope = self.objective.slope(*self.model(point))
         self.worst = slope.loss - self._least()
-        # Of the mean loss: what l1 holds of it would be another yardstick for each l1.
+        # Of the smooth part: the smallest subgradient would differ for each l1.
         self.steep = self.objective.norm(replace(slope, least=None))
 
     @property
@@ -855,14 +863,18 @@ class NewtonForm(Form):
         return self.columns.count * self.classes
 
     def _least(self) -> float:
-        """The mean of the least losses there can be: below 0 for log links."""
+        """Return the mean of the least losses of all rows: below 0 for log links.
+        Collective.
+        """
         least = least_losses(self.objective.family, self.targets[:, 0])
         word = np.array([self.weights @ least])
         self.members.sum(word, "control")
         return float(word[0]) * self.scale
 
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """These weights, or 0, with the best intercept for them."""
+        """Return the point of these weights, or 0, with the best intercept.
+        Collective.
+        """
         shape = (self.columns.count, self.classes)
         x = np.zeros(shape) if weights is None else weights.copy()
         self.objective.penalty.prox(x, 0.0)
@@ -874,20 +886,22 @@ class NewtonForm(Form):
         return CoordinatePoint(x.reshape(-1), np.zeros(width))
 
     def _stand(self, weights: Array, shift: Array) -> None:
-        """At these weights and intercept, with the scores of this rank's rows."""
+        """Set the intercept to `shift`, and this rank's scores to those of these
+        weights.
+        """
         self.shift = shift
         self.scores = self.columns.combined(weights) + shift
         if self.objective.shard.offsets is not None:
             self.scores += self.objective.shard.offsets
 
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
-        """Neither weights nor scores depend on the penalty."""
+        """Change the penalty, on which weights and scores do not depend."""
         self.objective = replace(self.objective, penalty=penalty)
         self.separable = ElasticNet(_of_items(penalty, self.classes))
         self.slope = None
 
     def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
-        """Where the last epoch ended."""
+        """Return copies of the weights, (d, K), and of the intercept, (K,), or None."""
         intercept = self.shift.copy() if self.intercept else None
         return point.x.reshape(-1, self.classes).copy(), intercept
 
@@ -903,7 +917,9 @@ class NewtonForm(Form):
         return FormModel(slope.loss, self.objective.norm(slope), gap)
 
     def prepare(self, point: CoordinatePoint, order: Array) -> Array:
-        """Make the model about the point; the items of this epoch, in their order."""
+        """Make the quadratic model about the point; return this epoch's items.
+        Collective.
+        """
         self.anchor = point.x.reshape(-1, self.classes).copy()
         family, c = self.objective.family, self.weights[:, None]
         with np.errstate(all="ignore"):
@@ -947,7 +963,11 @@ class NewtonForm(Form):
         return order
 
     def sweep(self, point: CoordinatePoint) -> tuple[int, bool]:
-        """Take a step over every item; with a Gram of all, until they move no more."""
+        """Take a step over every item, or with `whole`, sweeps until the moves are
+        small.
+
+        Return the steps, and whether another sweep would still move the items.
+        """
         if self.whole is not None:
             return self._sweep_gram(self.whole, point), False
         farthest = self.sweeper.sweep(self.order)
@@ -956,7 +976,9 @@ class NewtonForm(Form):
         return len(self.order), farthest > STILL * self.farthest
 
     def _sweep_gram(self, whole: WholeGram, point: CoordinatePoint) -> int:
-        """Sweeps of rank 0, which all ranks take over."""
+        """Sweep on rank 0, broadcast its x to all ranks, and return the number of
+        steps.
+        """
         words = np.empty(len(whole.order) + 1)
         if self.members.rank == 0:
             words[-1] = whole.sweep(point.x, self.separable, self.scale)
@@ -967,11 +989,11 @@ class NewtonForm(Form):
 
     @property
     def _chooses(self) -> bool:
-        """Return whether an epoch is about a working set."""
+        """Return whether an epoch is restricted to a working set."""
         return bool(self.objective.penalty.l1) and self.count > FEW
 
     def _working_set(self, order: Array) -> Array:
-        """The items of `order` that a sweep may move, alike on all ranks."""
+        """Return the items of `order` that a sweep may move, the same on all ranks."""
         if not self._chooses:
             return order
         slope = self._slope()
@@ -990,7 +1012,9 @@ class NewtonForm(Form):
         return numbers.astype(np.int64)
 
     def _slope(self) -> Array:
-        """∇ of the smooth part at the point, (d, K); where a look has it, that one."""
+        """Return ∇ of the smooth part at the point, (d, K), that of an evaluation if
+        known.
+        """
         if self.slope is not None:
             return self.slope
         sums = self.columns.products(self.residuals)
@@ -998,13 +1022,13 @@ class NewtonForm(Form):
         return self.scale * sums + self.objective.penalty.l2 * self.anchor
 
     def _numbers(self) -> Array:
-        """All items of the chosen columns."""
+        """Return the numbers of all items of the chosen columns, (m K,)."""
         every = np.arange(self.classes)
         numbers: Array = (self.chosen[:, None] * self.classes + every).reshape(-1)
         return numbers
 
     def _curvatures(self) -> Array:
-        """c ∂r/∂t of one score a row, kept off zero; (n, 1)."""
+        """Return c ∂r/∂t of one score a row, kept off zero, (n, 1)."""
         family, c = self.objective.family, self.weights[:, None]
         with np.errstate(all="ignore"):
             h: Array = bends(family, self.scores, self.targets)[:, :, 0]
@@ -1016,7 +1040,7 @@ class NewtonForm(Form):
         return np.where(c > 0.0, np.maximum(h, least), 0.0)
 
     def _shares(self) -> Array | None:
-        """p of classes, kept off zero, (n, K); None: one score a row."""
+        """Return p of the classes, kept off zero, (n, K); None: one score a row."""
         if self.objective.family.targets != "classes":
             return None
         shares = np.maximum(self.objective.family.mean(self.scores), LEAST_SHARE)
@@ -1024,7 +1048,9 @@ class NewtonForm(Form):
         return shares
 
     def _centre(self, h: Array, shares: Array | None) -> tuple[Array, Array, Array]:
-        """b and S⁺ b of the items of chosen columns, (m K, K), and S⁺ Σ c r."""
+        """Return b and S⁺ b of the items of chosen columns, (m K, K), and S⁺ Σ c r,
+        (K,).
+        """
         m, K = len(self.chosen), self.classes
         if not self.intercept:
             nothing = np.zeros((m * K, K))
@@ -1049,13 +1075,15 @@ class NewtonForm(Form):
         return flat, flat @ inverse, inverse @ pull
 
     def _chosen_columns(self) -> Items:
-        """Those that this epoch is about."""
+        """Return the columns to which the items of this epoch belong."""
         if len(self.chosen) == self.columns.count:
             return self.columns
         return Items(self.columns.matrix[self.chosen])
 
     def _shift(self) -> Array | None:
-        """The means of columns, as items want them; those not chosen are not read."""
+        """Return the means of all columns, (d,), 0 where not chosen; None: no
+        intercept.
+        """
         if not self.intercept:
             return None
         whole = np.zeros(self.columns.count)
@@ -1063,7 +1091,9 @@ class NewtonForm(Form):
         return whole
 
     def settle(self, point: CoordinatePoint) -> None:
-        """From the anchor towards the point, as far as F falls; x is what was taken."""
+        """Move from the anchor towards the point as far as F falls; x becomes the
+        result.
+        """
         end = point.x.reshape(self.anchor.shape).copy()
         move = end - self.anchor
         few = move[self.chosen]
@@ -1080,7 +1110,9 @@ class NewtonForm(Form):
         self.slope = None
 
     def _length(self, end: Array, move: Array, away: Array) -> float:
-        """The largest of the lengths at which F has fallen enough; the same on all."""
+        """Return the largest of the lengths at which F falls enough; the same on all
+        ranks.
+        """
         penalty, family = self.objective.penalty, self.objective.family
         lengths = 0.5 ** np.arange(TRIALS)
         words = np.empty(TRIALS + 2)

@@ -38,7 +38,7 @@ BLOW_UP = 1e3  # times the scale of the first loss: no useful step goes that far
 
 
 class HistoryRecords(Observer):
-    """Adds a record to the history of a run at each evaluation, with what was sent."""
+    """Adds a record to the history of a run at each evaluation, with traffic so far."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -73,10 +73,12 @@ class Evaluation:
         self.good: Snapshot | None = None  # the last model with a good loss
         self.measured_at = -1
         self.is_good = False  # whether the last loss was good
-        self.clipped = 0  # scores beyond the range of exp at the last look
+        self.clipped = 0  # scores beyond the range of exp at the last evaluation
 
     def measure(self, state: State, view: View) -> bool:
-        """Put the loss into the view; False when it says that the run diverged."""
+        """Write the loss into the view; return False if the run diverged.
+        Collective.
+        """
         seen = self.agreement.consensus(state, view.exchanges).host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
         own = seen.weights[self.own, : self.columns]
@@ -103,7 +105,7 @@ class Evaluation:
         return good
 
     def _losses(self, own: Array, intercept: Array | None) -> Losses:
-        """F, by the pass that takes its gradient where that is asked for."""
+        """Return F, by the pass that takes its gradient where that is requested."""
         self.known = None
         if self.takes != "gradient" or self.objective.shard.held is not None:
             return self.objective.measure(own, intercept)
@@ -111,10 +113,10 @@ class Evaluation:
         return Losses(np.array([slope.loss]), None, slope.clips)
 
     def slope_of(self, state: State, exchanges: int) -> tuple[State, Slope]:
-        """What replicas agree on now, and F with its gradient there.
+        """Return the state that replicas agree on now, and F with its gradient there.
 
-        Where the last evaluation was of this state and took the gradient, no pass is
-        made for it.
+        Collective. Where the last evaluation was of this state and took the gradient,
+        no pass is made for it.
         """
         seen = self.agreement.consensus(state, exchanges).host_state()
         if self.known is not None and self.measured_at == exchanges:
@@ -124,7 +126,7 @@ class Evaluation:
         return seen, self.objective.slope(own, intercept)
 
     def _optimality(self, own: Array, intercept: Array | None) -> dict[str, Any]:
-        """What was asked for beside the loss, each with its own pass over the rows."""
+        """Return the norm of the gradient, and the gap, where they are requested."""
         if self.takes == "loss":
             return {}
         if self.known is not None:
@@ -146,7 +148,7 @@ class Evaluation:
     def warn_of_goal(self, state: State, view: View, has_converged: bool) -> None:
         """Warn of a goal that is not reached, or of one without a minimum. Collective.
 
-        `has_converged` says whether the goal was reached, behind the last exchange.
+        `has_converged`: whether the goal was reached after the last exchange.
         """
         if self.stop.on == "none":
             return
@@ -157,11 +159,11 @@ class Evaluation:
             self.stop.warn(view.history, self._null_excess_for_goal())
 
     def _null_excess_for_goal(self) -> float:
-        """Return F of the null model above its bound, which a small gap is held to."""
+        """Return F₀ of `gap_limit` where the goal is a gap, else 0."""
         return self.null_excess() if self.stop.on == "gap" else 0.0
 
     def null_excess(self) -> float:
-        """Return F of the null model less the least that F could be, taken once.
+        """Return F of the null model less the least that F could be, computed once.
 
         Collective: a few words, and no pass over the rows.
         """
@@ -173,7 +175,8 @@ class Evaluation:
     def lacks_minimum(self, state: State, exchanges: int) -> bool:
         """Return whether F has no minimum, since the model makes no error on any row.
 
-        Collective. One pass over the rows, where nothing holds the weights back.
+        Collective. One pass over the rows, where no penalty or bound limits the
+        weights.
         """
         objective = self.objective
         is_plain = type(objective) is Objective and objective.models is None
@@ -188,8 +191,8 @@ class Evaluation:
         return is_separated(rows, rows.start(own, intercept))
 
     def _show(self, found: Losses, view: View) -> None:
-        """Of several models the least loss stands for all: it is their best that a run
-        goes on for.
+        """Write losses and clips into the view; the loss of several models is their
+        least, since a run continues for the best of them.
         """
         self.clipped = found.clips
         finite = found.each[np.isfinite(found.each)]
@@ -206,7 +209,7 @@ class Evaluation:
         return self.objective.has_broken(weights, weights.shape[1] // self.columns)
 
     def is_fresh(self, view: View) -> bool:
-        """True where the loss in the view is that of the state now."""
+        """Return whether the loss in the view is that of the present state."""
         return self.measured_at == view.exchanges
 
     def facts(self) -> dict[str, Any]:
@@ -227,7 +230,9 @@ class Evaluation:
             self.good = Snapshot.of(good, {"loss": facts["good_loss"]})
 
     def restore(self, state: State) -> float:
-        """Put the last good weights back; their loss."""
+        """Write the last good model into `state`; return its loss, NaN if there is
+        none.
+        """
         if self.good is None:
             return math.nan
         self.good.put_into(state)
@@ -235,13 +240,13 @@ class Evaluation:
 
 
 def is_good(loss: float, first: float | None) -> bool:
-    """Whether a run whose first loss was `first` has not blown up."""
+    """Return whether `loss` is finite and not too far above `first`, the first loss."""
     first = first or 0.0
     return math.isfinite(loss) and loss - first <= BLOW_UP * (1.0 + abs(first))
 
 
 def numbers(values: Array) -> list[float | None]:
-    """For a record; None where there is no number."""
+    """Return the values for a record, with None for those that are not finite."""
     return [float(one) if math.isfinite(one) else None for one in values]
 
 
@@ -254,10 +259,10 @@ def held_out_loss(record: Mapping[str, Any]) -> float:
     return float(found) if found is not None and math.isfinite(found) else math.inf
 
 
-# When to stop: what an evaluation has to say for a run to have reached its goal.
+# When to stop: the goals that an evaluation may reach.
 
 GOALS = ("none", "gradient", "gap", "loss", "validation")
-MEASURES = ("loss", "gradient", "gap")  # what an evaluation takes; each has the former
+MEASURES = ("loss", "gradient", "gap")  # of an evaluation; each includes the former
 
 
 @dataclass(frozen=True)
@@ -313,7 +318,9 @@ class StopConfig(Settings, section="stop"):
         return self.tol * max(1.0, float(history[0].get("gradient") or 0.0))
 
     def _falls_no_more(self, losses: Sequence[float]) -> bool:
-        """No fall by tol, relative, below the best of `patience` looks ago."""
+        """Return whether the last `patience` losses are not below the best before by
+        `tol`.
+        """
         if len(losses) <= self.patience:
             return False
         before, since = losses[: -self.patience], losses[-self.patience :]
@@ -323,7 +330,7 @@ class StopConfig(Settings, section="stop"):
     def warn(
         self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
     ) -> None:
-        """Say that the epochs are over and the goal is not reached."""
+        """Warn that the goal is not reached after the last epoch."""
         remedy = (
             "raise --epochs, lower the rate, or go on to the optimum with --polish or"
             " --update svrg"
@@ -348,7 +355,7 @@ class StopConfig(Settings, section="stop"):
         )
 
 
-# The weights that rows which were held out liked best: what an early stop returns.
+# The weights with the least loss on held-out rows, which an early stop returns.
 
 WEIGHTS, INTERCEPT = "best_held", "best_held_intercept"  # in `state.memory`
 
@@ -359,18 +366,20 @@ class BestWeights(Observer):
 
     evaluation: Evaluation
     columns: int  # K
-    history: Sequence[Mapping[str, Any]]  # of the run, also where it goes on
+    history: Sequence[Mapping[str, Any]]  # of the run, also after it was resumed
     figures: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self, state: State) -> None:
-        """Kept in the memory of the state, so that checkpoints hold it."""
+        """Allocate the copy in the memory of the state, so that checkpoints
+        contain it.
+        """
         height = len(state.weights)
         state.memory[WEIGHTS] = np.zeros((height, self.columns))
         if state.intercept is not None:
             state.memory[INTERCEPT] = np.zeros((height, self.columns))
 
     def after_evaluation(self, state: State, view: View) -> None:
-        """Kept where the newest record is the best of all."""
+        """Copy the weights if the newest record is the best of all."""
         good, newest = self.evaluation.good, self.history[-1]
         if self._best() is not newest or good is None:
             return
@@ -379,7 +388,7 @@ class BestWeights(Observer):
             state.memory[INTERCEPT][...] = good.arrays["intercept"][:1]
 
     def at_end(self, state: State, exchanges: int, is_finished: bool) -> None:
-        """Go back to the best weights, where these are not the last."""
+        """Restore the best weights, if these are not the last."""
         best = self._best() if is_finished else None
         if best is None:
             return
@@ -397,7 +406,9 @@ class BestWeights(Observer):
         self.evaluation.measured_at = -1  # the loss at hand is not of these
 
     def _held_now(self, state: State) -> float | None:
-        """Of weights that no evaluation has seen yet, as rank 0 has it."""
+        """Return the loss on held-out rows, as rank 0 has it, of weights not yet
+        evaluated.
+        """
         known = self.evaluation
         seen = state.host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
@@ -409,12 +420,13 @@ class BestWeights(Observer):
         return found
 
     def facts(self) -> dict[str, Any]:
-        """When it was."""
+        """Return epoch and held-out loss of the best weights, for the report."""
         return {"best_held": dict(self.figures)} if self.figures else {}
 
     def _best(self) -> Mapping[str, Any] | None:
-        """The first record with the least loss on held-out rows, as rank 0 sees it:
-        sums need not give all ranks the same last bits, and all must keep one model.
+        """Return the first record with the least loss on held-out rows, as rank 0 has
+        it: sums need not give all ranks the same last bits, and all must take the same
+        record.
         """
         losses = [held_out_loss(record) for record in self.history]
         own = (
@@ -435,7 +447,7 @@ AVERAGED_WEIGHTS, AVERAGED_INTERCEPT = (
     "average",
     "average_intercept",
 )  # in `state.memory`
-COUNT = "averaged"  # there, too: a run that goes on may have become longer or shorter
+COUNT = "averaged"  # there, too: a resumed run may be longer or shorter
 
 
 @dataclass(frozen=True)
@@ -472,9 +484,10 @@ class TailAverage(Observer):
     figures: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self, state: State) -> None:
-        """Kept in the memory of the state, so that checkpoints hold it.
+        """Allocate the mean in the memory of the state, so that checkpoints contain it.
 
-        An intercept is a row of its own in every column, as all memory is.
+        The mean of the intercept is repeated in every row, since all memory has one row
+        for each column.
         """
         height = len(state.weights)
         state.memory[AVERAGED_WEIGHTS] = np.zeros((height, self.columns))
@@ -498,7 +511,9 @@ class TailAverage(Observer):
             _move(state.memory[AVERAGED_INTERCEPT], seen.intercept[:1], 1.0 / count)
 
     def at_end(self, state: State, exchanges: int, is_finished: bool) -> None:
-        """Take the mean for the last iterate, in every model whose F is less there."""
+        """Replace the last iterate by the mean in every model whose F is
+        lower there.
+        """
         if not is_finished or not self._place(exchanges) or not self._count(state):
             return
         weights, intercept = self._rounded(state)
@@ -515,24 +530,28 @@ class TailAverage(Observer):
         self.evaluation.measured_at = -1  # the loss at hand is not of these
 
     def facts(self) -> dict[str, Any]:
-        """Which of both was kept."""
+        """Return which of mean and last iterate is the result, for the report."""
         return {"average": dict(self.figures)}
 
     def _alike(self, better: Array) -> Array:
-        """As rank 0 sees it: where both are as good, last bits differ among ranks."""
+        """Return `better` of rank 0: where both are as good, last bits differ among
+        ranks.
+        """
         found = self.evaluation.objective.grid.world.exchange_objects(better)
         return np.asarray(found[0])
 
     def _count(self, state: State) -> int:
-        """Iterates in the mean."""
+        """Return the number of iterates in the mean."""
         return int(state.memory[COUNT][0, 0])
 
     def _place(self, exchanges: int) -> int:
-        """The how manieth of the last part it is; 0: that has not begun."""
+        """Return the number of the iterate in the averaged part; 0: that has
+        not begun.
+        """
         return max(exchanges // self.every - self.first // self.every, 0)
 
     def _rounded(self, state: State) -> tuple[Array, Array | None]:
-        """The mean as the weights are stored, which is what F is asked of."""
+        """Return the mean as the weights are stored: F is evaluated there."""
         weights = state.memory[AVERAGED_WEIGHTS].astype(state.weights.dtype)
         self.backend.round(weights, self.backend.precision.weights)
         if state.intercept is None:
@@ -540,7 +559,7 @@ class TailAverage(Observer):
         return weights, state.memory[AVERAGED_INTERCEPT][:1].copy()
 
     def _losses_now(self, state: State, exchanges: int) -> Array:
-        """F of the last iterate, which is known where it was just taken."""
+        """Return F of the last iterate, which is known if it was just evaluated."""
         known = self.evaluation
         is_one = known.objective.models is None
         if is_one and known.measured_at == exchanges and known.good is not None:
@@ -572,7 +591,7 @@ def _move(mean: Array, towards: Array, share: float) -> None:
 
 @dataclass(frozen=True)
 class Columns:
-    """How the columns are held on this grid."""
+    """The distribution of the columns over the members of this grid."""
 
     grid: Grid
     parts: tuple[slice, ...]  # of all members
@@ -580,18 +599,20 @@ class Columns:
 
     @property
     def total(self) -> int:
-        """Columns of the data."""
+        """Return the number of columns of the data."""
         return int(self.parts[-1].stop)
 
     @property
     def own(self) -> slice:
-        """The columns that this member's arrays hold."""
+        """Return the columns that this member's arrays contain."""
         if self.whole:
             return slice(0, self.total)
         return self.parts[self.grid.member]
 
     def join(self, own: Array) -> Array:
-        """(total, k) of this replica from the (columns held, k) of its members."""
+        """Return (total, k) of this replica from the (local columns, k) of
+        its members.
+        """
         own = np.ascontiguousarray(own)
         members, width = self.grid.members, own.shape[1]
         if self.whole or members.size == 1:
@@ -602,7 +623,7 @@ class Columns:
         return out.reshape(self.total, width)
 
     def of_all_replicas(self, own: Array) -> Array:
-        """(R, ...) from the equal-shaped arrays of all replicas."""
+        """Return (R, ...) from the equal-shaped arrays of all replicas."""
         replicas = self.grid.replicas
         out = np.empty((replicas.size, *own.shape), dtype=own.dtype)
         flat, counts = out.reshape(-1), [own.size] * replicas.size
@@ -614,11 +635,11 @@ class Columns:
 
 
 class SvrgSnapshots(Observer):
-    """Taken before the first exchange of every so many epochs.
+    """Takes w̃ and μ̃ before the first exchange of every `every` epochs.
 
-    The gradient is that of the exact values in float64, whatever the steps compute in:
-    what rounding does to r(w) − r(w̃) goes away as both come together, and where they
-    rest it is μ̃ that decides. Replicas take it at the mean of their weights, alike.
+    μ̃ is the gradient of the exact values in float64, whatever the steps compute in:
+    the rounding of r(w) − r(w̃) vanishes as w comes to w̃, and μ̃ alone determines
+    where they rest. All replicas take it at the mean of their weights.
     """
 
     def __init__(
@@ -635,7 +656,7 @@ class SvrgSnapshots(Observer):
         self.kept: tuple[Array, Array | None] | None = None
 
     def before_epoch(self, state: State, epoch: int) -> None:
-        """w̃ ← w,  μ̃ ← ∂F/∂w − λw."""
+        """Set w̃ ← w and μ̃ ← ∂F/∂w − λw, every `every` epochs."""
         if epoch % self.every:
             return
         K, evaluation = self.evaluation.columns, self.evaluation
@@ -652,7 +673,9 @@ class SvrgSnapshots(Observer):
             state.intercept[2] = slope.intercept
 
     def after_steps(self, state: State, number: int, group: Group | None) -> None:
-        """What replicas hold alike is not to be averaged: sums round."""
+        """Copy w̃ and μ̃, which are equal on all replicas: their average would be
+        rounded.
+        """
         if self.columns.grid.replicas.size == 1:
             return
         rest = slice(self.evaluation.columns, None)
@@ -660,7 +683,7 @@ class SvrgSnapshots(Observer):
         self.kept = state.weights[:, rest].copy(), intercept
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Put it back."""
+        """Restore w̃ and μ̃ after the average."""
         if self.kept is None:
             return
         weights, intercept = self.kept
@@ -669,25 +692,25 @@ class SvrgSnapshots(Observer):
             state.intercept[1:] = intercept
 
 
-# The scale of narrow residuals goes on where it was, where it is a replica's own.
+# The scale of narrow residuals, saved where each replica has its own.
 
 NAME = "loss_scale"
 
 
 @dataclass
 class ReplicaLossScale(Observer):
-    """Where replicas do not decide about it together, and say so themselves."""
+    """Saves the scale of residuals of a replica that adapts it on its own."""
 
     scale: LossScale
 
     def prepare(self, state: State) -> None:
-        """Room beside the state, which is saved with it."""
+        """Allocate the scale beside the state, with which it is saved."""
         state.rank_arrays[NAME] = self.scale.kept()
 
     def start(self, state: State, exchanges: int) -> None:
-        """As it was saved."""
+        """Restore the scale that was saved with the state."""
         self.scale.restore(state.rank_arrays[NAME])
 
     def after_steps(self, state: State, number: int, group: Group | None) -> None:
-        """As the steps have left it."""
+        """Save the scale that the steps have left."""
         state.rank_arrays[NAME][...] = self.scale.kept()

@@ -16,12 +16,12 @@ from hpcsgd.solvers.objective import Objective, block_rows
 # All rows of the data as two products, in float64 on their exact values.
 #
 # Each is one pass over the rows of this rank. Scores are summed over members, gradients
-# over replicas; both are booked as "evaluate", as every look at all rows is.
+# over replicas; both are booked as "evaluate", as every pass over all rows is.
 
 
 @dataclass(frozen=True)
 class WeightedMoments:
-    """What columns look like under row weights h: sums over all rows."""
+    """Moments of the columns under row weights h: sums over all rows."""
 
     first: Array  # Σ h a, (d_c, K)
     second: Array  # Σ h a², (d_c, K)
@@ -30,7 +30,7 @@ class WeightedMoments:
 
 @dataclass(frozen=True)
 class AllRows:
-    """The rows of the objective, with what belongs to them."""
+    """The rows of the objective, with their targets and their shares of a mean."""
 
     objective: Objective
     columns: int  # K
@@ -39,32 +39,34 @@ class AllRows:
 
     @property
     def grid(self) -> Grid:
-        """The ranks that hold them."""
+        """Return the grid of the ranks that store the rows."""
         return self.objective.grid
 
     @property
     def height(self) -> int:
-        """Rows of this replica."""
+        """Return the number of rows of this replica."""
         return self.objective.shard.height
 
     @property
     def width(self) -> int:
-        """Columns of this member."""
+        """Return the number of columns of this member."""
         return self.objective.shard.width
 
     def residuals(self, scores: Array) -> Array:
-        """c ∂ℓ/∂t / Σc at these scores: a gradient is Aᵀ of it, over all rows."""
+        """Return c ∂ℓ/∂t / Σc at these scores: a gradient is Aᵀ of it, over
+        all rows.
+        """
         family = self.objective.family
         found: Array = self.share * family.residual(scores, self.targets)
         return found
 
     def loss(self, scores: Array) -> float:
-        """Σ c ℓ / Σc of the local rows."""
+        """Return Σ c ℓ / Σc of the local rows."""
         losses = self.objective.family.loss(scores, self.targets)
         return float((self.share * losses).sum())
 
     def start(self, weights: Array, intercept: Array | None) -> Array:
-        """t = A w + β + offset of the local rows, (n, K)."""
+        """Return t = A w + β + offset of the local rows, (n, K)."""
         scores, _ = self.scores(weights, np.empty(0))
         if intercept is not None:
             scores += intercept
@@ -73,7 +75,7 @@ class AllRows:
         return scores
 
     def scores(self, weights: Array, words: Array) -> tuple[Array, Array]:
-        """A w of the local rows, and the sum over members of a few `words`.
+        """Return A w of the local rows, and the sum over members of a few `words`.
 
         One pass, and one message of nK words and these.
         """
@@ -86,7 +88,7 @@ class AllRows:
         return scores, buffer[scores.size :]
 
     def gradient(self, residuals: Array) -> tuple[Array, Array]:
-        """(Aᵀr, 1ᵀr) over all rows: one pass, and one message of d_c·K + K words."""
+        """Return (Aᵀr, 1ᵀr) over all rows: one pass, one message of d_c·K + K words."""
         buffer = np.zeros((self.width + 1, residuals.shape[1]))
         buffer[-1] = residuals.sum(axis=0)
         for rows in self.blocks():
@@ -95,7 +97,9 @@ class AllRows:
         return buffer[:-1], buffer[-1]
 
     def moments(self, h: Array) -> WeightedMoments:
-        """Of the columns, under weights h (n, K): one pass, 2 d_c·K + K words."""
+        """Return moments of columns under weights h (n, K): one pass, 2 d_c·K + K
+        words.
+        """
         buffer = np.zeros((2 * self.width + 1, self.columns))
         first, second = buffer[: self.width], buffer[self.width : -1]
         buffer[-1] = h.sum(axis=0)
@@ -108,7 +112,7 @@ class AllRows:
         return WeightedMoments(first, second, buffer[-1])
 
     def blocks(self) -> Iterator[slice]:
-        """The local rows that are looked at together, one block after the other."""
+        """Yield the local rows of each block."""
         objective = self.objective
         step = objective.block or block_rows(objective.shard.total_columns)
         for start in range(0, self.height, step):
@@ -144,19 +148,21 @@ def _cached_parts(block: Any) -> Iterator[slice]:
 
 
 def _squares(block: Any) -> Any:
-    """a², in float64: values of float32 may be too large for their own squares."""
+    """Return a², in float64: values of float32 may be too large for their own
+    squares.
+    """
     wide = block.astype(np.float64, copy=False)
     return np.square(wide) if isinstance(wide, np.ndarray) else wide.power(2)
 
 
 # The best intercept for the scores at hand: Newton on K numbers, no pass over rows.
 #
-# F is convex in β, so along each Newton step the slope is looked at, and a step is
-# halved until it goes down. A look is 1 + K + K² words over all ranks.
+# F is convex in β: the slope at the end of each Newton step shows whether the step is
+# too long, and it is halved then. A trial is 2 + K + K² words over all ranks.
 
 LOOKS = 60
-DONE = 1e-14  # of the mean residual's size: what its sum over all rows is worth
-SINGULAR = 1e-7  # of the largest curvature: what a difference makes of none
+DONE = 1e-14  # of the mean size of residuals: the accuracy of their sum
+SINGULAR = 1e-7  # of the largest curvature: the error of a difference quotient
 STEP = 1e-5  # of the difference quotient for the curvature
 GRAIN = 2.0**10  # units in the last place of a score, which that step is at least
 REACH = 10.0  # of the first step
@@ -165,7 +171,7 @@ FURTHER = 8.0  # so many times as far after a step that was cut
 
 @dataclass(frozen=True)
 class InterceptLevel:
-    """What the intercept has to move by, and what F gains."""
+    """The shift to the best intercept, and the decrease of F."""
 
     shift: Array  # β* − β, (K,)
     gain: float  # F(w, β) − F(w, β*), at least 0
@@ -181,7 +187,7 @@ class _LevelTrial:
 
 
 def level(rows: AllRows, scores: Array) -> InterceptLevel:
-    """The best shift of all scores (n, K) by the same K numbers."""
+    """Return the best shift of all scores (n, K) by the same K numbers. Collective."""
     shift = np.zeros(scores.shape[1])
     first = here = _look(rows, scores, shift)
     reach = REACH
@@ -207,17 +213,19 @@ def _is_flat(look: _LevelTrial) -> bool:
 
 
 def _is_lower(ahead: _LevelTrial, before: _LevelTrial, step: Array) -> bool:
-    """Not so far past the point where the slope along the step turns."""
+    """Return whether a step ends not too far past the minimum along it."""
     if not np.isfinite(ahead.loss):
         return False
     there, here = float(ahead.slope @ step), abs(float(before.slope @ step))
-    # Residuals that are all at an end are as large on both sides.
+    # Residuals that are all saturated have one size on both sides.
     return abs(there) <= (here if there <= 0.0 else 0.5 * here)
 
 
 def _newton(look: _LevelTrial, reach: float) -> Array:
-    """The step; of classes, none where all scores grow alike."""
-    if not look.bend.any():  # all residuals are at an end: as far as it goes
+    """Return Newton's step, at most `reach` in size, with no equal shift of all
+    classes.
+    """
+    if not look.bend.any():  # all residuals are saturated: the longest step
         downhill: Array = -look.slope * (reach / np.abs(look.slope).max())
         return downhill
     step = -np.linalg.pinv(look.bend, SINGULAR, hermitian=True) @ look.slope
@@ -251,7 +259,7 @@ def _cancelled(rows: AllRows) -> float:
 
 
 def _bend(rows: AllRows, scores: Array) -> tuple[Array, float]:
-    """∂(Σ p r)/∂β by differences, and what the rounding of scores makes of Σ p r."""
+    """Return ∂(Σ p r)/∂β by differences, (K, K), and what rounding adds to Σ p r."""
     columns = scores.shape[1]
     found, rounding = np.empty((columns, columns)), 0.0
     width = max(STEP, GRAIN * float(np.spacing(np.abs(scores).max(initial=0.0))))
@@ -291,15 +299,15 @@ class VariableScaling:
     level: Array  # √e, (K,)
 
     def gradient(self, weights: Array, intercept: Array) -> tuple[Array, Array]:
-        """That of the new variables."""
+        """Return the gradient in the new variables, ∂F/∂u and ∂F/∂ν."""
         return (weights - self.centers * intercept) / self.roots, intercept / self.level
 
     def weights(self, moved: Array) -> Array:
-        """What a move of u is in w."""
+        """Return the move of w that corresponds to a move of u."""
         return moved / self.roots
 
     def pull(self, weights: Array) -> Array:
-        """This member's part of m·w, (K,): what a move of w takes from β."""
+        """Return this member's part of m·w, (K,): what a move of w takes from β."""
         taken: Array = np.sum(self.centers * weights, axis=0)
         return taken
 
@@ -307,7 +315,7 @@ class VariableScaling:
 def make_scaling(
     moments: WeightedMoments, l2: float, has_intercept: bool
 ) -> VariableScaling:
-    """The one for these moments of curvature-weighted columns."""
+    """Return the scaling for these moments of curvature-weighted columns."""
     total = np.maximum(moments.total, np.finfo(float).tiny)
     centers = moments.first / total * has_intercept
     second = moments.second - total * np.square(centers)
@@ -318,7 +326,7 @@ def make_scaling(
 
 
 def bends(family: Family, scores: Array, targets: Array) -> Array:
-    """∂r_k/∂t_q about these scores, (n, K, K)."""
+    """Return ∂r_k/∂t_q at these scores, (n, K, K)."""
     if family.targets == "classes":
         mean = family.mean(scores)
         found: Array = -mean[:, :, None] * mean[:, None, :]
@@ -346,8 +354,8 @@ def curvatures(
     found: Array
     if family.targets == "classes":
         mean = family.mean(scores)
-        # Alike for all classes: scores that all grow by the same change nothing, and
-        # a scaling of each class for itself would lead gradients that way.
+        # The same for all classes: a scaling of each class would turn gradients towards
+        # equal shifts of all scores, which change nothing.
         each = (mean * (1.0 - mean)).mean(axis=1, keepdims=True)
         found = np.broadcast_to(each, scores.shape).copy()
     else:
@@ -365,7 +373,7 @@ def curvatures(
 #     F(u, γ) ≥ Σ p_i ℓ_i(t_i) + g·(u − w) + (Σ p_i r_i)·(γ − β) + penalty(u)
 #
 # for all u, γ. Where Σ p_i r_i = 0 the right side has a minimum in u, column by column:
-# a bound of F* from below. With a ridge alone it says F − F* ≤ ‖∇_w F‖²/(2λ). It is the
+# a bound of F* from below. With a ridge alone it is F − F* ≤ ‖∇_w F‖²/(2λ). It is the
 # dual of Fenchel at θ = r. An intercept that is not penalised is first moved to its own
 # optimum β* on the scores at hand, which takes no pass over the matrix:
 #
@@ -392,13 +400,15 @@ FINEST = 1e-13  # gap, relative to F, that float64 sums can show
 
 @dataclass(frozen=True)
 class Optimality:
-    """What is known of weights, the same on all ranks."""
+    """Gradient norm and gap of weights, the same on all ranks."""
 
     gradient: float  # ‖∇F‖; of its smallest subgradient where l1 or bounds bend F
     gap: float | None = None  # F − F* is at most that; None: nothing is known
 
     def as_dict(self, with_gap: bool) -> dict[str, float | None]:
-        """What a record of the history says of it."""
+        """Return the entries of a record of the history: `gradient`, and `gap` if
+        requested.
+        """
         own: dict[str, float | None] = {"gradient": self.gradient}
         return own | ({"gap": self.gap} if with_gap else {})
 
@@ -406,7 +416,7 @@ class Optimality:
 def gradient_of(
     objective: Objective, weights: Array, intercept: Array | None
 ) -> Optimality:
-    """The gradient alone: one pass."""
+    """Return the norm of the gradient alone: one pass. Collective."""
     return Optimality(objective.norm(objective.slope(weights, intercept)))
 
 
@@ -427,7 +437,9 @@ def gap_scale(loss: float, null_excess: float) -> float:
 
 
 def gap_of(objective: Objective, weights: Array, intercept: Array | None) -> Optimality:
-    """Gradient and gap: two passes, one for the scores and one for both gradients."""
+    """Return gradient and gap: a pass for the scores, one for both gradients.
+    Collective.
+    """
     rows = open_rows(objective)
     weights = weights.astype(np.float64)
     return gap_at(rows, weights, intercept, rows.start(weights, intercept))
@@ -489,7 +501,7 @@ def _above_tangents(rows: AllRows, exact: Array, scores: Array) -> float:
 
 
 def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> float:
-    """The bound at θ = τ r; inf: no τ is feasible. No pass over the matrix."""
+    """Return the bound at θ = τ r; inf: no τ is feasible. No pass over the matrix."""
     objective = rows.objective
     penalty, grid = objective.penalty, objective.grid
     lower, upper = penalty.bounds(weights)
@@ -498,7 +510,7 @@ def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> f
     steepest = max(grid.members.exchange_objects(float(largest), "evaluate"))
     if penalty.l1 == 0.0 or not np.isfinite(steepest):
         return float("inf")
-    # One digit inside: what is scaled to the edge may be rounded over it.
+    # Slightly less than the limit, which rounding could exceed otherwise.
     tau = 1.0 if steepest <= penalty.l1 else penalty.l1 / steepest * (1 - 1e-15)
     words = np.zeros(2)
     words[0] = above_least(penalty, weights, tau * slope)
@@ -512,7 +524,8 @@ def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> f
 
 
 def above_least(penalty: Penalty, weights: Array, slope: Array) -> float:
-    """Σ_j [φ_j(w_j) − min φ_j] of these columns, each at least 0; inf: no minimum.
+    """Return Σ_j [φ_j(w_j) − min φ_j] of these columns, each at least 0; inf: no
+    minimum.
 
     With u the minimum and v = g + λu each is
     v(w − u) + l1(|w| − |u|) + (λ/2)(w − u)². Written so, small gaps keep their digits.
@@ -545,7 +558,7 @@ CONSTANT = 16 * float(np.finfo(np.float64).eps)  # of |m|: a deviation of roundi
 
 @dataclass(frozen=True)
 class Centers:
-    """What is subtracted from this member's columns."""
+    """The means that are subtracted from this member's columns."""
 
     means: Array  # (d_c,), 0 where nothing is subtracted
     is_constant: Array  # (d_c,), columns that become zeros
@@ -566,7 +579,7 @@ class Centers:
 
 
 def find_centers(rows: AllRows, moments: WeightedMoments) -> Centers | None:
-    """Return what to subtract, by the moments of the columns; None: nothing.
+    """Return the means to subtract, by the moments of the columns; None: none.
 
     Collective: a flag, and where it is set a pass over the rows and a second flag.
     """
@@ -599,7 +612,7 @@ def centre(objective: Objective, centers: Centers) -> Objective:
     return replace(objective, read=lambda rows: centers.centred(read(rows)))
 
 
-# Data that a model tells apart without an error, whose F has no minimum.
+# Separable data: a model makes no error on any row, and F has no minimum.
 #
 # Where every row of weight c_i > 0 is on the side of its own class by the score less
 # its offset, so it is for any multiple of the weights: the loss falls to 0 as they
@@ -614,12 +627,13 @@ NO_MINIMUM = (
 
 
 def may_lack_minimum(family: str, penalty: Penalty) -> bool:
-    """Return whether F may have no minimum: nothing holds the weights."""
+    """Return whether F may have no minimum: no penalty or bound limits the weights."""
     return family in ENDLESS and penalty.is_nothing and not penalty.is_bounded
 
 
 def is_separated(rows: AllRows, scores: Array) -> bool:
-    """Return whether each local score (n, K) is on its side, on all ranks. Collective.
+    """Return whether all scores of all ranks are on the side of their class.
+    Collective.
 
     One flag over all ranks; no pass over the matrix.
     """

@@ -1,4 +1,4 @@
-"""L-BFGS on all rows, and what certifies its end."""
+"""L-BFGS on all rows, and the certified gap that ends it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -31,11 +31,12 @@ from hpcsgd.solvers.full_passes import (
 # recursion needs nothing but their inner products, of which an iteration has 3(2M + 1)
 # new ones, in one message (Chen, Wang, Zhou 2014).
 
-CURVED = 1e-14  # of ‖s‖‖y‖: a pair with a smaller s·y says nothing
+CURVED = 1e-14  # of ‖s‖‖y‖: a pair with a smaller s·y is not used
 
 
 class CurvaturePairs:
-    """The vectors as this rank holds them, and the inner products of the whole ones.
+    """This rank's part of the vectors of L-BFGS, and inner products of whole
+    vectors.
 
     Slots 0..M−1 are moves, M..2M−1 changes, and the last is the gradient.
     """
@@ -49,26 +50,28 @@ class CurvaturePairs:
 
     @property
     def words(self) -> int:
-        """Of new inner products, in one iteration."""
+        """Return the number of new inner products in one iteration."""
         return 3 * len(self.vectors)
 
     @property
     def gradient(self) -> Array:
-        """The vector g."""
+        """Return this rank's part of g."""
         found: Array = self.vectors[-1]
         return found
 
     @property
     def square(self) -> float:
-        """g·g."""
+        """Return g·g of the whole vector."""
         return float(self.products[-1, -1])
 
     def begin(self, gradient: Array) -> None:
-        """The first one."""
+        """Store the first gradient."""
         self.vectors[-1] = gradient
 
     def put(self, move: Array, gradient: Array) -> None:
-        """One iteration more: s, and y from the gradients."""
+        """Store the pair of one iteration: the move s, and y, the change of the
+        gradient.
+        """
         self.slot = (self.slot + 1) % self.depth
         if self.slot in self.order:
             self.order.remove(self.slot)
@@ -77,7 +80,9 @@ class CurvaturePairs:
         self.vectors[-1] = gradient
 
     def parts(self, own: slice) -> Array:
-        """What `own` of these vectors adds to the new inner products, flat."""
+        """Return what the entries `own` of the vectors add to the new inner products,
+        flat.
+        """
         newest = self.vectors[[self.slot, self.depth + self.slot, -1], own]
         parts: Array = self.vectors[:, own] @ newest.T
         return parts.reshape(-1)
@@ -93,16 +98,16 @@ class CurvaturePairs:
             self.order.append(s)
 
     def forget(self) -> None:
-        """Begin again with the gradient alone."""
+        """Remove all pairs; the gradient remains."""
         self.order.clear()
 
     def direction(self) -> tuple[Array, float]:
-        """p = −H g, this rank's part of it, and g·p of the whole."""
+        """Return this rank's part of p = −H g, and g·p of the whole vectors."""
         found = self._coefficients()
         return found @ self.vectors, float(found @ self.products[-1])
 
     def _coefficients(self) -> Array:
-        """Of the vectors in the direction: Nocedal's two loops."""
+        """Return the coefficients of the vectors in p, by Nocedal's two loops."""
         found, products = np.zeros(len(self.vectors)), self.products
         found[-1] = -1.0
         shares = {}
@@ -124,7 +129,7 @@ class CurvaturePairs:
 # Scores are linear, t(a) = t + a q, and the objective is convex along the line, so the
 # search is for a root of its slope. A trial costs n exponentials and a few words.
 
-STEEP = 0.5  # of the first slope: where it is flatter than that the search ends
+STEEP = 0.5  # of the first slope: the search ends at a flatter one
 TRIALS = 40
 LONGER = 10.0  # at most so many times the step before
 MARGIN = 0.1  # of a bracket that the next trial keeps off its ends
@@ -141,14 +146,14 @@ class Trial:
 
     @property
     def is_finite(self) -> bool:
-        """False where the step was so long that a number overflowed."""
+        """Return whether the step was short enough that no number overflowed."""
         return bool(np.isfinite(self.value) and np.isfinite(self.slope))
 
 
 def search(look: Callable[[float], Trial], begin: Trial) -> tuple[Trial | None, int]:
-    """A step with a flat enough slope and no higher value; None: there is none.
+    """Return a step with a flat enough slope and no higher value; None: there is none.
 
-    The second number is that of trials. The first of them is 1.
+    The second result is the number of trials. The first trial has step 1.
     """
     low, high, step = begin, None, 1.0
     for count in range(1, TRIALS + 1):
@@ -173,7 +178,9 @@ def _too_far(trial: Trial, begin: Trial) -> bool:
 
 
 def _next(begin: Trial, low: Trial, high: Trial | None) -> float:
-    """Where the slope is zero if it is a straight line, kept within reason."""
+    """Return the next step to try: where a straight slope would be zero,
+    within limits.
+    """
     if high is None:
         share = begin.slope / min(begin.slope - low.slope, begin.slope / LONGER)
         return low.step * max(share, 2.0)
@@ -184,9 +191,9 @@ def _next(begin: Trial, low: Trial, high: Trial | None) -> float:
     return low.step + width * min(max(share, MARGIN), 1.0 - MARGIN)
 
 
-# Where a refinement stands, and what it may see from there.
+# The point of a refinement, and F around it.
 
-NOISE = 1e-14  # of the mean size of the losses: what a sum of them is worth
+NOISE = 1e-14  # of the mean size of the losses: the accuracy of their sum
 
 
 @dataclass
@@ -203,7 +210,7 @@ class RefinementPoint:
 
 @dataclass(frozen=True)
 class SearchDirection:
-    """A move of the point, what it does to scores, and the ridge along it."""
+    """A move of the point, the change of scores by it, and the ridge along it."""
 
     weights: Array  # p
     intercept: Array
@@ -217,7 +224,7 @@ def _unevaluated(weights: Array, intercept: Array, scores: Array) -> RefinementP
 
 
 class Landscape:
-    """F and its gradient around points, with their messages."""
+    """F and its gradient at points and along directions, with their messages."""
 
     def __init__(self, rows: AllRows, l2: float, has_intercept: bool) -> None:
         self.rows = rows
@@ -267,10 +274,12 @@ class Landscape:
     def along(
         self, point: RefinementPoint, weights: Array, intercept: Array, pull: Array
     ) -> SearchDirection:
-        """The direction of a move; `pull` is this member's part of what β gives up.
+        """Return the direction of a move; `pull` is this member's part of what β gives
+        up.
 
-        One pass; what the ridge needs travels with the scores, and so does the move
-        of β, which one member says for all: no two of them may round it differently.
+        One pass. The message of the scores also contains the products for the ridge,
+        and the move of β, to which one member alone adds `intercept`: all members have
+        the same bits.
         """
         own = [np.vdot(point.weights, v) for v in (point.weights, weights)]
         given = intercept * self.is_member_0 - pull
@@ -284,7 +293,7 @@ class Landscape:
     def look(
         self, point: RefinementPoint, direction: SearchDirection, step: float
     ) -> Trial:
-        """F and its slope at one step: three words over the world, no pass."""
+        """Return F and its slope at one step: three words over the world, no pass."""
         words = np.zeros(3)
         if self.is_member_0:
             scores = point.scores + step * direction.scores
@@ -293,7 +302,7 @@ class Landscape:
             still, first, second = direction.ridge
             words[0] += still + step * first + step * step * second
             words[1] += first + 2.0 * step * second
-        # One sum over all ranks: what is decided by it is decided alike.
+        # One sum over all ranks, so that all of them decide alike.
         self.world.sum(words, "evaluate")
         value, slope, size = (float(word) for word in words)
         return Trial(step, value, slope, NOISE * (size + abs(value)))
@@ -301,7 +310,9 @@ class Landscape:
     def go(
         self, point: RefinementPoint, direction: SearchDirection, step: float
     ) -> None:
-        """Move there, and look around."""
+        """Move the point by `step` along the direction, and evaluate its gradient: one
+        pass.
+        """
         point.weights = point.weights + step * direction.weights
         point.intercept = point.intercept + step * direction.intercept
         point.scores = point.scores + step * direction.scores
@@ -317,7 +328,7 @@ class Landscape:
         return SearchDirection(still, none, np.zeros_like(point.scores), ridge)
 
     def _seen(self, scores: Array, along: Array) -> tuple[float, float, float]:
-        """Σ c ℓ, Σ c r·q and Σ c |ℓ| of the local rows, c as shares of all."""
+        """Return Σ c ℓ, Σ c r·q and Σ c |ℓ| of the local rows, c as shares of all."""
         share, targets = self.rows.share, self.rows.targets
         losses = share * self.family.loss(scores, targets)
         residuals = self.family.residual(scores, targets)
@@ -325,7 +336,7 @@ class Landscape:
         return float(losses.sum()), float(slope), float(np.abs(losses).sum())
 
 
-# What is asked of a refinement.
+# The settings of refinements.
 
 KINDS = ("none", "lbfgs", "newton", "auto")
 REFINES = ("auto", "lbfgs", "newton")  # those that do something
@@ -418,7 +429,7 @@ class GapCertificate:
 def null_excess(rows: AllRows, has_intercept: bool) -> float:
     """Return F of the null model less the mean of the least losses there can be.
 
-    Collective: two words over all ranks, and the looks of `level` for the intercept.
+    Collective: two words over all ranks, and the trials of `level` for the intercept.
     """
     scores = np.zeros((rows.height, rows.columns))
     if rows.objective.shard.offsets is not None:
@@ -441,7 +452,7 @@ def null_excess(rows: AllRows, has_intercept: bool) -> float:
 #     over members     nK + K + 3 words    scores of the direction
 #     over all ranks   3 words a trial     the value and slope of the line search
 #     over replicas    (d_c + 1) K words   the direction, and again for the gradient
-#     over all ranks   3(2M + 1) + 6 words inner products, and who wants to stop
+#     over all ranks   3(2M + 1) + 6 words inner products, and requests to stop
 #
 # The scaling of the variables is that of the point where it was taken. It is taken anew
 # after 50, 100, 200, ... iterations, and where the gradient is small but the certified
@@ -451,7 +462,7 @@ DEPTH = 20  # pairs that are kept; larger = fewer passes, more memory
 LEAST_DEPTH = 5
 KEPT_WORDS = 2**25  # of all pairs together, over all columns: fewer of wide ones
 STALE = 40  # iterations without a gain that a float64 can show
-RESCALED_FIRST = 50  # iterations before the first look at the scaling; then doubled
+RESCALED_FIRST = 50  # iterations before the first check of the scaling; then doubled
 RESCALED_BY = 4.0  # change of a column's curvature for which the scaling is replaced
 REFINEMENTS = 6  # of a point whose certified gap is above its limit
 TIGHTER = 0.1  # of a gradient that a refinement begins with
@@ -461,7 +472,7 @@ EPS = float(np.finfo(np.float64).eps)
 
 
 class StopReason(Enum):
-    """Why it went no further."""
+    """The reason why a refinement ended."""
 
     CONVERGED = "converged"
     ROUNDING = "at rounding"
@@ -473,13 +484,13 @@ class StopReason(Enum):
 
     @property
     def is_good(self) -> bool:
-        """Whether this is the optimum, as far as float64 can tell."""
+        """Return whether the point is the optimum, as far as float64 can show."""
         return self in (StopReason.CONVERGED, StopReason.ROUNDING)
 
 
 @dataclass(frozen=True)
 class LbfgsStatus:
-    """What is known after an iteration, the same on all ranks."""
+    """Loss, gradient and requests after an iteration, the same on all ranks."""
 
     passes: int
     trials: int
@@ -501,13 +512,13 @@ REQUESTS = (Request.STOP, Request.PREEMPT, Request.INTERRUPT)
 
 
 def depth_for(columns: int) -> int:
-    """How many pairs are kept of so many variables; the same on all ranks."""
+    """Return how many pairs are stored for so many variables; the same on all ranks."""
     return max(LEAST_DEPTH, min(DEPTH, KEPT_WORDS // (2 * columns)))
 
 
 def bytes_of_lbfgs(rows: int, cols: int, columns: int) -> int:
-    """Return the bytes of scores, residuals and what a pass makes of them, and of pairs
-    of vectors, for `cols` columns of all `columns`.
+    """Return the bytes of scores, residuals, temporaries of a pass and pairs of
+    vectors, for `rows` rows and `cols` of all `columns` columns.
     """
     return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
 
@@ -534,7 +545,7 @@ class Lbfgs:
         self.rescaled_at = RESCALED_FIRST
         self.centers: Centers | None = None  # what the columns of `landscape` lack
         self.passes = self.trials = 0
-        self.ending: StopReason | None = None  # None: it goes on
+        self.ending: StopReason | None = None  # None: it continues
         self.point = start
         self._look_around()
         self.first = self.status = self._take_status(Request.NONE)
@@ -610,7 +621,7 @@ class Lbfgs:
             self._forget()
 
     def _certified(self, ending: StopReason) -> StopReason | None:
-        """Return how a run ends by the certified gap of its point; None: it goes on.
+        """Return how a run ends by the certified gap of its point; None: it continues.
 
         The gap decides wherever there is one. The gradient is relative to residuals,
         which mislead where a few rows are huge, and vanish on separable data.
@@ -660,23 +671,26 @@ class Lbfgs:
         return False
 
     def _directions(self) -> Iterator[tuple[Array, float]]:
-        """What to try, one after the other: p, this rank's part of it, and g·p."""
+        """Yield the directions to try in turn: this rank's part of p, and g·p."""
         yield self._combined()
         if self.memory.order:
             self.memory.forget()
             yield self._combined()
 
     def _combined(self) -> tuple[Array, float]:
-        """That of the memory, the same bits for all replicas.
+        """Return this rank's part of p by the stored pairs, the same bits for all
+        replicas.
 
-        Where columns are nearly alike, steps are long: what differs by rounding at
-        first would be another model soon.
+        The second result is g·p. Where columns are nearly alike, steps are long:
+        replicas that differ by rounding would soon have different models.
         """
         move, slope = self.memory.direction()
         return self.landscape.rows.grid.replicas.broadcast(move, 0, "evaluate"), slope
 
     def _walk(self, move: Array, slope: float) -> Trial | None:
-        """Go along the move as far as is good; None: nowhere."""
+        """Move along p as far as F falls enough; return that trial, or None if there is
+        none.
+        """
         land, point = self.landscape, self.point
         width = point.weights.size
         weights = self.scaling.weights(move[:width].reshape(point.weights.shape))
@@ -703,12 +717,16 @@ class Lbfgs:
         return self._judged(message[words:])
 
     def _own(self) -> slice:
-        """This rank's part of the vectors: the intercept counts once."""
+        """Return the entries of the vectors that this rank adds: the intercept counts
+        once.
+        """
         width = self.point.weights.size
         return slice(None) if self.landscape.is_first else slice(width)
 
     def _sizes(self) -> tuple[float, float, float]:
-        """‖∇F‖², and in the units of scaled gradients residuals² and scores²."""
+        """Return this rank's parts of ‖∇F‖², and in units of scaled gradients, of
+        residuals² and scores².
+        """
         point, square, residuals, scores = self.point, 0.0, 0.0, 0.0
         if self.landscape.rows.grid.replica == 0:
             square = float(np.vdot(point.slope, point.slope))
@@ -752,13 +770,13 @@ def _given_up(status: LbfgsStatus) -> StopReason:
 
 
 class _Best:
-    """How long ago there was a gain."""
+    """The least loss and gradient so far, and the iterations since one of them fell."""
 
     def __init__(self, status: LbfgsStatus) -> None:
         self.loss, self.relative, self.age = status.loss, status.relative, 0
 
     def look(self, status: LbfgsStatus, noise: float) -> None:
-        """Compare with what is known after an iteration."""
+        """Compare with the status after an iteration."""
         self.age += 1
         if status.loss < self.loss - noise:
             self.loss, self.age = status.loss, 0

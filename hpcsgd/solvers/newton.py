@@ -56,7 +56,7 @@ class WholeScaling:
 
 
 class Hessian:
-    """Of a landscape, in the variables (u, ν) flattened as gradients are."""
+    """The Hessian of a landscape in the variables (u, ν), flattened like gradients."""
 
     def __init__(self, land: Landscape, scaling: VariableScaling) -> None:
         self.landscape = land
@@ -68,13 +68,13 @@ class Hessian:
         self.scaling = WholeScaling(
             self._joined(scaling.roots), self._joined(scaling.centers), scaling.level
         )
-        # What one score a row is multiplied in: rows that stay in the cache.
+        # Workspace for the products of one score a row: rows that stay in the cache.
         height = max(CACHED_VALUES // self.variables, LEAST_ROWS)
         self.side = np.empty((height, self.variables))
         self.product = np.empty((self.variables, self.variables))
 
     def take(self, point: RefinementPoint, gradient: Array) -> tuple[Array, Array]:
-        """(F'', g) of the whole at a point; `gradient` is this member's, flat."""
+        """Return (F'', g) at a point, of this member's flat `gradient`. Collective."""
         P = self.variables
         words = np.zeros(P * P + P)
         whole = words[: P * P].reshape(P, P)
@@ -111,7 +111,7 @@ class Hessian:
         return found
 
     def _own_part(self, gradient: Array, width: int) -> Array:
-        """This rank's part of the whole gradient, zero elsewhere."""
+        """Return this rank's part of the whole gradient, zero elsewhere."""
         found, grid = np.zeros(self.variables), self.rows.grid
         if grid.replica == 0:
             first = self.parts[grid.member].start * self.columns
@@ -121,7 +121,7 @@ class Hessian:
         return found
 
     def _add(self, whole: Array, block: Array, h: Array) -> None:
-        """whole ← whole + Σ ã B ãᵀ over some rows, class by class."""
+        """Add Σ ã B ãᵀ over some rows to `whole`, class by class."""
         K = self.columns
         if K == 1:
             # A curvature is never negative; a difference quotient may be, by rounding.
@@ -154,7 +154,7 @@ class Hessian:
         return found
 
     def _own_rows(self, rows: slice) -> tuple[Array, slice]:
-        """All columns of this member's part of these rows, and which part that is."""
+        """Return all columns of this member's part of these rows, and that part."""
         members = self.rows.grid.members
         block = dense(self.rows.objective.read(rows))
         shares = [split_range(len(block), members.size, r) for r in range(members.size)]
@@ -172,7 +172,7 @@ class Hessian:
         return np.hstack(sides), own
 
     def _joined(self, own: Array) -> Array:
-        """(d, K) from the members' (d_c, K)."""
+        """Return (d, K) from the members' (d_c, K). Collective."""
         members, K = self.rows.grid.members, self.columns
         counts = [(part.stop - part.start) * K for part in self.parts]
         out = np.empty(sum(counts))
@@ -196,8 +196,8 @@ def dense(block: Any) -> Array:
 #
 # Without a ridge no gap bounds F − F*, and a small gradient may hide a large one: a row
 # 1e7 times as long as the others scales their part of the gradient away. The fall that
-# a step of Newton expects, g·H⁺g/2, does not depend on any scale, and is held to the
-# limit of a gap there. It is an estimate, exact for least squares, and certifies
+# a step of Newton expects, g·H⁺g/2, does not depend on any scale, and has to
+# meet the limit of a gap. It is an estimate, exact for least squares, and certifies
 # nothing; it counts only where that step changes no score by much.
 
 CACHED_VALUES, LEAST_ROWS = 2**15, 256  # of rows that are multiplied together
@@ -215,7 +215,7 @@ PATIENCE, PATIENCE_SHARE = 30, 0.5
 
 
 def is_small(columns: int, scores: int) -> bool:
-    """Whether a Hessian is taken of so many columns with K scores a row."""
+    """Return whether a Hessian is taken of so many columns with K scores a row."""
     return (columns + 1) * scores <= MOST
 
 
@@ -256,7 +256,7 @@ class NewtonSystem:
             return np.zeros_like(gradient)
         gradient = self.units * gradient
         if self._factor is not None:
-            from scipy.linalg.lapack import dpotrs  # 10 MB that SGD needs not
+            from scipy.linalg.lapack import dpotrs  # 10 MB that SGD does not need
 
             solved: Array = -self.units * dpotrs(self._factor, gradient, lower=1)[0]
             return solved
@@ -286,7 +286,7 @@ class NewtonSystem:
 
     @cached_property
     def _factor(self) -> Array | None:
-        """The Cholesky factor; None where the Hessian is not well conditioned."""
+        """Return the Cholesky factor; None if the Hessian is ill conditioned."""
         from scipy.linalg.lapack import dpocon, dpotrf
 
         factor, failed = dpotrf(self.whole, lower=1, clean=0)
@@ -395,7 +395,7 @@ class NewtonSolver(Lbfgs):
         return gradient, NewtonSystem(whole, rounding, self.landscape.rows.columns)
 
     def _directions(self) -> Iterator[tuple[Array, float]]:
-        """Newton's, then those of L-BFGS where it leads nowhere."""
+        """Yield Newton's direction, then as a fallback those of L-BFGS."""
         if self.passes > self.after:
             yield self._newton()
         yield from super()._directions()
@@ -440,8 +440,8 @@ class NewtonSolver(Lbfgs):
 #
 # The optimum of m rows is about sqrt(P/m) away from that of all n rows, in units in
 # which a step of Newton is 1 long: where a pass over m rows is cheap beside one over n,
-# passes over m rows save half of the others. The rows are read in pieces that lie
-# anywhere, since their order may follow the targets.
+# passes over m rows save half of the others. The rows are read in pieces at random
+# places, since their order may follow the targets.
 
 SAMPLED = 20  # rows for each variable
 LEAST_SAMPLE = 2000  # rows of all replicas
@@ -507,10 +507,10 @@ def start_on_sample(
     return found if is_lower else land.evaluated(begin)
 
 
-# What comes after the last step: the optimum itself, where that is asked for.
+# The refinement to the optimum after the last step, if one is requested.
 
 log = logging.getLogger(__name__)
-ONCE = {"on_all_ranks": True}  # all ranks would say it alike
+ONCE = {"on_all_ranks": True}  # the message is the same on all ranks
 
 REMEDY = {
     StopReason.PASSES: (
@@ -567,7 +567,7 @@ class Refinement:
         has_gap = (settings.gap and has_ridge) or bounds_passes
         self.certificate = GapCertificate(settings.tol) if has_gap else None
         self.ledger = evaluation.objective.grid.world.ledger
-        self.request = Request.NONE  # that ended it
+        self.request = Request.NONE  # that ended the refinement
         self.has_minimum = True  # False: F falls without end
         self.facts: dict[str, Any] | None = None  # of what was done, for the report
 
@@ -577,7 +577,7 @@ class Refinement:
         return self
 
     def begin(self, state: State, view: View) -> None:
-        """Look around at the weights of `state`: a few passes over all rows."""
+        """Evaluate the start at the weights of `state`, by a few passes. Collective."""
         self.clock.start()
         began = perf_counter()
         self.sent = replace(self.ledger.entries["evaluate"])
@@ -647,7 +647,7 @@ class Refinement:
         return True
 
     def _measure_pass(self, view: View) -> None:
-        """Take what the pass has summed; the gap costs one pass more."""
+        """Write the sums of the pass into the view; the gap costs one pass more."""
         steps, point = self.steps, self.steps.point
         view.loss = steps.status.loss
         view.more = {"gradient": steps.status.gradient}
@@ -757,7 +757,7 @@ def make_steps(
     start: RefinementPoint,
     certificate: GapCertificate | None,
 ) -> Lbfgs:
-    """Return steps of the kind that was asked for; `auto` where there may be both."""
+    """Return L-BFGS or Newton's method, by the settings and the problem's size."""
     columns, scores = land.rows.objective.shard.total_columns, land.rows.columns
     small = is_small(columns, scores)
     if settings.kind == "newton" and not small:
@@ -770,10 +770,10 @@ def make_steps(
 
 
 def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
-    """This member's weights and the intercept, in float64.
+    """Return this member's weights and the intercept, in float64.
 
-    Of classes, less their mean: scores that all grow by the same change nothing, and
-    what rounding has put there would have to be walked back along a flat direction.
+    The mean over classes is subtracted: equal shifts of all scores change nothing, and
+    rounding errors of that kind would have to be removed along a flat direction.
     """
     found = state.weights[evaluation.own, : evaluation.objective.columns].astype(
         np.float64
@@ -787,7 +787,7 @@ def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
 
 
 def amount(fall: float | None) -> str:
-    """Return in words how much F is expected to fall; None: more than can be told."""
+    """Return in words how much F is expected to fall; None: the fall is unknown."""
     return "an unknown amount" if fall is None else f"{fall:.2g}"
 
 

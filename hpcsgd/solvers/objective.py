@@ -20,25 +20,25 @@ from hpcsgd.glm.penalties import Models, Penalty
 #
 # F(w) = (1/Σc_i) Σ_i c_i ℓ(t_i, y_i) + l1‖w‖₁ + (l2/2)‖w‖²
 #
-# A matrix stored low is not asked: the rows are read again, so that a loss says the
-# same of every precision.
+# Where the matrix is stored in a narrow format, the rows are read again from the data:
+# the loss does not depend on the precision.
 
 BLOCK_ROWS = 4096  # rows of scores summed over members in one message, at most
-BLOCK_VALUES = 2**20  # of the whole width: wide rows are read fewer at a time
+BLOCK_VALUES = 2**20  # of a block, over all columns: wide rows make it shorter
 
 
 def block_rows(total_columns: int) -> int:
-    """Rows looked at together; the same for all members, whose widths may differ."""
+    """Return the rows of one block; members of any width use the same."""
     return max(min(BLOCK_ROWS, BLOCK_VALUES // total_columns), 64)
 
 
 def bytes_of_losses(
     reader: RowReader, rows: int, cols: int, form: Format, is_stored: bool = True
 ) -> int:
-    """Return the bytes of the rows that are looked at together for a loss.
+    """Return the bytes of one block of rows in an evaluation of the loss.
 
-    They are read again where the matrix, in this format, does not hold the values of
-    the data, and become float64.
+    The rows are read again where the matrix, in this format, does not contain the
+    values of the data, and become float64.
     """
     element = element_of(reader)
     exact = is_stored and keeps_values(reader, form)
@@ -52,7 +52,7 @@ class Losses:
     """F of every model at its weights, of all rows."""
 
     each: Array  # F, (models,)
-    held: Array | None  # mean loss of rows that are not trained on; NaN: it has all
+    held: Array | None  # (models,), mean loss of held-out rows; NaN: there are none
     clips: int
 
 
@@ -60,7 +60,7 @@ class Losses:
 class Slope:
     """F and its gradient at some weights, of all rows.
 
-    Where l1 or bounds bend F, `weights` are of its smooth part, the ridge included.
+    With l1 or bounds, `weights` is the gradient of the smooth part, the ridge included.
     """
 
     loss: float  # F, l1 included
@@ -72,7 +72,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is needed to say how good weights are."""
+    """The objective F on the rows of all ranks: losses, gradients and their norms."""
 
     grid: Grid
     family: Family
@@ -81,7 +81,7 @@ class Objective:
     read: Callable[[slice], Any]  # local rows -> this member's columns, exact
     models: Models | None = None  # several at once
     columns: int = 1  # K, the scores of a row: classes, or those of all models
-    # Rows looked at together; 0: as many as their width allows.
+    # Rows of a block; 0: as many as their width allows.
     block: int = field(default=0, kw_only=True)
 
     def has_broken(self, weights: Array, states: int) -> bool:
@@ -94,19 +94,20 @@ class Objective:
         return not self.models.are_finite(weights, states).any()
 
     def loss(self, weights: Array, intercept: Array | None) -> tuple[float, int]:
-        """F at this member's slice of w (d_c, K) and the intercept (K,); clips.
+        """Return F at this member's columns of w (d_c, K) and the intercept (K,), and
+        clips.
 
-        The clips are the scores whose exponential had to be cut off: with any of
-        them the loss is a lower bound.
+        The clips are the number of scores whose exponential was clipped: with any of
+        them, the loss is a lower bound. Collective.
         """
         found = self.measure(weights, intercept)
         return float(found.each[0]), found.clips
 
     def measure(self, weights: Array, intercept: Array | None) -> Losses:
-        """F of every model, and what it is on the rows that it has not seen.
+        """Return F of every model, and its mean loss on the rows held out from it.
 
-        One pass, one message for each block of rows and one over replicas, however
-        many models there are.
+        Collective. One pass, one message for each block of rows and one over replicas,
+        however many models there are.
         """
         weights = weights.astype(np.float64)
         point, start = self._read_at(weights, intercept)
@@ -115,7 +116,9 @@ class Objective:
     def _measured(
         self, point: Array, start: Array | None, penalties: Callable[[], Array]
     ) -> Losses:
-        """The same at a point, block of rows by block."""
+        """Return the losses at `point`, from which `_own_scores` computes scores, by
+        blocks.
+        """
         held, count = self.shard.held, len(self.models or (0,))
         sums = np.zeros((2 if held is None else 4) * count + 1)
         for rows in self._blocks():
@@ -134,8 +137,8 @@ class Objective:
         return Losses(own, None if held is None else means[1], int(sums[-1]))
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
-        """F and ∇F, in one pass: a sum of scores over members for each block of rows,
-        and one sum over replicas of d_c·K + K + 3 words.
+        """Return F and ∇F, in one pass: a sum of scores over members for each block of
+        rows, and one sum over replicas of d_c·K + K + 3 words.
         """
         weights = weights.astype(np.float64)
         width, columns = weights.shape
@@ -159,9 +162,10 @@ class Objective:
         )
 
     def norm(self, slope: Slope) -> float:
-        """‖∇F‖, or that of F's smallest subgradient: all columns and the intercept.
+        """Return ‖∇F‖, or that of F's smallest subgradient: all columns and the
+        intercept.
 
-        It is zero at the minimum of F and nowhere else.
+        Collective. It is zero at the minimum of F and nowhere else.
         """
         least = slope.weights if slope.least is None else slope.least
         square = np.array([np.sum(np.square(least))])
@@ -173,8 +177,8 @@ class Objective:
     def _read_at(
         self, weights: Array, intercept: Array | None
     ) -> tuple[Array, Array | None]:
-        """Where scores are read: at the first model alone where all are alike, as they
-        are before the first step.
+        """Return the weights and intercept of which scores are computed: those of the
+        first model alone if all models are equal, as they are before the first step.
         """
         models = self.models
         if models is None or len(models) == 1:
@@ -189,7 +193,7 @@ class Objective:
         return one, start
 
     def _blocks(self) -> Iterator[slice]:
-        """The local rows that are looked at together, one block after the other."""
+        """Yield the local rows of each block."""
         step = self.block or block_rows(self.shard.total_columns)
         for start in range(0, self.shard.height, step):
             yield slice(start, min(start + step, self.shard.height))
@@ -197,7 +201,9 @@ class Objective:
     def _scores(
         self, rows: slice, weights: Array, intercept: Array | None
     ) -> tuple[Array, Array, Array]:
-        """t of whole rows, their targets and their weights, in float64."""
+        """Return t of whole rows, their targets and their sample weights, in
+        float64.
+        """
         shard = self.shard
         scores = self._own_scores(rows, weights)
         self.grid.members.sum(scores, "evaluate")
@@ -212,11 +218,11 @@ class Objective:
         return scores, targets, c
 
     def _own_scores(self, rows: slice, weights: Array) -> Array:
-        """What this member's columns add to t."""
+        """Return this member's part of the scores of these rows, (m, K)."""
         return exact_scores(self.read(rows), weights)
 
     def _of_models(self, weights: Array) -> Array:
-        """Sample weights, (m, 1) or (m, models)."""
+        """Return sample weights as (m, 1) or (m, models)."""
         if self.models is None:
             return weights
         found = self.models.sample_weights(weights)
@@ -224,12 +230,12 @@ class Objective:
         return found
 
     def _sums(self, scores: Array, targets: Array, c: Array) -> Array:
-        """Σcℓ, Σc and the clips of these rows."""
+        """Return Σcℓ, Σc and the clips of these rows."""
         losses = self.family.loss(scores, targets)
         return np.array([(c * losses).sum(), c.sum(), self.family.clipped(scores)])
 
     def _penalties(self, weights: Array) -> Array:
-        """Of every model, (models,)."""
+        """Return the penalty of every model, (models,), over all members' columns."""
         if self.models is None:
             return np.array([self._penalty(weights)])
         if not self.models.l2.any():
@@ -247,28 +253,30 @@ class Objective:
 
 
 def _summed(values: Array) -> Array:
-    """Sums of every column, (columns,); of one column as the sum of all is."""
+    """Return the sums of the columns, (columns,); a single one is summed as a flat
+    array.
+    """
     total: Array = values.sum(axis=0) if values.shape[1] > 1 else values.sum()[None]
     return total
 
 
 def _whole(sums: Array, count: int) -> Array:
-    """One sum for all models as that of each."""
+    """Return sums of every model, (count,), or one sum repeated for all of them."""
     return np.broadcast_to(sums, (count,))
 
 
-# The objective of weights that replicas hold in slices: read tile by tile.
+# The objective of weights that replicas store in slices: evaluated tile by tile.
 #
-# All replicas gather one tile after the other, each once a look, and add what its
-# columns have for the scores of their rows: so much float64 a row, and two tiles, are
-# all that there is beside the rows that are read.
+# An evaluation gathers each tile once, on all replicas, which add the part of its
+# columns to the scores of their rows. The scores in float64 and two tiles are all the
+# memory that it needs beside the rows.
 
 Tiles = Callable[[Array], Iterator[tuple[slice, Array]]]
 
 
 @dataclass(frozen=True)
 class _ScoredRows(Objective):
-    """One whose scores are known, of this member's columns."""
+    """The objective at weights whose scores by this member's columns are known."""
 
     known: Array | None = None
     penalised: float = 0.0
@@ -285,12 +293,16 @@ class _ScoredRows(Objective):
 
 @dataclass(frozen=True)
 class SlicedObjective(Objective):
-    """`weights` are slices; `tiles` makes columns of them, with all replicas."""
+    """The objective of weights in slices; `tiles` gathers their tiles from all
+    replicas.
+    """
 
     tiles: Tiles | None = None
 
     def measure(self, weights: Array, intercept: Array | None) -> Losses:
-        """One pass over the local rows for each tile."""
+        """Return the losses, by one pass over the local rows for each tile.
+        Collective.
+        """
         assert self.tiles is not None
         known = np.zeros((self.shard.height, weights.shape[1]))
         penalised, own = 0.0, vars(self).copy()
@@ -304,7 +316,7 @@ class SlicedObjective(Objective):
         return found.measure(np.empty((0, weights.shape[1])), intercept)
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
-        """Would need all columns."""
+        """Raise ConfigError: the gradient would need all columns."""
         raise ConfigError(
             "the gradient of F is as long as the weights, which stage 3 holds in"
             " slices; use --method zero2"
@@ -312,7 +324,7 @@ class SlicedObjective(Objective):
 
 
 def _columns(rows: Array, part: slice) -> Array:
-    """All of them where there is one tile."""
+    """Return the columns `part` of rows; the rows themselves if that is all columns."""
     if part.start == 0 and part.stop == rows.shape[1]:
         return rows
     found: Array = rows[:, part]
@@ -321,12 +333,15 @@ def _columns(rows: Array, part: slice) -> Array:
 
 # The objective at weights that are on disk: one pass over their tiles.
 
-VALUES = 2**16  # of the rows of a tile, in float64, together
+VALUES = 2**16  # in float64, of the rows of a tile that are read together
 
 
 @dataclass(frozen=True)
 class TiledObjective(Objective):
-    """Scores of all rows held here are kept meanwhile; never more than a tile of w."""
+    """The objective of weights on disk, with the scores of all local rows in memory.
+
+    No more than a tile of w is in memory at a time.
+    """
 
     read_some: Callable[[slice, slice], Any] = lambda rows, columns: None
 
@@ -336,7 +351,7 @@ class TiledObjective(Objective):
         return on_disk.is_broken
 
     def measure(self, weights: Any, intercept: Array | None) -> Losses:
-        """F, and what it is on the rows that are held out."""
+        """Return F, and the loss on held-out rows, by one pass over the tiles of w."""
         on_disk: OnDisk = weights
         scores = np.zeros((self.shard.height, on_disk.columns))
         value, penalty = np.zeros(1), self.penalty
@@ -351,7 +366,7 @@ class TiledObjective(Objective):
         return self._measured(scores, intercept, lambda: value)
 
     def _pieces(self, width: int) -> list[slice]:
-        """Rows that are read together of a tile."""
+        """Return the ranges of rows that are read together of a tile of this width."""
         if self.shard.is_sparse:
             return [slice(0, self.shard.height)] if self.shard.height else []
         step = max(VALUES // width, 1)
@@ -359,5 +374,5 @@ class TiledObjective(Objective):
         return [slice(first, min(first + step, self.shard.height)) for first in starts]
 
     def _own_scores(self, rows: slice, weights: Array) -> Array:
-        """From the pass over all tiles."""
+        """Return the scores that the pass over all tiles has computed."""
         return weights[rows].copy()

@@ -297,7 +297,7 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def zero_stage(self) -> int:
-        """Return what ZeRO divides: states (1), gradients too (2), weights too (3), or 0."""
+        """Return what ZeRO divides: states (1), gradients (2), weights (3), or 0."""
         return 0
 
     @property
@@ -1185,7 +1185,7 @@ class Overlap:
         message.charged += (self.replicas.charged or 0.0) - charged
 
     def facts(self, *others: "Overlap") -> dict[str, float | str]:
-        """Return the facts of these transfers and of those of `others`, for the report."""
+        """Return facts of these transfers and of those of `others`, for the report."""
         transfer = sum((one.transfer for one in others), self.transfer)
         hidden = sum((one.hidden for one in others), self.hidden)
         return {

@@ -277,12 +277,12 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def batches_together(self) -> int:
-        """Batches of one exchange."""
+        """Return the number of batches of one exchange."""
         return self.accumulate
 
     @property
     def batches_of_first_step(self) -> int:
-        """Batches of a step at the beginning of a run."""
+        """Return the number of batches of a step at the beginning of a run."""
         return self.batches_together
 
     @property
@@ -302,7 +302,7 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def states_folder(self) -> str:
-        """The folder of states on disk that was named; "" where none was."""
+        """Return the folder of states on disk that the settings name, or ""."""
         return ""
 
     @property
@@ -425,12 +425,12 @@ class Agreement(ABC):
 
     @property
     def workers(self) -> int:
-        """Number of replicas that train in an exchange."""
+        """Return the number of replicas that train in an exchange."""
         return self.grid.replicas.size
 
     @property
     def circle_sizes(self) -> list[int]:
-        """Replicas of each nested group, where there are groups."""
+        """Return the sizes of this replica's nested groups, [] without groups."""
         return []
 
     def trains(self, number: int) -> bool:
@@ -1274,7 +1274,7 @@ class RunShape:
 
     @property
     def settings(self) -> Any:
-        """The section [agreement]."""
+        """Return the section [agreement]."""
         return self.config.agreement
 
     @property
@@ -1284,27 +1284,27 @@ class RunShape:
 
     @property
     def period(self) -> int:
-        """Exchanges from one average to the next."""
+        """Return the number of exchanges from one average to the next."""
         return int(self.config.schedule.period)
 
     @property
     def own_rows(self) -> int:
-        """Rows of replica 0, which has the most rows."""
+        """Return the number of rows of replica 0, which has the most rows."""
         return int(split_range(self.rows, self.replicas, 0).stop)
 
     @property
     def member_columns(self) -> int:
-        """Columns of the rows of member 0."""
+        """Return the number of columns of the rows of member 0."""
         return int(split_range(self.columns, self.members, 0).stop)
 
     @cached_property
     def local_columns(self) -> int:
-        """Columns of the weights of rank 0."""
+        """Return the number of columns of the weights of rank 0."""
         return self.columns if self.gathers else self.member_columns
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of a word of weights: they travel in the format of arithmetic."""
+        """Return the bytes of a word of weights, in the format in which it is sent."""
         return get_format(self.precision.weights).carrier.itemsize
 
     @property
@@ -1319,7 +1319,7 @@ class RunShape:
 
     @property
     def together(self) -> int:
-        """Batches of an exchange of gradients; 1 for other agreements."""
+        """Return the batches of an exchange of gradients; 1 for other agreements."""
         settings = self.settings
         return settings.batches_together if settings.shares_gradients else 1
 
@@ -1346,7 +1346,7 @@ class RunShape:
 
     @property
     def buckets(self) -> int:
-        """Messages of a gradient, or tiles of slices; one for sparse rows."""
+        """Return the messages of a gradient, or tiles of slices; 1 for sparse rows."""
         if self.replicas == 1 or (self.sparse and not self.settings.slices):
             return 1
         words = self.local_columns, self.classes, self.itemsize
@@ -1354,12 +1354,12 @@ class RunShape:
 
     @property
     def alignment(self) -> int:
-        """Columns that the state of an update rule keeps together."""
+        """Return the columns that the state of an update rule keeps together."""
         return BLOCK if self.config.update.bits == 8 else 1
 
     @cached_property
     def tile_words(self) -> list[int]:
-        """Words of the gradient in each bucket, those of the first columns first."""
+        """Return the words of the gradient in each bucket, in the order of columns."""
         parts = tiles_of(self.local_columns, self.buckets, self.alignment)
         return [(part.stop - part.start) * self.classes for part in parts]
 
@@ -1413,36 +1413,36 @@ class StateShape:
 
     @property
     def settings(self) -> Any:
-        """The section [agreement]."""
+        """Return the section [agreement]."""
         return self.config.agreement
 
     @property
     def replicas(self) -> int:
-        """Replicas of the run."""
+        """Return the number of replicas of the run."""
         return max(int(self.config.grid.replicas), 1)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a word."""
+        """Return the bytes of a word."""
         return get_format(self.precision.weights).carrier.itemsize
 
     @property
     def moments(self) -> int:
-        """Arrays that the rule keeps beside the weights; in eight bits they are one."""
+        """Return the arrays that the rule keeps beside the weights; 1 in eight bits."""
         update = self.config.update
         return 1 if update.bits == 8 else ADAPTIVE.get(update.kind, 0)
 
     @property
     def snapshots(self) -> int:
-        """Copies of what is kept beside the state, for a run that falls back."""
+        """Return the copies of what is beside the state, for a run that falls back."""
         return 4 * int(self.config.run.fall_back)
 
     @property
     def vector(self) -> int:
-        """Bytes of one word a column."""
+        """Return the bytes of one word a column."""
         return self.columns * self.itemsize
 
     @property
     def state(self) -> int:
-        """Bytes of one state."""
+        """Return the bytes of one state."""
         return self.vector * self.states

@@ -173,7 +173,7 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
 
     @property
     def of_base(self) -> type[AgreementSettings]:
-        """The settings class of the base."""
+        """Return the settings class of the base."""
         return get_agreement(self.base).settings
 
     def conditions(self) -> dict[str, Condition]:

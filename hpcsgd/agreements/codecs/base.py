@@ -277,7 +277,7 @@ class AccordionConfig(Settings, section="accordion"):
 
     @property
     def usual_regimes(self) -> tuple[str, str]:
-        """The settings of low and high compression where none are named."""
+        """Return the usual settings of low and of high compression."""
         return REGIMES.get(self.codec, ("", ""))
 
     def regimes(self, config: CodecConfig) -> tuple[CodecConfig, CodecConfig]:
@@ -587,7 +587,7 @@ class Codec(ABC):
 
     @property
     def dense_exchanges(self) -> int:
-        """Exchanges that sent all words because they were fewer bytes."""
+        """Return the exchanges that sent all words because they were fewer bytes."""
         return 0
 
     @classmethod

@@ -363,7 +363,10 @@ class Adaptive(Nuqsgd):
         return np.concatenate([mark, super().encode(part, moment, replica)])
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """total ← total + the record, which is refused if it has other levels."""
+        """Compute total ← total + the words of a record, in place.
+
+        Raise DataError if the record was made with other levels.
+        """
         mark = int(record[:MARK_BYTES].copy().view(np.uint32)[0])
         if mark != self._mark():
             raise DataError(

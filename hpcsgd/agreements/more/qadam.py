@@ -41,7 +41,7 @@ from hpcsgd.settings import setting
 #     w ← w − η m̂ / (√v̂ + ε)
 #
 # by the rows n_p of each. m moves slowly, and is coarsened with less harm than
-# gradients (BAGUA, arXiv 2107.01499; the codec is bytegrad there). v̂ goes on to be
+# gradients (BAGUA, arXiv 2107.01499; the codec is bytegrad there). v̂ is still
 # corrected by the number of steps, as in BAGUA's own code: with v at rest, steps grow
 # by 1/√(1 − β₂^T) in the long run.
 

@@ -271,7 +271,7 @@ class TileStore:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The buffers and threads, made when they are first needed."""
+        """Return the buffers and threads, made when they are first needed."""
         if self._pipeline is None:
             self._pipeline = Pipeline(self.files)
         return self._pipeline

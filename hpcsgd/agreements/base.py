@@ -297,7 +297,10 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def zero_stage(self) -> int:
-        """Return what ZeRO divides: states (1), gradients (2), weights (3), or 0."""
+        """Return the stage of ZeRO, or 0 without it.
+
+        Stage 1 divides states over replicas, 2 also gradients, 3 also weights.
+        """
         return 0
 
     @property

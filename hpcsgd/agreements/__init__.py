@@ -17,7 +17,7 @@ from hpcsgd.agreements.base import (
     settings_of,
 )
 
-# What `from hpcsgd.agreements import NAME` finds in the modules of this room.
+# Name -> module of this package, for `from hpcsgd.agreements import NAME`.
 HOMES = {
     **dict.fromkeys(("AsyncAverage", "Average", "FedAvg"), "averaging"),
     **dict.fromkeys(("NoAgreement", "PostLocal", "BUFFERS"), "averaging"),
@@ -28,7 +28,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class of this room when it is used first."""
+    """Import a class of this package when it is first used."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

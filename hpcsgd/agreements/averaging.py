@@ -97,15 +97,15 @@ class Average(Agreement):
         )
 
     def agree(self, state: State, purpose: str) -> None:
-        """Average over all replicas by the rows of each."""
+        """Average over all replicas, each weighted by its rows. Collective."""
         self.average(state, self.share, self.grid.replicas, purpose)
 
     def weight(self, exchanges: int) -> float:
-        """How much this replica counts where all agree after so many exchanges."""
+        """Return the weight of this replica in an average after so many exchanges."""
         return self.share
 
     def keeps_own(self, state: State) -> bool:
-        """Kept momentum is a replica's own, too."""
+        """Return whether replicas keep arrays that differ, such as kept momentum."""
         if self.momentum == "keep" and not self.averages_all(state):
             return True
         return super().keeps_own(state)
@@ -119,7 +119,7 @@ class Average(Agreement):
     def average(
         self, state: State, share: float, group: Communicator, purpose: str
     ) -> None:
-        """x ← Σ share · x over the group, whose shares add up to 1."""
+        """Compute x ← Σ share · x over the group, whose shares add up to 1."""
         if self.averages_all(state):
             self._average_all(state, share, group, purpose)
             return
@@ -190,7 +190,11 @@ def words_averaged(shape: RunShape) -> int:
 
 
 def sent_for_mean(shape: RunShape, wide: int, replicas: int) -> list[SentWords]:
-    """Return the same of so many words of each column, and of the intercept."""
+    """Return what rank 0 sends for a mean of `wide` words of each column.
+
+    The intercept, if there is one, counts as one more column. Behind a sum of more
+    than two replicas of several members it is broadcast, too.
+    """
     if replicas == 1:
         return []
     sent = shape.sum((shape.local_columns + shape.intercept) * wide)
@@ -247,7 +251,10 @@ class PostLocal(AverageVariant):
         self.switch = exchanges_in(terms.settings.switch, terms.exchanges_per_epoch)
 
     def is_whole(self, exchanges: int) -> bool:
-        """The period counts from the start of the run, as in every other row."""
+        """Return whether all weights are equal: before the switch, or after a period.
+
+        The period counts from the start of the run, as in all other agreements.
+        """
         return exchanges <= self.switch or exchanges % self.period == 0
 
     @classmethod
@@ -258,7 +265,7 @@ class PostLocal(AverageVariant):
 
 
 def exchanges_in(epochs: float, each: int) -> int:
-    """So many epochs of `each` exchanges, a part of one rounded up."""
+    """Return the exchanges in so many epochs of `each` exchanges, rounded up."""
     return ceil(round(epochs * each, 6))  # 0.1 · 30 is 3, not 4
 
 
@@ -270,7 +277,7 @@ def exchanges_in(epochs: float, each: int) -> int:
 #
 #     w ← Σ_{r drawn} (n_r / Σ_{q drawn} n_q) w_r
 
-ROUNDS = 0xFEDA  # where row orders have the replica: no replica has this number
+ROUNDS = 0xFEDA  # in place of the replica in seeds of row orders
 
 
 @dataclass(frozen=True)
@@ -305,31 +312,34 @@ class FedAvg(AverageVariant):
 
     @property
     def workers(self) -> int:
-        """m."""
+        """Return m, the number of replicas that train in a round."""
         return self.count
 
     def facts(self) -> dict[str, Any]:
-        """How many train in a round."""
+        """Return the number of replicas that train in a round, for the report."""
         return {"workers": self.count}
 
     def trains(self, number: int) -> bool:
-        """Whether it is drawn for the round of exchange `number`, from 1."""
+        """Return whether the round of exchange `number`, from 1, draws this replica."""
         return self.grid.replica in self.clients(number)
 
     def clients(self, number: int) -> frozenset[int]:
-        """The replicas that train in exchange `number`, from 1."""
+        """Return the replicas that train in exchange `number`, from 1."""
         round_number = (number - 1) // self.period
         return draw(self.seed, round_number, len(self.rows), self.count)
 
     def weight(self, exchanges: int) -> float:
-        """Its rows among those of the round's replicas; nothing where it rested."""
+        """Return the share of this replica in the rows of all drawn replicas.
+
+        It is 0 if this replica was not drawn for the round.
+        """
         drawn = self.clients(max(exchanges, 1))
         if self.grid.replica not in drawn:
             return 0.0
         return self.rows[self.grid.replica] / sum(self.rows[r] for r in drawn)
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
-        """Average over those that trained."""
+        """Average over the replicas that trained in the round. Collective."""
         share = self.weight(exchanges)
         self.average(state, share, self.grid.replicas, purpose)
 
@@ -348,7 +358,7 @@ def client_count(replicas: int, fraction: float) -> int:
 
 @lru_cache(maxsize=64)
 def draw(seed: int, round_number: int, replicas: int, count: int) -> frozenset[int]:
-    """The replicas of a round: a function of its arguments, and of no message."""
+    """Return the replicas that are drawn for a round; no message is needed for it."""
     rng = np.random.default_rng((seed, ROUNDS, round_number))
     return frozenset(rng.choice(replicas, size=count, replace=False).tolist())
 
@@ -384,7 +394,7 @@ class NoAgreement(Agreement):
     settings: ClassVar[type[AgreementSettings]] = NoAgreementSettings
 
     def agree(self, state: State, purpose: str) -> None:
-        """Nothing to say."""
+        """Do nothing: one replica has no other to synchronise with."""
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
@@ -392,7 +402,7 @@ class NoAgreement(Agreement):
         return []
 
 
-# Weights and intercept without momentum, in one row that can travel.
+# Weights and intercept without momentum, in one row that can be sent.
 
 
 def flat_positions(state: State, columns: int) -> Array:
@@ -405,7 +415,7 @@ def flat_positions(state: State, columns: int) -> Array:
     return whole
 
 
-# Averages that travel while replicas continue (BAGUA's asynchronous model average).
+# Averages under way while replicas continue (BAGUA's asynchronous model average).
 #
 # The all-reduce of an average begins after exchange t = τ, 2τ, ... After exchange
 # t + `delay` every replica moves by what the average would have changed at t:
@@ -416,16 +426,16 @@ def flat_positions(state: State, columns: int) -> Array:
 # instead, so that every run is the same. A delay of 0 is `average`, to the bit. An
 # average has a communicator of its own, so that no other message queues behind it.
 
-ASIDE = 6  # vectors: what was said, the sum, both saved, and copies of these
+ASIDE = 6  # vectors: what is sent, the sum, both saved, and copies of these
 MEAN, OWN, SINCE = "async_mean", "async_own", "async_since"
 
 
 @dataclass(frozen=True)
 class AverageUnderWay:
-    """One average under way."""
+    """An average whose all-reduce is under way."""
 
-    since: int  # the exchange after which it set out
-    own: Array  # what this replica said
+    since: int  # the exchange after which it started
+    own: Array  # the words of this replica
     pending: Pending
 
 
@@ -483,17 +493,17 @@ class AsyncAverage(AverageVariant):
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "AsyncAverage":
-        """A group of all replicas is split off, here, by all ranks together."""
+        """Open a communicator of all replicas, and make the agreement. Collective."""
         terms.grid.meet()
         replicas = terms.grid.replicas
         aside = replicas.host_group.split(0, replicas.rank)
         return cls(terms, aside)
 
     def prepare(self, state: State) -> None:
-        """Room for a checkpoint to keep what travels and what was said.
+        """Allocate the arrays in which checkpoints save an average under way.
 
-        Only the same replicas can go on with them: others begin at the mean of all,
-        which an average does not change.
+        Only the same replicas can resume with them: others start from the mean over all
+        replicas, which an average does not change.
         """
         words = self._said(state)
         state.rank_arrays[MEAN] = np.zeros_like(words)
@@ -503,18 +513,21 @@ class AsyncAverage(AverageVariant):
         )  # 0: nothing is under way
 
     def start(self, state: State, exchanges: int) -> None:
-        """A checkpoint has waited for what was under way."""
+        """Restore the average that was under way at the checkpoint, if any."""
         kept, since = state.rank_arrays, int(state.rank_arrays[SINCE][0])
         if since:
             arrived = Pending(kept[MEAN].copy())
             self._travelling = AverageUnderWay(since, kept[OWN].copy(), arrived)
 
     def is_whole(self, exchanges: int) -> bool:
-        """Only where nothing is done while an average travels."""
+        """Return whether all weights are equal after so many exchanges.
+
+        They are only where `delay` is 0, after each period.
+        """
         return self.delay == 0 and super().is_whole(exchanges)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """What is due arrives, and then the next sets out."""
+        """Apply the average that is due, then start the next one. Collective."""
         if self.grid.replicas.size == 1:
             return
         if self._is_due(exchanges):
@@ -525,19 +538,22 @@ class AsyncAverage(AverageVariant):
                 self.apply_average(state)
 
     def arrive(self, state: State) -> None:
-        """The sum, which is still applied when it is due: its words stay here."""
+        """Wait for the sum under way; it is applied when it is due. Collective."""
         if self._travelling is not None:
             self._arrive(self._travelling)
 
     def settle(self, state: State, exchanges: int) -> None:
-        """The mean of all is the same with what travels or without: it is let go."""
+        """Drop the average under way, and average the weights of now. Collective.
+
+        An average does not change the mean over all replicas.
+        """
         if self._travelling is not None:
             self._arrive(self._travelling)
             self._travelling = None
         super().settle(state, exchanges)
 
     def memory(self, state: State) -> dict[str, Array]:
-        """A checkpoint has what was under way: all ranks wait for it here."""
+        """Save the average under way in the state; return the memory. Collective."""
         now = self._travelling
         state.rank_arrays[SINCE][0] = 0 if now is None else now.since
         if now is not None:
@@ -546,11 +562,11 @@ class AsyncAverage(AverageVariant):
         return super().memory(state)
 
     def facts(self) -> dict[str, Any]:
-        """How much of the averages was hidden."""
+        """Return the delay, and how much of the averages was hidden."""
         return {"delay": self.delay, **self.overlap.facts()}
 
     def close(self) -> None:
-        """The group that was split off."""
+        """Close the communicator of the averages. Collective."""
         self.aside.close()
 
     def _is_due(self, exchanges: int) -> bool:
@@ -566,18 +582,18 @@ class AsyncAverage(AverageVariant):
         self._travelling = AverageUnderWay(exchanges, own, pending)
 
     def _arrive(self, now: AverageUnderWay) -> Array:
-        """Wait for what travels, the first time."""
+        """Return the sum of an average; the first call waits for it."""
         if now.pending.is_under_way:
             with self.overlap.waiting():
                 now.pending.wait()
         return now.pending.buffer
 
     def apply_average(self, state: State) -> None:
-        """Take the average that has arrived, plus what was done since it began."""
+        """Take the average, plus this replica's changes since it started."""
         now, self._travelling = self._travelling, None
         assert now is not None
         state.rank_arrays[SINCE][0] = 0
-        # In this order: where nothing was done meanwhile, it is the mean, to the bit.
+        # In this order: without changes since then it is the mean, to the bit.
         moved = self._arrive(now) + (self._said(state) - now.own)
         if self.averages_all(state):
             state.become(moved)
@@ -589,7 +605,7 @@ class AsyncAverage(AverageVariant):
             same_on_members(self.grid, state.intercept, self.grid.replicas.size)
 
     def _said(self, state: State) -> Array:
-        """A copy of what travels, in one row."""
+        """Return a copy of the words that are averaged, in one row."""
         if self.averages_all(state):
             said: Array = state.portion(1.0, self.aside)
             return said
@@ -597,7 +613,7 @@ class AsyncAverage(AverageVariant):
 
     @classmethod
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:
-        """Return whether all are one: only where nothing is done meanwhile."""
+        """Return whether all weights are equal: only where `delay` is 0."""
         return shape.settings.delay == 0 and super().agrees(shape, exchanges)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What an agreement of replicas is, and the checks that all share."""
+"""The protocol and settings of agreements, and the checks that all of them share."""
 
 import json
 import logging
@@ -28,12 +28,15 @@ from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import Precision
 from hpcsgd.settings import Condition, Resolved, RunFacts, Settings, setting
 
-# What is known where an agreement is made; every row takes what it needs of it.
+# The inputs of an agreement; each kind reads those that it needs.
 
 
 @dataclass(frozen=True)
 class AgreementInputs:
-    """Of one run, the same on all ranks but for the grid's own place."""
+    """The inputs of an agreement of one run.
+
+    All ranks have the same, except that `grid` contains the place of this rank.
+    """
 
     grid: Grid
     rows: tuple[int, ...]  # of every replica
@@ -47,7 +50,7 @@ class AgreementInputs:
 
     @property
     def share(self) -> float:
-        """The part of all rows that this replica holds."""
+        """Return this replica's share of all rows."""
         return self.rows[self.grid.replica] / sum(self.rows)
 
 
@@ -99,7 +102,7 @@ def automatic_kind(facts: RunFacts) -> Resolved:
 
 @dataclass(frozen=True)
 class Requires:
-    """What an agreement requires of the other settings of a run.
+    """The values of other settings of a run that an agreement requires.
 
     A field that is None requires nothing.
 
@@ -130,7 +133,7 @@ class Requires:
 
 @dataclass(frozen=True)
 class Supports:
-    """What an agreement can be combined with.
+    """The features of a run with which an agreement can be combined.
 
     Attributes
     ----------
@@ -274,37 +277,44 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def batches_together(self) -> int:
-        """Batches of one exchange."""
+        """Return the number of batches of one exchange."""
         return self.accumulate
 
     @property
     def batches_of_first_step(self) -> int:
-        """Batches of a step at the beginning of a run."""
+        """Return the number of batches of a step at the beginning of a run."""
         return self.batches_together
 
     @property
     def steps_late(self) -> bool:
-        """Whether a gradient is applied one exchange late."""
+        """Return whether a gradient is applied one exchange late."""
         return False
 
     @property
     def slices_weights(self) -> bool:
-        """Whether no replica holds all weights of its members' columns."""
+        """Return whether no replica stores all weights of its members' columns."""
         return False
 
     @property
     def zero_stage(self) -> int:
-        """What ZeRO divides: states (1), also gradients (2), also weights (3), or 0."""
+        """Return the stage of ZeRO, or 0 without it.
+
+        Stage 1 divides states over replicas, 2 also gradients, 3 also weights.
+        """
         return 0
 
     @property
     def states_folder(self) -> str:
-        """The folder of states on disk that was named; "" where none was."""
+        """Return the folder of states on disk that the settings name, or ""."""
         return ""
 
     @property
     def beginning(self) -> tuple[str, int, str] | None:
-        """What the method is at first: its setting, exchanges, what they are."""
+        """Return the first phase of the method, None if there is none.
+
+        It consists of the setting, the number of exchanges, and a phrase that describes
+        them.
+        """
         return None
 
     def conditions(self) -> dict[str, Condition]:
@@ -418,12 +428,12 @@ class Agreement(ABC):
 
     @property
     def workers(self) -> int:
-        """Number of replicas that train in an exchange."""
+        """Return the number of replicas that train in an exchange."""
         return self.grid.replicas.size
 
     @property
     def circle_sizes(self) -> list[int]:
-        """Replicas of each nested group, where there are groups."""
+        """Return the sizes of this replica's nested groups, [] without groups."""
         return []
 
     def trains(self, number: int) -> bool:
@@ -497,12 +507,12 @@ class Agreement(ABC):
         return int(state.weights.shape[1])
 
     def joined(self, held: Array) -> Array:
-        """Return all columns of an array that is held as the weights are. Collective.
+        """Return all columns of an array that is stored as the weights are. Collective.
 
         Parameters
         ----------
         held : ndarray
-            What this rank holds.
+            The local part of the array.
 
         Returns
         -------
@@ -511,7 +521,7 @@ class Agreement(ABC):
         return held
 
     def parted(self, whole: Array) -> Array:
-        """Return what this rank holds of an array of all columns.
+        """Return the part of an array of all columns that this rank stores.
 
         Parameters
         ----------
@@ -1036,7 +1046,11 @@ def alike(sentence: str) -> ConfigError:
 
 
 def _difference(everybody: list[dict[str, Any]], who: str) -> str:
-    """The first thing that somebody says otherwise than the first of them."""
+    """Return a message with the first fact that differs from that of the first rank.
+
+    `everybody` contains the facts of all ranks, or of all replicas if `who` is
+    "replica".
+    """
     first = everybody[0]
     for rank, other in enumerate(everybody):
         for name in (*first, *other):
@@ -1048,17 +1062,20 @@ def _difference(everybody: list[dict[str, Any]], who: str) -> str:
     raise AssertionError("unlike hashes of what is alike")  # pragma: no cover
 
 
-# Replicas that take the same steps hold the same bits, or are mended.
+# Replicas that take the same steps have the same bits, or are mended.
 #
 # MPI does not promise that a sum gives every rank the same bits. Replicas that never
-# speak of weights would drift apart unseen; every N exchanges they compare a hash of
-# all they hold, and where it differs all take what replica 0 holds.
+# send weights would drift apart unnoticed; so every N exchanges they compare a hash of
+# their state, and if it differs, replica 0 broadcasts its state to all.
 
 log = logging.getLogger(__name__)
 
 
 class ReplicaCheck:
-    """Of the replicas of one column block."""
+    """A consistency check of the replicas of one column block.
+
+    If their states differ, all replicas receive that of replica 0.
+    """
 
     def __init__(self, replicas: Communicator, every: int) -> None:
         self.replicas = replicas
@@ -1066,7 +1083,7 @@ class ReplicaCheck:
         self.mended = 0
 
     def is_due(self, exchanges: int) -> bool:
-        """Whether they compare after so many exchanges."""
+        """Return whether the replicas compare states after so many exchanges."""
         return bool(
             self.every and self.replicas.size > 1 and exchanges % self.every == 0
         )
@@ -1074,7 +1091,10 @@ class ReplicaCheck:
     def after_exchange(
         self, state: State, exchanges: int, more: Sequence[Array] = ()
     ) -> None:
-        """Compare when due; `more` is what else all replicas hold alike."""
+        """Compare weights, intercept and the arrays `more` if it is due. Collective.
+
+        `more` contains all other arrays that are the same on all replicas.
+        """
         if not self.is_due(exchanges):
             return
         prints = _fingerprint(_held(state.host_state(), more))
@@ -1106,20 +1126,20 @@ def _fingerprint(held: Sequence[Array]) -> int:
     return value
 
 
-# How much of the transfers lay behind computing: measured, message by message.
+# The part of transfers that computation hides, measured message by message.
 #
-# What a transfer takes is what the emulated network charged for it, where there is one;
-# else it is the time from its start to the end of the wait for it, an upper limit. What
-# of it was not hidden is the time that this rank stood still for it, be it for another
-# rank that was late: the hidden part is a lower limit.
+# The time of a transfer is what the emulated network, if there is one, charges for it;
+# else it is the time from its start to the end of the wait for it, an upper limit. The
+# exposed part is the time that this rank waits for it, even if the wait is for another
+# rank that is late: the hidden part is a lower limit.
 
 
 @dataclass
 class MessageUnderWay:
-    """One message: when it was posted, and what it has cost so far."""
+    """A message under way: when it was posted, and what it has cost so far."""
 
     posted: float
-    stood: float = 0.0  # seconds of standing still for it
+    stood: float = 0.0  # seconds of waiting for it
     charged: float = 0.0  # seconds that the network takes, where that is known
 
 
@@ -1137,7 +1157,10 @@ class Overlap:
 
     @contextmanager
     def posting(self) -> Iterator[None]:
-        """A message is started inside; one that blocks is waited for here."""
+        """Record a message that starts in this context.
+
+        The time spent in the context counts as waiting.
+        """
         message = MessageUnderWay(self.clock())
         self._under_way.append(message)
         with self._standing(message):
@@ -1145,7 +1168,7 @@ class Overlap:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """For the message that was posted first, of those that are under way."""
+        """Record a wait, in this context, for the message that was posted first."""
         if self.replicas.ledger.gives_way is not None:
             self.replicas.ledger.gives_way()
         message = self._under_way.popleft()
@@ -1165,7 +1188,7 @@ class Overlap:
         message.charged += (self.replicas.charged or 0.0) - charged
 
     def facts(self, *others: "Overlap") -> dict[str, float | str]:
-        """Return what the report of a run contains, of the transfers of others, too."""
+        """Return facts of these transfers and of those of `others`, for the report."""
         transfer = sum((one.transfer for one in others), self.transfer)
         hidden = sum((one.hidden for one in others), self.hidden)
         return {
@@ -1254,58 +1277,61 @@ class RunShape:
 
     @property
     def settings(self) -> Any:
-        """The section [agreement]."""
+        """Return the section [agreement]."""
         return self.config.agreement
 
     @property
     def intercept(self) -> bool:
-        """Whether the model has an intercept."""
+        """Return whether the model has an intercept."""
         return bool(self.config.problem.intercept)
 
     @property
     def period(self) -> int:
-        """Exchanges from one average to the next."""
+        """Return the number of exchanges from one average to the next."""
         return int(self.config.schedule.period)
 
     @property
     def own_rows(self) -> int:
-        """Rows of replica 0, which has the most rows."""
+        """Return the number of rows of replica 0, which has the most rows."""
         return int(split_range(self.rows, self.replicas, 0).stop)
 
     @property
     def member_columns(self) -> int:
-        """Columns of the rows of member 0."""
+        """Return the number of columns of the rows of member 0."""
         return int(split_range(self.columns, self.members, 0).stop)
 
     @cached_property
     def local_columns(self) -> int:
-        """Columns of the weights of rank 0."""
+        """Return the number of columns of the weights of rank 0."""
         return self.columns if self.gathers else self.member_columns
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of a word of weights: they travel in the format of arithmetic."""
+        """Return the bytes of a word of weights, in the format in which it is sent."""
         return get_format(self.precision.weights).carrier.itemsize
 
     @property
     def flagged(self) -> bool:
-        """Whether gradients travel with a word on overflow."""
+        """Return whether a word on overflow is sent with each gradient."""
         return bool(get_format(self.precision.residual).wants_scale)
 
     @property
     def tail(self) -> int:
-        """Words that go with a gradient: of the intercept, a flag, the rows."""
+        """Return the words sent with a gradient: of the intercept, a flag, the rows."""
         return self.classes * self.intercept + self.flagged + 1
 
     @property
     def together(self) -> int:
-        """Batches of an exchange of gradients; 1 for other agreements."""
+        """Return the batches of an exchange of gradients; 1 for other agreements."""
         settings = self.settings
         return settings.batches_together if settings.shares_gradients else 1
 
     @property
     def is_at_once(self) -> bool:
-        """Whether products see the batches of an exchange of gradients as one batch."""
+        """Return whether products treat the batches of an exchange as one batch.
+
+        This is so only for agreements on gradients.
+        """
         return bool(self.settings.on_disk or self.settings.zero_stage > 1)
 
     def groups(self) -> list[tuple[int, ...]]:
@@ -1323,7 +1349,7 @@ class RunShape:
 
     @property
     def buckets(self) -> int:
-        """Messages of a gradient, or tiles of slices; one for sparse rows."""
+        """Return the messages of a gradient, or tiles of slices; 1 for sparse rows."""
         if self.replicas == 1 or (self.sparse and not self.settings.slices):
             return 1
         words = self.local_columns, self.classes, self.itemsize
@@ -1331,18 +1357,21 @@ class RunShape:
 
     @property
     def alignment(self) -> int:
-        """Columns that the state of an update rule keeps together."""
+        """Return the columns that the state of an update rule keeps together."""
         return BLOCK if self.config.update.bits == 8 else 1
 
     @cached_property
     def tile_words(self) -> list[int]:
-        """Words of the gradient in each bucket, those of the first columns first."""
+        """Return the words of the gradient in each bucket, in the order of columns."""
         parts = tiles_of(self.local_columns, self.buckets, self.alignment)
         return [(part.stop - part.start) * self.classes for part in parts]
 
     @property
     def shares_tail(self) -> bool:
-        """Whether members broadcast a tail: sums of their own may differ in a bit."""
+        """Return whether member 0 broadcasts a tail to the members.
+
+        Sums over more than two replicas may differ in a bit from member to member.
+        """
         return self.replicas > 2 and self.members > 1
 
     def to_members(self, words: int) -> list[SentWords]:
@@ -1387,36 +1416,36 @@ class StateShape:
 
     @property
     def settings(self) -> Any:
-        """The section [agreement]."""
+        """Return the section [agreement]."""
         return self.config.agreement
 
     @property
     def replicas(self) -> int:
-        """Replicas of the run."""
+        """Return the number of replicas of the run."""
         return max(int(self.config.grid.replicas), 1)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a word."""
+        """Return the bytes of a word."""
         return get_format(self.precision.weights).carrier.itemsize
 
     @property
     def moments(self) -> int:
-        """Arrays that the rule keeps beside the weights; in eight bits they are one."""
+        """Return the arrays that the rule keeps beside the weights; 1 in eight bits."""
         update = self.config.update
         return 1 if update.bits == 8 else ADAPTIVE.get(update.kind, 0)
 
     @property
     def snapshots(self) -> int:
-        """Copies of what is kept beside the state, for a run that falls back."""
+        """Return the copies of what is beside the state, for a run that falls back."""
         return 4 * int(self.config.run.fall_back)
 
     @property
     def vector(self) -> int:
-        """Bytes of one word a column."""
+        """Return the bytes of one word a column."""
         return self.columns * self.itemsize
 
     @property
     def state(self) -> int:
-        """Bytes of one state."""
+        """Return the bytes of one state."""
         return self.vector * self.states

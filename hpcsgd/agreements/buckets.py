@@ -17,17 +17,17 @@ from hpcsgd.formats import Array
 
 # One flat buffer [gradient | Σr | count], and its tiles of columns.
 #
-# Everything is written where it will be sent from: a bucket is a view, and what
+# Nothing is copied before it is sent: a bucket is a view of the buffer, and what
 # replicas sum in place is the gradient that the step reads.
 #
 # Where a device adds up Yᵀr of all batches of an exchange, it has an array of as many
-# words. Tiles are copied to pinned memory one after the other, and the first travels to
-# other replicas while the next is copied; or replicas sum what is on their devices, and
-# only what all of them said together is copied to the host.
+# words. Tiles are copied to pinned memory one after the other, and the first is sent to
+# other replicas while the next is copied; or replicas sum the arrays on their devices,
+# and only the sum is copied to the host.
 
 
 def pieces_of(words: int, itemsize: int, partition: float) -> list[slice]:
-    """Return where each piece of so many words lies; `partition` in MiB."""
+    """Return the slice of each piece of so many words; `partition` in MiB."""
     most = max(int(min(partition * MIB, words * itemsize)) // itemsize, 1)
     count = -(-words // most)
     return [split_range(words, count, part) for part in range(count)]
@@ -42,7 +42,7 @@ def add_to_tail(tail: Array, residuals: Array, sums: int) -> None:
 
 @dataclass(frozen=True)
 class Tile:
-    """One bucket: some columns of the gradient, and where it lies in the buffer."""
+    """One bucket: some columns of the gradient, and their place in the buffer."""
 
     columns: slice  # of those this member holds
     gradient: Array  # (columns, K), a view
@@ -63,7 +63,7 @@ class LinearStep(Protocol):
 
 @dataclass(frozen=True)
 class DeviceRole:
-    """What a device does for the gradients of a run; without a device nothing.
+    """The work of a device on the gradients of a run; by default, none.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class Buffer:
         self._copies.pop(first)()
 
     def gradient_columns(self, complete: bool) -> "SummedColumns":
-        """Return what stands for rows whose gradient the device has added.
+        """Return a stand-in for rows whose gradient the device has added.
 
         `complete`: no batch follows, and tiles are copied to the host, unless replicas
         sum them on their devices.
@@ -226,7 +226,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class SummedColumns:
-    """Stands for rows whose gradient a device has added to a buffer."""
+    """A stand-in for rows whose gradient a device has added to a buffer."""
 
     wait: Callable[[int], None] | None  # for the copy of a tile, by its first column
     first: int = 0
@@ -244,7 +244,7 @@ class SummedColumns:
             self.wait(self.first)
 
 
-# The replicas as a codec sees them: one bucket's line to all of them.
+# The collectives of all replicas for one bucket, as a codec uses them.
 
 
 class ReplicaChannel:
@@ -253,7 +253,7 @@ class ReplicaChannel:
     def __init__(self, replicas: Communicator) -> None:
         self.replicas = replicas
         self.rank, self.size = replicas.rank, replicas.size
-        # Of its own: other buckets travel at the same time.
+        # Not shared with other buckets, which are sent at the same time.
         self._messages: dict[tuple[int, str], Message] = {}
 
     def start_sum(self, array: Array, form: str = "") -> Callable[[], Array]:
@@ -275,7 +275,7 @@ class ReplicaChannel:
     def start_gather(
         self, record: Array, lengths: Sequence[int] | None = None
     ) -> Callable[[], list[Array]]:
-        """Gather records that are as long as this one, or as `lengths` says."""
+        """Gather records of the length of this one, or of the lengths in `lengths`."""
         counts = list(lengths or [record.size] * self.size)
         out = np.empty(sum(counts), dtype=record.dtype)
         pending = self.replicas.start_gather(record, counts, out, PURPOSE)
@@ -314,18 +314,18 @@ class ReplicaChannel:
         return self.replicas.broadcast(array, root, PURPOSE)
 
 
-# How buckets travel: as they are, summed in place, or by a codec.
+# Senders of buckets: uncompressed, by sums in place, or by a codec.
 #
-# A sender is told when the residuals are known (`begin`), when the sums of a tile are
-# (`send`), and asked for what all replicas said (`receive`), in the order of the tiles.
-# Where it `wants_norm` all tiles are computed and measured before the first is sent.
+# The agreement calls `begin` when the residuals are computed, `send` when the sums of a
+# tile are complete, and `receive` for the sum over all replicas, in the order of the
+# tiles. With `wants_norm` all tiles are computed and measured before the first is sent.
 
 
 class Sender(Protocol):
-    """The protocol of what sends gradients, as the gradient agreement calls it."""
+    """The protocol of a sender of gradients, which the gradient agreement calls."""
 
     overlap: Overlap
-    codec: str  # what it is called, for people
+    codec: str  # name in the report
     wants_norm: bool  # True: `measure` comes between the last sums and the first `send`
     sums_in_place: bool  # each tile is summed where it lies, by one collective
 
@@ -371,7 +371,7 @@ class PlainSender:
         self._tail: Array = np.empty(0)
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
-        """Copy the tail where the first tile is: it goes along."""
+        """Copy the tail to the memory of the first tile, with which it is sent."""
         self._tail = buffer.tail
         if buffer.is_summed_on_device:
             buffer.put_tail()
@@ -389,7 +389,7 @@ class PlainSender:
     def receive(self, buffer: Buffer, tile: Tile) -> float:
         """Return 1 / count, once the sums of a tile are on the host.
 
-        Of sums on devices all are copied before the first copy is waited for.
+        If sums are on devices, all copies start before the first one is waited for.
         """
         if not buffer.is_summed_on_device:
             self.wait()
@@ -450,7 +450,7 @@ class CodecSender:
     replicas: Communicator
     codecs: dict[int, Codec]  # by the first column of their tile
     codec: str
-    members: Communicator  # who hold the other columns of this replica's gradient
+    members: Communicator  # with the other columns of this replica's gradient
     overlap: Overlap = field(init=False)
 
     def __post_init__(self) -> None:
@@ -470,7 +470,7 @@ class CodecSender:
             self._arrive = self.replicas.start_sum(tail, PURPOSE).wait
 
     def measure(self, buffer: Buffer) -> None:
-        """Sum the squares of all tiles over members, one word; R / Σn comes to it."""
+        """Set the norm to R / Σn times that of all tiles of all members. Collective."""
         squares = [np.square(tile.flat, dtype=np.float64).sum() for tile in buffer]
         total = self.members.sum(np.array([sum(squares)]), PURPOSE)
         norm = self._scale_of_sums() * float(np.sqrt(total[0]))
@@ -486,7 +486,7 @@ class CodecSender:
             self._finish.append(codec.start(part, line, self._moment))
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
-        """Decode the mean into the tile."""
+        """Wait for the mean of a tile, store it there, and return its factor."""
         with self.overlap.waiting():
             told = self._finish.pop(0)()
         if told.mean is not tile.flat:

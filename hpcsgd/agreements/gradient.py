@@ -147,8 +147,8 @@ class Steps:
         self.rule.step(ColumnViews(own, kept), gradient.reshape(1, -1), 1.0, turn, 0.0)
 
 
-# The gradient that codecs of several replicas had not sent, and that the one replica
-# which goes on alone takes.
+# The gradient that codecs of several replicas had not sent, for the step of the one
+# replica on which the run resumes.
 #
 # One replica encodes nothing. A step that is linear in the state can take the unsent
 # gradient before the next one, and momenta move by it as they would have done; any
@@ -258,12 +258,12 @@ class GradientInputs:
 
     @property
     def settings(self) -> Any:
-        """The section [agreement]."""
+        """Return the section [agreement]."""
         return self.config.agreement
 
     @property
     def memory(self) -> Memory:
-        """Where gradients are added up, and slices are stepped."""
+        """Return the memory in which gradients are added up and slices stepped."""
         return self.role.memory
 
 
@@ -292,8 +292,8 @@ class Adder:
 #
 # Sums and counts travel, never means of means: with R replicas a step is that of one
 # process on the union of their batches, however uneven they are. A replica whose rows
-# are used up says nothing and counts nothing, and steps along. Columns travel in tiles,
-# each sent while the rest of Yᵀr is computed, in one order on all replicas.
+# are used up sends zeros, counts no row, and takes the same step. Columns are sent in
+# tiles, each while the rest of Yᵀr is computed, in one order on all replicas.
 
 LOSS_SCALE = "loss_scale"
 OF_CODECS = "codec_"  # names of what they keep
@@ -382,7 +382,7 @@ class Gradient(Agreement):
         """Return whether the weights of a run with a device stay there."""
         return self.inputs.role.linear_step is not None
 
-    # A device that adds up gradients asks the following of the next batch.
+    # A device that adds up gradients reads these properties before the next batch.
 
     @property
     def slices_weights(self) -> bool:
@@ -439,8 +439,8 @@ class Gradient(Agreement):
     def tile_count(self, columns: int, itemsize: int) -> int:
         """Return the tiles of a gradient of so many columns.
 
-        It is one where nobody waits for tiles, or to cut sparse rows would save
-        nothing.
+        It is 1 if no step waits for single tiles, or if rows are sparse and not in
+        slices, since to cut them would save nothing.
         """
         asked, inputs = self.inputs.settings, self.inputs
         on_device = inputs.memory.on_device
@@ -757,7 +757,7 @@ def sent_for_gradient(
     leaders = -(-shape.replicas // inside)
     shares_tail = shape.intercept and shape.shares_tail
     if shape.flagged and (inside > 1 or shares_tail):
-        return None  # what overflows has no tail that anybody asks for
+        return None  # an overflow changes how often the tail is sent
     tail, tiles = shape.tail, shape.tile_words
     sent: list[SentWords] = []
     if inside > 1:
@@ -825,7 +825,7 @@ def _kept_by_codecs(shape: StateShape) -> int:
 # never become smaller again.
 #
 # Looks are those of `codecs/base.py`, at the ends of epochs, over all columns.
-# Rank 0 decides for all: nobody may send what others do not wait for.
+# Rank 0 decides for all, so that all ranks call the same collectives.
 
 NAME = "accordion"
 TOTAL = "accordion_total"  # the name of G among what is saved

@@ -53,7 +53,7 @@ from hpcsgd.formats import Array
 from hpcsgd.precision import Precision
 from hpcsgd.settings import setting
 
-# Nested groups of replicas: from words or sizes to who speaks to whom.
+# Nested groups of replicas: from the settings to the members of each group.
 
 PLACES = ("node", "rack", "all")
 Labels = tuple[int, ...]  # of every replica: the first one of its group
@@ -70,9 +70,10 @@ class GroupLevel:
 def plan_levels(
     groups: str, periods: str, period: int, replicas: int
 ) -> list[GroupLevel]:
-    """The levels from the smallest groups to all replicas, checked.
+    """Return the levels from the smallest groups to all replicas, checked.
 
-    Without `periods` two levels agree after every exchange and after `period` of them.
+    Without `periods`, two levels agree after every exchange and after `period` of
+    them.
     """
     names = [part.strip() for part in groups.split(",")]
     numbers = _numbers(periods) if periods else _usual(names, period)
@@ -96,7 +97,10 @@ def plan_levels(
 
 
 def _usual(names: list[str], period: int) -> list[int]:
-    """Of two groups: 1, and that of the schedule."""
+    """Return the periods of two levels: 1, and `period`, that of [schedule].
+
+    Raise ConfigError if there are not two levels, or `period` is 1.
+    """
     if len(names) != 2:
         raise ConfigError(
             f"[agreement] groups = {','.join(names)!r} are {len(names)} and no periods"
@@ -123,7 +127,10 @@ def _numbers(text: str) -> list[int]:
 
 
 def _check_names(names: list[str], replicas: int) -> None:
-    """Words in their order with all at the end, or sizes that grow to R."""
+    """Raise ConfigError unless groups are nested and the last one is all replicas.
+
+    They are places in the order of `PLACES`, or sizes that grow to `replicas`.
+    """
     if all(name in PLACES for name in names):
         order = [PLACES.index(name) for name in names]
         if order == sorted(set(order)) and names[-1] == "all":
@@ -140,7 +147,11 @@ def _check_names(names: list[str], replicas: int) -> None:
 
 
 def label(levels: Sequence[GroupLevel], places: Sequence[Address]) -> list[Labels]:
-    """For each level the group of every replica; `places` are those of replicas."""
+    """Return, for each level, the first replica in the group of every replica.
+
+    `places` contains the address of every replica. Raise ConfigError if groups are not
+    nested.
+    """
     labels = [_labels(level.group, places) for level in levels]
     for inner, outer in zip(labels, labels[1:], strict=False):
         if any(outer[r] != outer[first] for r, first in enumerate(inner)):
@@ -173,11 +184,11 @@ def _labels(group: str, places: Sequence[Address]) -> Labels:
 
 @dataclass(frozen=True)
 class Circle:
-    """Those that this replica averages with, and how often."""
+    """A group of replicas that average together, as one of them uses it."""
 
     period: int
-    group: Communicator  # one column block of them
-    share: float  # of the rows of the circle
+    group: Communicator  # the ranks of one column block
+    share: float  # of this replica in the rows of the circle
     size: int
 
 
@@ -214,7 +225,10 @@ class HierarchicalSettings(AverageSettings):
 
 
 class Hierarchical(AverageVariant):
-    """Averages in the widest circle that is due; the last one is all replicas."""
+    """Averages of weights in the widest nested group of replicas that is due.
+
+    The last group is all replicas.
+    """
 
     settings: ClassVar[type[AgreementSettings]] = HierarchicalSettings
 
@@ -224,7 +238,7 @@ class Hierarchical(AverageVariant):
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Hierarchical":
-        """Groups are split off once, here, by all ranks together."""
+        """Open the communicators of the groups, and make the agreement. Collective."""
         asked, grid = terms.settings, terms.grid
         levels = plan_levels(
             asked.groups, asked.periods, terms.period, grid.replicas.size
@@ -239,15 +253,18 @@ class Hierarchical(AverageVariant):
 
     @property
     def circle_sizes(self) -> list[int]:
-        """From the smallest to all."""
+        """Return the sizes of this replica's nested groups, the smallest first."""
         return [circle.size for circle in self.circles]
 
     def facts(self) -> dict[str, Any]:
-        """The groups that rank 0 was in."""
+        """Return the sizes of this replica's nested groups, for the report."""
         return {"circles": self.circle_sizes}
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Average in one circle at most; alone in it there is nobody to agree with."""
+        """Average in the largest group that is due, unless it is one replica.
+
+        Collective.
+        """
         due = [c for c in self.circles if exchanges % c.period == 0]
         if due and due[-1].size > 1:
             self.average(state, due[-1].share, due[-1].group, "agreement")
@@ -269,20 +286,20 @@ class Hierarchical(AverageVariant):
         return sent_for_average(shape, due[-1]) if due else []
 
     def close(self) -> None:
-        """The groups that were split off."""
+        """Close the communicators of the nested groups. Collective."""
         for circle in self.circles:
             if circle.group is not self.grid.replicas:
                 circle.group.close()
 
 
 def _periods(shape: RunShape) -> list[int]:
-    """Of the nested groups; without any, as `plan_levels` has them."""
+    """Return the periods of the nested groups, or those that `plan_levels` assumes."""
     asked = shape.settings.periods
     return _numbers(asked) if asked else [1, shape.period]
 
 
 def places(grid: Grid) -> list[Address]:
-    """Of every replica: that of its first member."""
+    """Return the address of every replica, that of its first member. Collective."""
     known = grid.world.exchange_objects(grid.world.address or own_address())
     return [known[r * grid.members.size] for r in range(grid.replicas.size)]
 
@@ -290,7 +307,11 @@ def places(grid: Grid) -> list[Address]:
 def open_circle(
     grid: Grid, rows: tuple[int, ...], period: int, groups: Labels
 ) -> Circle:
-    """The circle of this replica; the group of all replicas is there already."""
+    """Return the group of this replica, with its communicator. Collective.
+
+    `groups` has the first replica in the group of every replica. If all are in one
+    group, the communicator is the one of the grid.
+    """
     own = [r for r, first in enumerate(groups) if first == groups[grid.replica]]
     share = rows[grid.replica] / sum(rows[r] for r in own)
     group = grid.replicas
@@ -299,35 +320,38 @@ def open_circle(
     return Circle(period, group, share, len(own))
 
 
-# Gradients are added inside groups of replicas, and leaders speak for them.
+# Gradients are summed inside groups of replicas, then between their leaders.
 #
-# Inside a group (the replicas of a node) words are summed as they are, to its first
-# replica; only these exchange, by a codec where there is one; each tells its group.
-# With G groups a codec is one of G replicas, and what crosses between nodes does not
-# grow with the replicas of a node.
+# Inside a group (the replicas of a node) words are reduced, uncompressed, to its first
+# replica, the leader. Leaders exchange the sums, by a codec if there is one, and each
+# broadcasts the result in its group. With G groups a codec serves G ranks, and the
+# traffic between nodes does not grow with the replicas of a node.
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Of one column block; opened and closed by all of its replicas."""
+    """The groups of the replicas of one column block, as one replica uses them.
+
+    All of these replicas open and close the communicators together.
+    """
 
     inside: Communicator
-    leaders: Communicator  # on a leader; on others, all who are none
+    leaders: Communicator  # on a leader: all leaders; else: all other replicas
     count: int
 
     @property
     def leads(self) -> bool:
-        """Whether this replica speaks for its group."""
+        """Return whether this replica is the leader of its group."""
         return self.inside.rank == 0
 
     def close(self) -> None:
-        """With all others."""
+        """Close both communicators. Collective."""
         self.inside.close()
         self.leaders.close()
 
 
 def open_groups(grid: Grid, of: str) -> Groups:
-    """Groups of a place, "node" or "rack", or of so many replicas."""
+    """Open the groups of "node" or "rack", or of so many replicas. Collective."""
     grid.meet()
     replicas = grid.replicas
     (first,) = label([GroupLevel(of, 1)], places(grid))
@@ -338,7 +362,7 @@ def open_groups(grid: Grid, of: str) -> Groups:
 
 
 def check_groups(of: str) -> None:
-    """Refuse what names no groups."""
+    """Raise ConfigError unless `of` is off, node, rack, or a size of groups."""
     if of in ("off", "node", "rack") or of.isdecimal() and int(of) > 0:
         return
     raise ConfigError(
@@ -348,7 +372,7 @@ def check_groups(of: str) -> None:
 
 
 class ByLeaders:
-    """A sender around that of the leaders."""
+    """A sender in two levels: sums inside groups, then the leaders' sender."""
 
     sums_in_place = False
 
@@ -360,28 +384,31 @@ class ByLeaders:
         self._words = 1  # of the tail
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
-        """Rows are counted inside first."""
+        """Sum the tail inside the group; leaders start the exchange with it."""
         self._words = len(buffer.tail)
         self.groups.inside.reduce(buffer.tail, PURPOSE)
         if self.groups.leads:
             self.sender.begin(buffer, moment)
 
     def measure(self, buffer: Buffer) -> None:
-        """Add all tiles inside; the norm is that of the sum of a group."""
+        """Sum all tiles inside the group; leaders compute the norm of the sum."""
         for tile in buffer:
             self.groups.inside.reduce(tile.flat, PURPOSE)
         if self.groups.leads:
             self.sender.measure(buffer)
 
     def send(self, buffer: Buffer, tile: Tile) -> None:
-        """Add inside; between groups it travels while the next tile is computed."""
+        """Sum a tile inside the group; leaders start to send the sum to each other.
+
+        The tile is sent between groups while the next one is computed.
+        """
         if not self.wants_norm:  # it was added to be measured
             self.groups.inside.reduce(tile.flat, PURPOSE)
         if self.groups.leads:
             self.sender.send(buffer, tile)
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
-        """The mean itself, told by the leader."""
+        """Receive the mean of a tile from the leader; the factor is 1."""
         if self.groups.leads:
             factor = self.sender.receive(buffer, tile)
             tile.flat[...] *= tile.flat.dtype.type(factor)
@@ -389,14 +416,14 @@ class ByLeaders:
         return 1.0
 
     def tail(self) -> Array:
-        """Told by the leader, too."""
+        """Return Σ over replicas of [Σr | count], received from the leader."""
         parts = np.empty(self._words, dtype=np.float64)
         if self.groups.leads:
             parts[...] = self.sender.tail()
         return self.groups.inside.broadcast(parts, 0, PURPOSE)
 
     def facts(self) -> dict[str, int]:
-        """As the leaders' sender has it, and how many they are."""
+        """Return the counts of the leaders' sender, and the number of groups."""
         return {**self.sender.facts(), "groups": self.groups.count}
 
     def uncoded(self) -> "ByLeaders":
@@ -404,7 +431,7 @@ class ByLeaders:
         return ByLeaders(self.groups, self.sender.uncoded())
 
     def close(self) -> None:
-        """The groups that were split off."""
+        """Close the communicators of the groups. Collective."""
         self.groups.close()
 
 
@@ -413,7 +440,7 @@ class ByLeaders:
 
 @dataclass(frozen=True)
 class SenderOpener:
-    """Makes the sender of the buckets of one run."""
+    """A callable that makes the sender of the buckets of one run."""
 
     grid: Grid
     config: Any  # RunConfig
@@ -446,7 +473,7 @@ class SenderOpener:
         return CodecSender(speakers, codecs, name, self.grid.members)
 
     def _bucket(self, state: State, buffer: Buffer, number: int, tile: Tile) -> Bucket:
-        """Return what the codec of a tile knows of it."""
+        """Return the description of a tile from which its codec is made."""
 
         def room(name: str) -> Array:
             whole = state.remember(f"codec_{name}", buffer.width)

@@ -11,18 +11,18 @@ from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.backends.task import State
 from hpcsgd.formats import Array
 
-# What may become of the mean gradient before the step.
+# Changes of the mean gradient before the step.
 
 
 @dataclass(frozen=True)
 class GradientFacts:
-    """What a part of the gradient has to know of the others."""
+    """The columns of the local part of a gradient, and a sum over all parts."""
 
-    columns: slice | Array  # of all columns, those held here; or their numbers
-    total: Callable[[Array], Array]  # sums a few words over all who hold other parts
+    columns: slice | Array  # the local ones of all columns, or their numbers
+    total: Callable[[Array], Array]  # sums words over the ranks with other parts
 
     def runs(self) -> list[tuple[int, slice]]:
-        """Columns that lie together: where the first is here, and which they are."""
+        """Return runs of consecutive columns: the first local row, and the columns."""
         if isinstance(self.columns, slice):
             return [(0, self.columns)]
         breaks = np.flatnonzero(np.diff(self.columns) != 1) + 1
@@ -35,89 +35,90 @@ class GradientFacts:
 
 
 class Shaper(ABC):
-    """Changes the mean gradient, without penalty and intercept, in place."""
+    """A change of the mean gradient, without penalty and intercept, in place."""
 
     def prepare(self, state: State) -> None:  # noqa: B027
-        """Room in the state for what outlives a checkpoint."""
+        """Allocate in the state the arrays that checkpoints save."""
 
     @abstractmethod
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """The gradient of the columns held here, (columns, K).
+        """Change the mean gradient of the local columns, (columns, K), in place.
 
-        Called once an exchange on all ranks alike, with all that each of them holds.
+        All ranks call it once in an exchange, each with all columns that it has.
         """
 
     def facts(self) -> dict[str, Any]:
-        """For the report of a run."""
+        """Return what the report of a run contains."""
         return {}
 
 
-# Gradients that are too large, made smaller before replicas step.
+# Clipping of the mean gradient before replicas step.
 #
-# The same words as `hpcsgd.products.base`, which clips where one replica steps alone: a
-# norm is that of the mean gradient of all rows of a batch, over all columns and scores.
+# Value, norm and percentile mean the same as in `hpcsgd.products.base`, which clips if
+# one replica steps alone: a norm is that of the mean gradient of all rows of a batch,
+# over all columns and scores.
 
-HISTORY = 100  # norms that a percentile is of
+HISTORY = 100  # norms from which a percentile is computed
 KEPT = "clip_norms"
-NONE = -1.0  # in the place of a norm that nobody has seen: checkpoints take no NaN
+NONE = -1.0  # in place of a missing norm: checkpoints take no NaN
 
 
 @dataclass
 class ByValue(Shaper):
-    """Every word to [−at, at]."""
+    """Clipping of every word to [−at, at]."""
 
     at: float
     clipped: int = 0
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """Word by word: nobody has to be asked."""
+        """Clip word by word, which sends nothing."""
         self.clipped += int((np.abs(gradient) > self.at).any())
         np.clip(gradient, -self.at, self.at, out=gradient)
 
     def facts(self) -> dict[str, Any]:
-        """Steps with a word that was too large, of this rank's."""
+        """Return the number of steps in which a word of this rank was too large."""
         return {"clipped_updates": self.clipped}
 
 
 @dataclass
 class ByNorm(Shaper):
-    """g ← g · min(1, at / ‖g‖)."""
+    """Clipping by norm: g ← g · min(1, at / ‖g‖)."""
 
     at: float
     clipped: int = 0
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """One factor for all."""
+        """Multiply the gradient by limit / ‖g‖ if its norm exceeds the limit."""
         size, limit = norm_of(gradient, whole), self.limit(moment)
         if size > limit:
             gradient *= gradient.dtype.type(limit / size)
             self.clipped += 1
 
     def limit(self, moment: Moment) -> float:
-        """The largest norm."""
+        """Return the largest norm that is not clipped in this exchange."""
         return self.at
 
     def facts(self) -> dict[str, Any]:
-        """Steps that were made shorter."""
+        """Return the number of steps that were clipped."""
         return {"clipped_updates": self.clipped}
 
 
 @dataclass
 class ByPercentile(ByNorm):
-    """The largest norm is a percentile of the last hundred: `at` = 5 is the lowest 5 %.
+    """Clipping by norm to the percentile `at` of the last hundred norms.
 
-    Of the norms before they were clipped, this one among them. Steps that were left out
-    have none.
+    Norms are those before clipping, including that of this exchange; `at` = 5 is the
+    norm that the smallest 5 % do not exceed. Steps that were left out have no norm.
     """
 
     _norms: Array = field(default_factory=lambda: np.full((1, HISTORY), NONE))
 
     def prepare(self, state: State) -> None:
-        """The history is part of a run."""
+        """Store the history of norms in the state, so that checkpoints save it."""
         self._norms = state.shared.setdefault(KEPT, self._norms)
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """By what was seen so far."""
+        """Add the norm to the history, and clip to the percentile of the history."""
         norms, size = self._norms[0], norm_of(gradient, whole)
         norms[moment.number % HISTORY] = size
         seen = norms[norms >= 0.0]
@@ -128,67 +129,70 @@ class ByPercentile(ByNorm):
 
 
 def norm_of(gradient: Array, whole: GradientFacts) -> float:
-    """‖g‖ over all columns."""
+    """Return ‖g‖ over all columns, of which `gradient` has the local ones."""
     word = np.array([np.square(gradient, dtype=np.float64).sum()])
     return float(np.sqrt(whole.total(word)[0]))
 
 
-# Gradients without their mean, or of length one.
+# Centred gradients, and gradients of length one.
 
 
 class OverClasses(Shaper):
-    """Less the mean over the K scores of a column.
+    """Centring over classes: subtract the mean over the K scores of each column.
 
-    Of softmax that mean is 0 but for rounding, so that the optimum stays.
+    With softmax this mean is 0 except for rounding, so the optimum does not change.
     """
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """Column by column."""
+        """Subtract from each row its mean over the K scores."""
         gradient -= gradient.mean(axis=1, keepdims=True, dtype=gradient.dtype)
 
 
 @dataclass
 class OverColumns(Shaper):
-    """Less the mean over all columns, score by score (gradient centralisation)."""
+    """Gradient centralisation: subtract the mean over all columns, score by score."""
 
     total: int  # columns
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """One sum of K words."""
+        """Subtract the mean over all columns of each score; this sums K words."""
         sums = whole.total(gradient.sum(axis=0, dtype=np.float64))
         gradient -= (sums / self.total).astype(gradient.dtype)
 
 
 class ToLengthOne(Shaper):
-    """g / ‖g‖: a step is as long as the rate says; of zeros there is none."""
+    """Normalisation: g / ‖g‖, so that the length of a step is the learning rate.
+
+    A gradient of zeros stays as it is.
+    """
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """One factor for all."""
+        """Divide the gradient by its norm over all columns, unless the norm is 0."""
         size = norm_of(gradient, whole)
         if size > 0.0:
-            # In float64: of a size near the least number 1 / size would be infinite.
+            # In float64: 1 / size would overflow for a size near the smallest number.
             gradient[...] = gradient.astype(np.float64) / size
 
 
 # Noise that fades: N(0, σ² / (1 + t)^0.55) on every word of the mean gradient.
 #
-# It is added after replicas agreed, so all of them have to throw the same dice; a
-# column has its noise on any grid, since dice are thrown for blocks of columns.
+# It is added after replicas agreed, so all of them have to draw the same numbers. They
+# are drawn for blocks of columns, so that a column has the same noise on any grid.
 
 FADES = 0.55  # of the variance (arXiv 1511.06807)
-BLOCK = 4096  # columns that share dice
-SALT = 0x6E6F697365  # dice of nobody else
+BLOCK = 4096  # columns whose noise is drawn together
+SALT = 0x6E6F697365  # of a stream of random numbers of its own
 
 
 @dataclass
 class Noise(Shaper):
-    """`variance` is that of the first step."""
+    """Gaussian noise that decreases with the steps; `variance` is that of the first."""
 
     variance: float
     seed: int
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """Block by block of all columns."""
+        """Add noise to the local columns, drawn for each block of all columns."""
         size = np.sqrt(self.variance / (1.0 + moment.number) ** FADES)
         for place, held in whole.runs():
             height = held.stop - held.start

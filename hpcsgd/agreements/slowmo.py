@@ -53,7 +53,7 @@ Work = Callable[[State, Array], None]
 
 
 class Shards:
-    """Averages the columns that a rank holds, a share of them on each replica."""
+    """An average of a rank's columns of which each replica computes a share."""
 
     def __init__(self, base: Average) -> None:
         self.base = base
@@ -173,7 +173,7 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
 
     @property
     def of_base(self) -> type[AgreementSettings]:
-        """The settings class of the base."""
+        """Return the settings class of the base."""
         return get_agreement(self.base).settings
 
     def conditions(self) -> dict[str, Condition]:
@@ -203,7 +203,7 @@ def base_of(shape: RunShape) -> type[Average]:
 
 
 class SlowMo(Agreement):
-    """Takes a slow step with rate α and momentum β where one is due.
+    """Slow momentum on a base agreement: slow steps with rate α and momentum β.
 
     One is due after every `slow_period` exchanges, or with 0 whenever the base agrees.
     `fast_rate(n)` is the learning rate γ of the last step of exchange n = 1, 2, ...
@@ -236,24 +236,24 @@ class SlowMo(Agreement):
 
     @property
     def workers(self) -> int:
-        """As the base has it."""
+        """Return the number of replicas that train in an exchange of the base."""
         return self.base.workers
 
     @property
     def circle_sizes(self) -> list[int]:
-        """As the base has it."""
+        """Return the sizes of the nested groups of the base."""
         return self.base.circle_sizes
 
     def facts(self) -> dict[str, Any]:
-        """As the base has it."""
+        """Return the facts of the base for the report of a run."""
         return self.base.facts()
 
     def trains(self, number: int) -> bool:
-        """As the base has it."""
+        """Return whether this replica trains in exchange `number` of the base."""
         return self.base.trains(number)
 
     def prepare(self, state: State) -> None:
-        """x_old and v of the weights, and of the intercept beside them."""
+        """Allocate x_old and v of the local weights, and of the intercept."""
         self.base.prepare(state)
         own = self._own(state.weights[:, : self.classes])
         for name in (START, MOMENTUM):
@@ -262,7 +262,7 @@ class SlowMo(Agreement):
                 state.shared[name] = state.intercept[:1] * 0.0
 
     def start(self, state: State, exchanges: int) -> None:
-        """A run that begins has its first x_old from where it does."""
+        """Set x_old to the first weights of a run, unless it is resumed."""
         self.base.start(state, exchanges)
         if exchanges:
             return
@@ -271,11 +271,11 @@ class SlowMo(Agreement):
             state.shared[START][...] = state.intercept[:1]
 
     def is_whole(self, exchanges: int) -> bool:
-        """When the base is, and after a slow step."""
+        """Return whether a slow step is due, or all weights of the base are equal."""
         return self.is_slow(exchanges) or self.base.is_whole(exchanges)
 
     def is_slow(self, exchanges: int) -> bool:
-        """Whether a slow step is due after so many exchanges."""
+        """Return whether a slow step is due after so many exchanges."""
         if self.slow_period:
             return exchanges % self.slow_period == 0
         return self.base.is_whole(exchanges)
@@ -298,7 +298,7 @@ class SlowMo(Agreement):
         self.base.conclude(state, exchanges, purpose)
 
     def agree(self, state: State, purpose: str) -> None:
-        """As the base does."""
+        """Synchronise as the base does. Collective."""
         self.base.agree(state, purpose)
 
     def keeps_own(self, state: State) -> bool:
@@ -385,9 +385,9 @@ class SlowMo(Agreement):
     def _decay(self, exchanges: int) -> float:
         """Return β γ_t / γ_{t−1} of the slow step that is due after `exchanges`.
 
-        The schedule tells the rate of slow step t − 1, so that a checkpoint needs v
-        alone. Before the first slow step v is 0, whatever it is multiplied by; where
-        the rate before was 0, v begins again.
+        The schedule determines the rate of slow step t − 1, so that a checkpoint needs
+        v alone. Before the first slow step v is 0, and the factor has no effect; where
+        the rate before was 0, v restarts from 0.
         """
         earlier = (k for k in range(exchanges - 1, 0, -1) if self.is_slow(k))
         before = self.fast_rate(next(earlier, exchanges))

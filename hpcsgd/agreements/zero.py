@@ -157,7 +157,7 @@ class TileWorkspace:
         """Return room for tile `number`; that of the tile before stays as it is."""
         place = number % len(self._tiles)
         held = self._tiles[place]
-        if held is None:  # nobody needed it before
+        if held is None:  # it was not needed before
             held = self.memory.empty((self.words,), self.dtype)
             self._tiles[place] = held
         return held[:words]
@@ -550,7 +550,7 @@ class ShardedAgreement(SlicedState):
 
     On a device, sums, slices of state, steps and gathers are where the rows are. Tiles
     begin where rows have whole chunks; slices of them begin anywhere. Nothing as large
-    as a slice crosses to the host but for what somebody reads, and gradients that are
+    as a slice is copied to the host except for what it reads, and gradients that are
     shaped before the step.
     """
 

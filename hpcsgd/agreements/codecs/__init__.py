@@ -1,4 +1,4 @@
-"""How a gradient is made small on the wire."""
+"""Codecs: how gradients are encoded in fewer bytes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +31,7 @@ def make_codec(
     config: CodecConfig,
     accordion: AccordionConfig | None = None,
 ) -> Codec:
-    """The codec of one bucket, with error feedback where that is asked for."""
+    """Return the codec of one bucket, with error feedback if it is switched on."""
     codec = get_codec(name).of(bucket, config, accordion or AccordionConfig())
     if config.feedback != "auto" and codec.has_own_memory:
         raise ConfigError(
@@ -51,9 +51,9 @@ def is_coded(config: Any) -> bool:
 def kept_bytes(
     name: str, bucket: Bucket, config: CodecConfig, accordion: AccordionConfig
 ) -> int:
-    """What the codec of such a bucket keeps from one exchange to the next.
+    """Return the bytes that the codec of a bucket keeps between exchanges.
 
-    All that checkpoints save of it; nothing is allocated here.
+    Checkpoints save all of them. This function allocates nothing.
     """
     kind, ways = get_codec(name), [config]
     words, tables = len(kind.remembers), 0
@@ -72,7 +72,11 @@ def owed(
     kept: Mapping[str, Array],
     rate: float,
 ) -> Array | None:
-    """What replicas that remembered this have not sent, as a gradient at this rate."""
+    """Return the gradient that replicas have not sent, or None if there is none.
+
+    `kept` contains the arrays that their codecs have saved. Error feedback saves
+    steps, of which `rate` makes gradients.
+    """
     kind = get_codec(accordion.codec if name == "accordion" else name)
     found = kind.owes(kept, config)
     if ERROR in kept:  # in steps, as long as the rate was

@@ -1,10 +1,11 @@
 """Accordion: a codec that saves little while gradients change, and much while not.
 
-Wraps any codec (arXiv 2010.16248): `low` are its settings in critical regimes, `high`
-else. Replica 0 decides for every bucket by the gradients of its own rows, and tells the
-others in 4 bytes. They are those that it asks to be sent: what came of them depends on
-the mode, which would turn because it turned. Error feedback lies around both, so what
-was lost in one mode is made good in the other.
+It wraps any codec (arXiv 2010.16248) with two kinds of settings: `low` in critical
+regimes, `high` elsewhere. Replica 0 decides for every bucket by the gradients of its
+own rows, and broadcasts the decision in 4 bytes. It uses gradients before they are
+encoded: decoded ones depend on the mode, so that a change of the mode could cause the
+next change. Error feedback encloses both modes, so that what is lost in one mode is
+sent in the other.
 """
 
 from collections.abc import Callable
@@ -30,11 +31,11 @@ from hpcsgd.agreements.codecs.base import (
 )
 from hpcsgd.formats import Array
 
-TOTAL = "accumulated"  # the name of G among what is saved
+TOTAL = "accumulated"  # the name of G in checkpoints
 
 
 class Accordion(Codec):
-    """Two codecs of one kind, of which one is in force."""
+    """Two codecs of one kind with different settings, of which one is active."""
 
     remembers = (TOTAL,)
 
@@ -46,7 +47,7 @@ class Accordion(Codec):
     ) -> None:
         super().__init__(bucket, config)
         asked = settings or AccordionConfig()
-        # Arrays by name are one for both: what one has gathered the other sends.
+        # Both codecs share their arrays: what one has stored the other sends.
         shared = replace(bucket, room=_once(bucket.remember))
         kind = get_codec(asked.codec)
         self.low, self.high = (kind(shared, way) for way in asked.regimes(config))
@@ -67,19 +68,19 @@ class Accordion(Codec):
     def of(
         cls, bucket: Bucket, config: CodecConfig, accordion: AccordionConfig
     ) -> Codec:
-        """As [accordion] has it."""
+        """Make the codec of a bucket from the settings of [accordion]."""
         return cls(bucket, config, accordion)
 
     def see(self, part: Array, moment: Moment) -> None:
-        """Sum the gradients of an epoch, which another mode would not change."""
+        """Add a gradient to the sum of the epoch, before feedback and encoding."""
         if self.regime.is_due(moment):
             self._square = self.regime.take_square()
         if self.regime.watches(moment):
             unit = moment.rate if self.in_steps else 1.0
-            self.regime.total += part / (unit or 1.0)  # a rate of zero asks for nothing
+            self.regime.total += part / (unit or 1.0)  # at a rate of 0, a step is 0
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Decide where that is due, then as the codec in force."""
+        """Decide the mode if it is due, then start the exchange of the active codec."""
         if not self.in_steps:
             self.see(part, moment)
         before, ahead = self._in_force, 0
@@ -100,22 +101,25 @@ class Accordion(Codec):
         return note
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Of the codec in force, and 4 where it is decided."""
+        """Return None: gradients decide which codec is active.
+
+        The bytes are those of the active codec, and 4 more where the mode is decided.
+        """
         return None
 
     @property
     def dense_exchanges(self) -> int:
-        """Those of both."""
+        """Return the exchanges in which one of the codecs sent all words."""
         return self.low.dense_exchanges + self.high.dense_exchanges
 
     def facts(self) -> dict[str, int]:
-        """How often which was in force."""
+        """Return the counts for the report, with the exchanges in either mode."""
         record = self.regime.record
         counts = {"low_buckets": int(record[LOWS]), "high_buckets": int(record[HIGHS])}
         return super().facts() | counts
 
     def variance(self, part: Array) -> Array | None:
-        """Of the codec in force."""
+        """Return the variance of the active codec, word by word."""
         return self._in_force.variance(part)
 
     @property
@@ -123,7 +127,7 @@ class Accordion(Codec):
         return self.low if self.regime.is_low else self.high
 
     def _decide(self, line: BucketChannel, moment: Moment) -> int:
-        """Replica 0 does; the bytes that it took."""
+        """Set the mode that replica 0 broadcasts; return the bytes of the message."""
         square = self._square
         mode = np.array([self.regime.verdict(moment, square)], dtype=np.int32)
         line.broadcast(mode)

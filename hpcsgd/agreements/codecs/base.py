@@ -1,4 +1,4 @@
-"""What a codec is: settings, error feedback, chunks, packing."""
+"""Base classes of codecs: settings, error feedback, chunks, packing."""
 
 import math
 from abc import ABC, abstractmethod
@@ -50,7 +50,7 @@ def get_codec(name: str) -> "type[Codec]":
     return kind
 
 
-# What all codecs may be told; each reads the keys that it knows.
+# The settings of all codecs; each codec reads its own.
 
 FEEDBACKS = ("auto", "on", "off")
 DENSE = ("auto", "never")
@@ -202,7 +202,7 @@ class CodecConfig(Settings, section="codec"):
         return self.feedback == "on" or (self.feedback == "auto" and wants)
 
 
-# What accordion may be told: what it turns, between which settings, and when.
+# The settings of accordion: its codec, both modes of it, and when it checks.
 
 # codec -> [codec] settings of low and of high compression
 REGIMES = {
@@ -214,11 +214,11 @@ REGIMES = {
     "qsgd": ("bits=8", "bits=4"),
     "nuqsgd": ("bits=8", "bits=4"),
 }
-BOTH = ("feedback",)  # settings that there is one of, whatever is turned
+BOTH = ("feedback",)  # settings that are the same in both modes
 
 
 def automatic_regime(number: int) -> Callable[[RunFacts], Resolved]:
-    """Return what finds the usual settings of low (0) or high (1) compression."""
+    """Return a resolver of the usual settings of low (0) or high (1) compression."""
 
     def resolve(facts: RunFacts) -> Resolved:
         accordion = facts.config.accordion
@@ -277,7 +277,7 @@ class AccordionConfig(Settings, section="accordion"):
 
     @property
     def usual_regimes(self) -> tuple[str, str]:
-        """The settings of low and high compression where none are named."""
+        """Return the usual settings of low and of high compression."""
         return REGIMES.get(self.codec, ("", ""))
 
     def regimes(self, config: CodecConfig) -> tuple[CodecConfig, CodecConfig]:
@@ -295,7 +295,7 @@ class AccordionConfig(Settings, section="accordion"):
 
 
 def _read(key: str, said: str) -> Mapping[str, Any]:
-    """`name=value, name=value` as [codec] settings of the right kind."""
+    """Return the [codec] settings in a text `name=value, name=value`, by name."""
     kinds = {f.name: type(f.default) for f in fields(CodecConfig)}
     found = {}
     for item in filter(None, (part.strip() for part in said.split(","))):
@@ -322,50 +322,50 @@ def _value(key: str, item: str, kind: Any, value: str) -> Any:
     raise ConfigError(f"[accordion] {key}: {item!r} must be {wanted}")
 
 
-# What every codec says and does.
+# The protocol of codecs.
 #
-# Replica p has a part a_p of a bucket and wants the mean over all replicas; a codec
-# gives (1/R) Σ_p C(a_p) for fewer bytes. It may travel by sums (`start_sum` of its
-# `BucketChannel`), by records that all replicas gather (`GatheredCodec` has that
-# ready), or by both; it takes part in every exchange alike on all replicas, in one
-# order. One instance serves one
-# bucket, so what it keeps between exchanges belongs to that bucket.
+# Replica p has a part a_p of a bucket and needs the mean over all replicas; a codec
+# computes (1/R) Σ_p C(a_p) with fewer bytes. It may use sums (`start_sum` of its
+# `BucketChannel`), records that all replicas gather (`GatheredCodec` implements this),
+# or both. All replicas call their codecs in every exchange, in one order. One instance
+# serves one bucket, so what it keeps between exchanges belongs to that bucket.
 
-ALL = 0  # whose dice: those that all replicas throw alike; replica p has 1 + p
+ALL = 0  # random numbers that all replicas draw alike; those of replica p have 1 + p
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """What a codec is made for: a tile of columns, with the K scores of each."""
+    """The bucket of a codec: a tile of columns, with the K scores of each."""
 
     number: int  # in the order in which buckets are sent
     height: int  # columns of the data
     width: int  # K; word i is column i // K and score i % K
     dtype: np.dtype[Any]
     seed: int = 0  # of the run
-    member: int = 0  # whose columns
+    member: int = 0  # that has these columns
     room: Callable[[str], Array] | None = None  # see `remember`
 
     @property
     def words(self) -> int:
-        """Of a part."""
+        """Return the number of words of a part of the bucket."""
         return self.height * self.width
 
     def remember(self, name: str) -> Array:
-        """A flat array of the bucket's words, zero at first, to be written in place.
+        """Return a flat array of the bucket's words, zero at first, to write in place.
 
         Checkpoints save it column by column, so that it outlives a change of the grid:
-        another number of replicas begins at the mean of all.
+        another number of replicas starts from the mean over all.
         """
         if self.room is not None:
             return self.room(name)
         return np.zeros(self.words, dtype=self.dtype)
 
     def dice(self, moment: "Moment", who: int = ALL) -> np.random.Generator:
-        """Random numbers of this exchange: `ALL`, or 1 + the number of a replica.
+        """Return the random numbers of `who` in this exchange.
 
-        A function of run seed, member, bucket, exchange and `who`: nothing has to be
-        saved, and a run that goes on draws what it would have drawn.
+        `who` is `ALL`, or 1 + the number of a replica. The seed is a function of run
+        seed, member, bucket, exchange and `who`: nothing has to be saved, and a run
+        that resumes draws the same numbers.
         """
         key = (self.seed, self.member, self.number, moment.number, who)
         return np.random.default_rng(key)
@@ -373,7 +373,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Moment:
-    """When a bucket is sent."""
+    """The exchange, the epoch and the learning rate with which a bucket is sent."""
 
     number: int  # of the exchange in the run, from 0 on
     epoch: int  # from 0 on
@@ -386,7 +386,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What came of an exchange."""
+    """The result of an exchange on one replica."""
 
     mean: Array  # (1/R) Σ_p C(a_p), flat, the same on every replica
     # C(a_p) of this replica, flat, where `needs_own`; None: a_p, nothing is lost.
@@ -398,44 +398,46 @@ Finish = Callable[[], Decoded]
 
 
 class BucketChannel(Protocol):
-    """The replicas that share this bucket; all calls are booked as agreement."""
+    """The collectives of the replicas of a bucket, which count as agreement."""
 
     rank: int
-    size: int  # one replica alone has nothing to encode, and does not ask
+    size: int  # above 1: one replica alone encodes nothing
 
     def start_sum(self, array: Array, form: str = "") -> Callable[[], Array]:
-        """Begin Σ over replicas; what comes back waits and gives the total.
+        """Start Σ over replicas; return a function that waits and returns the total.
 
-        In place, and `array` belongs to it until then; with a `form` (a number
-        format of `hpcsgd.formats`) words travel in that, and the total is another
-        array, good until the next such sum.
+        The sum is in place, and `array` must not be used until then. With a `form` (a
+        number format of `hpcsgd.formats`) words are sent in that format, and the total
+        is another array, valid until the next such sum. Collective.
         """
 
     def sum(self, array: Array) -> Array:
-        """Σ over replicas, in place."""
+        """Compute Σ over replicas, in place, and return it. Collective."""
 
     def start_gather(
         self, record: Array, lengths: Sequence[int] | None = None
     ) -> Callable[[], list[Array]]:
-        """Begin to give `record` to all; what comes back waits for those of all.
+        """Start to send `record` to all; return a function that waits for all records.
 
-        In rank order; all replicas send as many elements, or those that all know.
+        It returns them in rank order. All replicas send as many elements as this one,
+        or those in `lengths`, one number for each replica. Collective.
         """
 
     def gather_unequal(self, record: Array) -> list[Array]:
-        """The records of all replicas in rank order, whatever their lengths.
+        """Return the records of all replicas in rank order, of any lengths. Collective.
 
-        Takes `COUNT_BYTES` more, for their numbers of elements.
+        It sends `COUNT_BYTES` more, for the number of elements.
         """
 
     def start_exchange(self, pieces: Array) -> Callable[[], Array]:
-        """Begin to give row r of `pieces`, (R, length), to replica r.
+        """Start to send row r of `pieces`, (R, length), to replica r. Collective.
 
-        What comes back waits for the rows of all replicas for this one, in rank order.
+        Return a function that waits for the rows of all replicas for this one, and
+        returns them in rank order.
         """
 
     def broadcast(self, array: Array, root: int = 0) -> Array:
-        """array ← that of replica `root`."""
+        """Compute array ← that of replica `root`, and return it. Collective."""
 
 
 COUNT_BYTES = 8  # of the message that goes ahead of records of unequal length
@@ -585,7 +587,7 @@ class Codec(ABC):
 
     @property
     def dense_exchanges(self) -> int:
-        """Exchanges that sent all words because they were fewer bytes."""
+        """Return the exchanges that sent all words because they were fewer bytes."""
         return 0
 
     @classmethod
@@ -768,36 +770,39 @@ class GatheredCodec(Codec):
         return np.zeros(self.bucket.words, dtype=self.bucket.dtype)
 
 
-# Critical regimes: whether gradients still change from one look to the next.
+# Critical regimes: whether gradients still change from one check to the next.
 #
 # ρ = | |G before| − |G now| | / |G before|,  G the sum of the gradients of an epoch
 #
-# Every `interval` epochs, after the first one on, one epoch is summed. It is critical
-# where ρ ≥ η, where nothing was seen before, or where the rate has fallen since.
+# One of `interval` epochs is summed, the first of them included. It is critical where
+# ρ ≥ η, where no earlier epoch was summed, or where the rate has fallen since then.
 #
 # S. Agarwal, H. Wang, K. Lee, S. Venkataraman and D. Papailiopoulos, "Accordion:
 # Adaptive Gradient Communication via Critical Learning Regime Identification" (MLSys
 # 2021), algorithm 1. It is written for step decay, where a rate is constant but for a
 # few drops that change what gradients do. A smooth schedule falls in every step, and no
 # ratio of rates tells its fall from a drop (1/(1 + c k) may fall a thousandfold in a
-# step). So the rate has fallen where it has passed a milestone (`glm/updates`), and
-# only there: from that exchange on, which all replicas know of, and at the first look
-# after it.
+# step). So the rate counts as fallen only where it has passed a milestone
+# (`glm/updates`): from that exchange on, which all replicas know, and at the first
+# check after it.
 
 NORM, LOW, EPOCH, DROPS, LOWS, HIGHS = range(6)
 # |G|, whether compression is low, the epoch that is summed, milestones that were passed
-# at the last look, exchanges in either mode.
+# at the last check, exchanges in either mode.
 FIRST = np.array([0.0, 1.0, -1.0, 0.0, 0.0, 0.0])
-MODE_BYTES = 4  # of the message that says what holds from now on
+MODE_BYTES = 4  # of the message with the mode from now on
 
 
 def is_critical(before: float, now: float, eta: float) -> bool:
-    """Return whether norms of two looks differ so much; what is no number does."""
+    """Return whether two norms differ by at least the relative change `eta`.
+
+    Norms of 0 before, and norms that are no number, count as such a change.
+    """
     return before == 0.0 or not abs(before - now) / before < eta
 
 
 class Regime:
-    """What is in force, and what was seen; `record` holds it, for checkpoints."""
+    """The mode of compression and its history; checkpoints save `record`."""
 
     def __init__(self, total: Array, eta: float, interval: int) -> None:
         self.total = total  # G so far
@@ -806,43 +811,46 @@ class Regime:
 
     @property
     def is_low(self) -> bool:
-        """Low compression, or small batches: now is critical."""
+        """Return whether compression is low, or batches are small."""
         return bool(self.record[LOW])
 
     def is_due(self, moment: Moment) -> bool:
-        """An epoch that was summed is over: the same on all replicas."""
+        """Return whether a summed epoch is over, the same on all replicas."""
         return bool(0 <= self.record[EPOCH] < moment.epoch)
 
     def verdict(self, moment: Moment, square: float) -> bool:
-        """Whether it is critical, by |G|²; one rank's word is everybody's."""
+        """Return whether the regime is critical, by |G|² = `square`.
+
+        One rank decides for all of them.
+        """
         before = float(self.record[NORM])
         return self.has_dropped(moment) or is_critical(before, square**0.5, self.eta)
 
     def has_dropped(self, moment: Moment) -> bool:
-        """Return whether the rate has passed a milestone since the last look."""
+        """Return whether the rate has passed a milestone since the last check."""
         return moment.drops > float(self.record[DROPS])
 
     def note_drop(self, moment: Moment) -> None:
-        """Compress little from a milestone on; no replica has to be told."""
+        """Set low compression from a milestone on; this needs no message."""
         if self.has_dropped(moment):
             self.record[LOW] = True
 
     def take_square(self) -> float:
-        """|G|² of what is held here, which begins anew."""
+        """Return |G|² of the local sum of gradients, and set the sum to 0."""
         square = float(np.sum(np.square(self.total, dtype=np.float64)))
         self.total[...] = 0.0
         return square
 
     def turn(self, low: bool, moment: Moment, square: float) -> None:
-        """From now on."""
+        """Set the mode from now on, and store |G| and the milestones of this check."""
         self.record[[NORM, LOW, EPOCH, DROPS]] = square**0.5, low, -1.0, moment.drops
 
     def watches(self, moment: Moment) -> bool:
-        """Whether gradients of this exchange are summed."""
+        """Return whether gradients of this exchange are summed."""
         return moment.epoch % self.interval == 0
 
     def count(self, moment: Moment) -> None:
-        """One exchange more, in the mode that is in force."""
+        """Count an exchange in the present mode, and note that its epoch is summed."""
         self.record[LOWS if self.is_low else HIGHS] += 1
         if self.watches(moment):
             self.record[EPOCH] = moment.epoch
@@ -852,16 +860,17 @@ class Regime:
 #
 # a = η g + e;  q = C(a);  e ← a − q;  w ← w − mean(q)
 #
-# in steps, not in gradients: what was lost at one rate is made good at that rate,
-# whatever it is by then. Exactly,
+# Errors are in steps, not in gradients: what was lost at one rate is made good at that
+# rate, even if the rate has changed since then. Exactly,
 # Σ_t applied_t + mean_p e_{p,T} = Σ_t η_t mean_p g_{p,t}.
-# λw and the intercept are outside: every replica knows the one, the other is summed.
+# λw and the intercept are not encoded: every replica computes λw, and the sums of the
+# intercept are sent uncompressed.
 
-ERROR = "error"  # the name of e among what is saved
+ERROR = "error"  # the name of e in checkpoints
 
 
 class Feedback(Codec):
-    """Any codec, with a memory of d·K words on every replica."""
+    """Error feedback around any codec, with a memory of d·K words on every replica."""
 
     unbiased = False
     wants_feedback = False
@@ -877,7 +886,7 @@ class Feedback(Codec):
         self.error = self.bucket.remember(ERROR)
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """C(part + e); the error is what that left out."""
+        """Start the exchange of C(part + e); e becomes what C left out."""
         self.codec.see(part, moment)
         self.error += part
         part[...] = self.error
@@ -895,15 +904,15 @@ class Feedback(Codec):
 
     @property
     def dense_exchanges(self) -> int:
-        """Those of the codec."""
+        """Return the exchanges in which the codec sent all words."""
         return self.codec.dense_exchanges
 
     def facts(self) -> dict[str, int]:
-        """Those of the codec."""
+        """Return the counts of the codec for the report of a run."""
         return self.codec.facts()
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Those of the codec: the memory stays at home."""
+        """Return the bytes of the codec: errors are never sent."""
         return self.codec.payload_bytes(ranks, rank)
 
 
@@ -913,7 +922,7 @@ SCALE_BYTES = 4
 
 
 class Chunks:
-    """`words` in chunks of `length`, the last one shorter."""
+    """A division of `words` words into chunks of `length`, the last one shorter."""
 
     def __init__(self, words: int, length: int) -> None:
         self.words, self.length = words, length
@@ -923,19 +932,22 @@ class Chunks:
         return len(self.starts)
 
     def spread(self, scales: Array) -> Array:
-        """To every word what its chunk has."""
+        """Return for every word the scale of its chunk."""
         return np.repeat(scales, self.length)[: self.words]
 
     def greatest(self, part: Array) -> Array:
-        """Of each chunk."""
+        """Return the greatest word of each chunk."""
         return np.maximum.reduceat(part, self.starts)
 
     def least(self, part: Array) -> Array:
-        """Of each chunk."""
+        """Return the least word of each chunk."""
         return np.minimum.reduceat(part, self.starts)
 
     def norms(self, part: Array, kind: str) -> NDArray[np.float32]:
-        """No word of a chunk is greater; nor does float32 round below it."""
+        """Return the norm of each chunk, max |v| or l2, rounded up to float32.
+
+        No word of a chunk is greater than its norm.
+        """
         largest = self.greatest(np.abs(part)).astype(np.float64)
         if kind == "l2":
             squares = np.add.reduceat(np.square(part, dtype=np.float64), self.starts)
@@ -944,7 +956,7 @@ class Chunks:
 
 
 def rounded_up(values: Array) -> NDArray[np.float32]:
-    """The next float32 that is not below."""
+    """Return the least float32 that is not below each value."""
     near = values.astype(np.float32)
     low = near.astype(np.float64) < values
     return np.where(low, np.nextafter(near, np.float32(np.inf)), near)
@@ -988,7 +1000,7 @@ def unpack(record: Array, count: int, bits: int) -> NDArray[np.uint32]:
 
 
 def _folded(codes: Array, bits: int) -> NDArray[np.uint8]:
-    """Several codes in each byte, the first in the lowest bits."""
+    """Return bytes of several codes each, the first code in the lowest bits."""
     each = 8 // bits
     padded = np.zeros(-(-codes.size // each) * each, dtype=np.uint8)
     padded[: codes.size] = codes
@@ -998,25 +1010,25 @@ def _folded(codes: Array, bits: int) -> NDArray[np.uint8]:
     return out
 
 
-# The words as they are: what every codec is held against.
+# Uncompressed words, with which every codec is compared.
 
 
 class Identity(Codec):
-    """One sum of all words: d·K·4 bytes in float32."""
+    """No compression: one sum of all words, d·K·4 bytes in float32."""
 
     unbiased = True
     wants_feedback = False
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Divided first: a sum of what is divided cannot overflow."""
+        """Start the sum of part / R; after the division no sum overflows."""
         part /= line.size
         arrive = line.start_sum(part)
         return lambda: Decoded(arrive(), None, part.nbytes)
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
-        """All words."""
+        """Return the bytes of all words."""
         return self.bucket.words * self.bucket.dtype.itemsize
 
     def variance(self, part: Array) -> Array:
-        """None at all."""
+        """Return zeros: nothing is rounded."""
         return np.zeros_like(part)

@@ -28,15 +28,16 @@ from hpcsgd.formats import Array, exponent_for, get_format, round_through
 # Fewer bits a word: bf16, fp16, fp8.
 #
 # MPI adds no 16-bit floats: pieces are exchanged, added in float32 and gathered
-# (`hpcsgd/comm/messages.py`), so what a replica says is rounded once, and the mean once
-# more. fp16 and fp8 have few exponents; a power of two goes with every piece. Parts are
-# divided by R before they are rounded: no sum of them overflows.
+# (`hpcsgd/comm/messages.py`), so the part of a replica is rounded once, and the mean
+# once more. fp16 and fp8 have few exponents; a power of two is sent with every piece.
+# Parts are divided by R before they are rounded: no sum of them overflows.
 
 
 class Cast(Codec):
-    """Two collectives: d·K words, and this replica's share of them again.
+    """Rounding to the format `form`, in two collectives.
 
-    With feedback what the rounding of the part lost is kept; that of the mean is not.
+    A replica sends d·K words, then the mean of its share of them. With feedback the
+    error from rounding the part is kept; that from rounding the mean is not.
     """
 
     form: ClassVar[str]
@@ -44,7 +45,7 @@ class Cast(Codec):
     wants_feedback = False
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """part / R, rounded; the total is their mean."""
+        """Start the sum of part / R, rounded: the total is the mean."""
         part /= line.size
         own = self._rounded(part) * line.size if self.needs_own else None
         arrive = line.start_sum(part, self.form)
@@ -57,7 +58,7 @@ class Cast(Codec):
         return finish
 
     def _rounded(self, part: Array) -> Array:
-        """What is sent for `part`: the very numbers."""
+        """Return exactly the numbers that are sent for `part`."""
         form, values = get_format(self.form), part.astype(np.float32)
         if not form.wants_scale:
             round_through(values, form.name)
@@ -70,9 +71,10 @@ class Cast(Codec):
         return values.astype(self.bucket.dtype, copy=False)
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
-        """(d·K + own share) words of the format, and an exponent a piece where needed.
+        """Return the bytes of d·K words and the own share, and of one exponent a piece.
 
-        Pieces: one for each replica at first, then the own.
+        Only formats that want a scale send exponents. The pieces are one for each
+        replica, then the own one.
         """
         form, words = get_format(self.form), self.bucket.words
         own = words * (rank + 1) // ranks - words * rank // ranks
@@ -108,10 +110,11 @@ TOP = 255
 
 
 class Byte(GatheredCodec):
-    """Multiples of (max − min) / 255, the nearest: zero stays zero between the two.
+    """Rounding to the nearest multiple of (max − min) / 255 of a chunk.
 
-    No error is above half of that. Where a chunk is constant it is sent as it is (to
-    float32); an ε below the line instead would spoil gradients that are tiny.
+    No error exceeds half of that, and 0 stays 0 if it lies between min and max. The
+    value of a constant chunk is sent in float32; an ε below the fraction line instead
+    would spoil tiny gradients.
     """
 
     unbiased = False
@@ -122,25 +125,25 @@ class Byte(GatheredCodec):
         self.chunks = Chunks(bucket.words, config.chunk)
 
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
-        """Least and greatest of the chunks, float32, then the bytes."""
+        """Return least and greatest word of the chunks in float32, then the codes."""
         ends, codes = to_bytes(part, self.chunks)
         return np.concatenate([ends.reshape(-1).view(np.uint8), codes])
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """total + (code + low) / scale."""
+        """Compute total ← total + (code + low) / scale, in place."""
         heads = 2 * SCALE_BYTES * len(self.chunks)
         ends = record[:heads].copy().view(np.float32).reshape(2, -1)
         total += from_bytes(ends, record[heads:], self.chunks)
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
-        """D, and two ends for each chunk."""
+        """Return the bytes of D codes, and of two float32 for each chunk."""
         return self.bucket.words + 2 * SCALE_BYTES * len(self.chunks)
 
 
 def to_bytes(
     part: Array, chunks: Chunks
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Least and greatest of each chunk, (2, chunks), and a byte for each word."""
+    """Return least and greatest of each chunk, (2, chunks), and a byte a word."""
     least = -rounded_up(-chunks.least(part).astype(np.float64))
     greatest = rounded_up(chunks.greatest(part).astype(np.float64))
     scale, low = grid_of(least, greatest)
@@ -151,7 +154,7 @@ def to_bytes(
 
 
 def from_bytes(ends: Array, codes: Array, chunks: Chunks) -> NDArray[np.float64]:
-    """(code + low) / scale, or what all words of a constant chunk are."""
+    """Return (code + low) / scale of each word, or the value of a constant chunk."""
     least, greatest = ends
     scale, low = grid_of(least, greatest)
     spread = chunks.spread
@@ -163,34 +166,37 @@ def from_bytes(ends: Array, codes: Array, chunks: Chunks) -> NDArray[np.float64]
 def grid_of(
     least: Array, greatest: Array
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Steps in 1, and the lowest multiple of a step; 1 and 0 in a constant chunk."""
+    """Return the steps in 1 and the lowest multiple of a step, for each chunk.
+
+    They are 1 and 0 for a constant chunk.
+    """
     ends = least.astype(np.float64), greatest.astype(np.float64)
     width = ends[1] - ends[0]
     scale = TOP / np.where(width == 0, TOP, width)
     return scale, np.where(width == 0, 0.0, np.rint(ends[1] * scale) - TOP)
 
 
-# An exchange in two phases: everybody adds one piece, and says what came of it.
+# An exchange in two phases: every replica adds one piece, and sends the mean to all.
 #
 # D words are padded to R pieces of ⌈D/R⌉ (BAGUA's C_LP_S). Every replica encodes its
-# pieces and gives piece r to replica r, which decodes them, takes their mean in full
-# precision, encodes that again and gives it to all. However many replicas there are, a
+# pieces and sends piece r to replica r, which decodes them, takes their mean in full
+# precision, encodes that again and sends it to all. For any number of replicas, a
 # replica sends every word twice, and never the records of all others.
 
 
 class PieceEncoder(Protocol):
-    """How pieces are said: rows of words as rows of bytes, all of one length."""
+    """The protocol of encodings of pieces: rows of words as rows of bytes."""
 
     def encode(self, pieces: Array) -> NDArray[np.uint8]:
-        """(rows, words) as (rows, bytes)."""
+        """Return pieces (rows, words) as records (rows, bytes), all of one length."""
 
     def decode(self, records: NDArray[np.uint8], words: int) -> Array:
-        """And back, in float64."""
+        """Return records (rows, bytes) as pieces (rows, words), in float64."""
 
 
 @dataclass(frozen=True)
 class EncodedMean:
-    """What came of it, flat and without the padding."""
+    """The mean of an exchange in two phases, flat and without the padding."""
 
     mean: Array  # the same bits on all replicas, float64
     # Of this replica, so that the mean over replicas of these is `mean`: its own words
@@ -199,17 +205,17 @@ class EncodedMean:
 
 
 def piece_words(words: int, ranks: int) -> int:
-    """⌈D/R⌉."""
+    """Return ⌈D/R⌉, the words of a piece."""
     return -(-words // ranks)
 
 
 def start_two_phase(
     part: Array, line: BucketChannel, form: PieceEncoder, needs_own: bool = False
 ) -> Callable[[], EncodedMean]:
-    """Begin to exchange pieces of `part`; what comes back waits, adds and gathers.
+    """Start to exchange pieces of `part`; return a function that waits for the mean.
 
-    Gradients or anything else of which replicas want the mean. `EncodedMean.own`
-    is empty unless somebody needs it.
+    The function adds and gathers. `part` may be a gradient, or any array of which
+    replicas need the mean. `EncodedMean.own` is empty without `needs_own`. Collective.
     """
     pieces = _padded(part, line.size)
     sent = form.encode(pieces)
@@ -231,38 +237,42 @@ def start_two_phase(
 
 
 def _padded(part: Array, ranks: int) -> Array:
-    """(R, ⌈D/R⌉); filled with the last word, which widens no range."""
+    """Return `part` as pieces, (R, ⌈D/R⌉).
+
+    The padding repeats the last word, which widens no range.
+    """
     each = piece_words(part.size, ranks)
     pieces = np.full(ranks * each, part[-1], dtype=part.dtype)
     pieces[: part.size] = part
     return pieces.reshape(ranks, each)
 
 
-# ByteGrad: 8 bits a word on both ways, in pieces that every replica adds one of.
+# ByteGrad: 8 bits a word in both phases; every replica adds one piece.
 #
-# BAGUA's C_LP_S (arXiv 2107.01499): two phases with words as `byte`
-# has them, between the least and the greatest of a piece. A ring moves 2 (R − 1)/R (D +
-# 8 R) bytes for a replica, D padded to R pieces, where records of 8 bits that all
-# gather move (R − 1) D.
+# BAGUA's C_LP_S (arXiv 2107.01499): two phases in which words are encoded as `byte`
+# does, between the least and the greatest of a piece. A ring moves 2 (R − 1)/R (D +
+# 8 R) bytes for a replica, with D padded to R pieces; a gather of records of 8 bits
+# moves (R − 1) D.
 #
-# Both roundings are remembered where feedback is on, here the default: that of the mean
-# by the replica that added the piece, R times, so that the mean of errors has it once.
+# With error feedback, here the default, the errors of both roundings are kept. The
+# replica that added a piece keeps that of its mean R times, so that the mean of the
+# errors has it once.
 
 HEAD = 2 * SCALE_BYTES  # the least and the greatest, float32
 
 
 class Ranges:
-    """Each row as its least and greatest word, and a byte a word between them."""
+    """An encoding of each row as its least and greatest word, and a byte a word."""
 
     def encode(self, pieces: Array) -> NDArray[np.uint8]:
-        """(rows, 8 + words)."""
+        """Return pieces (rows, words) as records (rows, 8 + words)."""
         rows, words = pieces.shape
         ends, codes = to_bytes(pieces.reshape(-1), Chunks(pieces.size, words))
         heads = np.ascontiguousarray(ends.T).view(np.uint8)
         return np.hstack([heads, codes.reshape(rows, words)])
 
     def decode(self, records: NDArray[np.uint8], words: int) -> Array:
-        """(rows, words)."""
+        """Return records as pieces (rows, words), in float64."""
         ends = np.ascontiguousarray(records[:, :HEAD]).view(np.float32).T
         codes = records[:, HEAD:].reshape(-1)
         values = from_bytes(ends, codes, Chunks(codes.size, words))
@@ -270,13 +280,13 @@ class Ranges:
 
 
 class ByteGrad(Codec):
-    """Two collectives of bytes: R pieces to their places, one piece to all."""
+    """ByteGrad: an exchange of R pieces in 8 bits a word, then a gather of means."""
 
     unbiased = False
     wants_feedback = True
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Encode the pieces, and send them off."""
+        """Encode the pieces of `part`, and start to exchange them."""
         arrive = start_two_phase(part, line, Ranges(), self.needs_own)
         payload = self.payload_bytes(line.size, line.rank)
 
@@ -288,7 +298,7 @@ class ByteGrad(Codec):
         return finish
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
-        """(R + 1)(⌈D/R⌉ + 8): R pieces at first, then the own."""
+        """Return (R + 1)(⌈D/R⌉ + 8): R pieces at first, then the own mean."""
         return (ranks + 1) * (piece_words(self.bucket.words, ranks) + HEAD)
 
 
@@ -298,23 +308,23 @@ class ByteGrad(Codec):
 class Sign(GatheredCodec):
     """C(a) = mean|a| · sign(a), with the sign of zero positive.
 
-    Useless without feedback, which reads the very values that others decode.
+    It needs error feedback, which uses exactly the values that other replicas decode.
     """
 
     unbiased = False
     wants_feedback = True
 
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
-        """The scale of the bucket in float32, then the bits."""
+        """Return the scale of the bucket in float32, then one bit for each word."""
         scale = np.array([np.abs(part).mean(dtype=np.float64)], dtype=np.float32)
         return np.concatenate([scale.view(np.uint8), pack(part < 0, 1)])
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """total ± scale."""
+        """Add ± scale to each word of `total`, in place."""
         scale = total.dtype.type(record[:SCALE_BYTES].copy().view(np.float32)[0])
         negative = unpack(record[SCALE_BYTES:], self.bucket.words, 1)
         total += np.where(negative, -scale, scale)
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
-        """ceil(D / 8) + 4."""
+        """Return ceil(D / 8) + 4."""
         return packed_bytes(self.bucket.words, 1) + SCALE_BYTES

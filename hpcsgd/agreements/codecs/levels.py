@@ -27,7 +27,7 @@ from hpcsgd.formats import Array
 # Stochastic rounding to levels: what the quantisers have in common.
 #
 # In a chunk of norm N a word v is N · sign · r with r in [0, 1], which lies between two
-# levels l ≤ r < u; u is said with probability (r − l) / (u − l), else l. That is
+# levels l ≤ r < u; u is sent with probability (r − l) / (u − l), else l. That is
 # unbiased for any levels that include 1, and its variance is exactly N² (u − r)(r − l).
 # Where zero is a level words that are zero stay zero, as most of a sparse gradient are;
 # where it is not (amq), words below the least level become that or its opposite.
@@ -39,7 +39,7 @@ Between = tuple[NDArray[np.int64], Array, Array]
 
 
 class Quantiser(GatheredCodec):
-    """Rounds to 2^(bits − 1) levels; replicas throw dice of their own."""
+    """Stochastic rounding to 2^(bits − 1) levels, by random numbers of each replica."""
 
     unbiased = True
     wants_feedback = False
@@ -58,10 +58,10 @@ class Quantiser(GatheredCodec):
 
     @abstractmethod
     def level(self, numbers: Array) -> Array:
-        """The levels of these numbers, float64."""
+        """Return the levels of these numbers, in float64."""
 
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
-        """Norms, then codes: twice the number of the level, plus one if negative."""
+        """Return norms, then codes: twice the level number, plus one if negative."""
         norms = self.chunks.norms(part, self.config.norm)
         ratios = self._ratios(part, norms)
         number, low, high = self.between(ratios)
@@ -76,7 +76,10 @@ class Quantiser(GatheredCodec):
         return self.bucket.dice(moment, 1 + replica).random(self.bucket.words)
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """total ← total + N · sign · level: NaN where the norm is no number."""
+        """Compute total ← total + N · sign · level, in place.
+
+        The result is no number where the norm N is none.
+        """
         heads = SCALE_BYTES * len(self.chunks)
         norms = record[:heads].copy().view(np.float32).astype(np.float64)
         codes = unpack(record[heads:], self.bucket.words, self.bits)
@@ -86,12 +89,12 @@ class Quantiser(GatheredCodec):
         total += values
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """ceil(D · bits / 8), and a norm for each chunk."""
+        """Return ceil(D · bits / 8), and 4 for the norm of each chunk."""
         codes = packed_bytes(self.bucket.words, self.bits)
         return codes + SCALE_BYTES * len(self.chunks)
 
     def variance(self, part: Array) -> Array:
-        """N² (u − r)(r − l)."""
+        """Return N² (u − r)(r − l) for each word."""
         norms = self.chunks.norms(part, self.config.norm)
         ratios = self._ratios(part, norms)
         _, low, high = self.between(ratios)
@@ -100,7 +103,7 @@ class Quantiser(GatheredCodec):
         return spreads
 
     def _ratios(self, part: Array, norms: Array) -> Array:
-        """|v| / N; zero where N is zero or no number."""
+        """Return |v| / N for each word; 0 where N is 0 or not finite."""
         spread = self.chunks.spread(norms.astype(np.float64))
         ratios = np.zeros(part.size)
         sound = (spread > 0) & np.isfinite(spread)
@@ -112,20 +115,23 @@ class Quantiser(GatheredCodec):
 
 
 class Qsgd(Quantiser):
-    """E|C(a) − a|² ≤ min(B/s², √B/s) |a|² in a chunk of B words with `norm` l2."""
+    """Stochastic rounding to uniform levels (QSGD).
+
+    E|C(a) − a|² ≤ min(B/s², √B/s) |a|² in a chunk of B words with `norm` l2.
+    """
 
     @property
     def steps(self) -> int:
-        """s."""
+        """Return s, the number of steps between 0 and 1."""
         return (1 << self.bits - 1) - 1
 
     def between(self, ratios: Array) -> Between:
-        """The last step begins below 1."""
+        """Return level number and both levels of each ratio; 1 is in the last step."""
         number = np.minimum((ratios * self.steps).astype(np.int64), self.steps - 1)
         return number, self.level(number), self.level(number + 1)
 
     def level(self, numbers: Array) -> Array:
-        """j / s."""
+        """Return j / s."""
         levels: Array = numbers / self.steps
         return levels
 
@@ -136,7 +142,7 @@ MOST_BITS = 8  # 127 octaves: float32 has no more
 
 
 class Nuqsgd(Quantiser):
-    """s = 2^(bits − 1) − 2 octaves.
+    """Stochastic rounding to 0 and powers of 1/2, over s = 2^(bits − 1) − 2 octaves.
 
     E|C(a) − a|² ≤ (1/8 + 2^(−2s−2) B) |a|² in a chunk of B words with `norm` l2.
     """
@@ -151,20 +157,20 @@ class Nuqsgd(Quantiser):
         self.levels = exponential(self.bits)
 
     def between(self, ratios: Array) -> Between:
-        """By search."""
+        """Return level number and both levels of each ratio, by binary search."""
         last = len(self.levels) - 2
         above = np.searchsorted(self.levels, ratios, side="right")
         number = np.minimum(above - 1, last)
         return number, self.levels[number], self.levels[number + 1]
 
     def level(self, numbers: Array) -> Array:
-        """From the table."""
+        """Return the levels of these numbers, from the table."""
         levels: Array = self.levels[numbers]
         return levels
 
 
 def exponential(bits: int) -> Array:
-    """0, 2⁻ˢ, ..., 1/2, 1: 2^(bits − 1) of them."""
+    """Return the 2^(bits − 1) levels 0, 2⁻ˢ, ..., 1/2, 1."""
     octaves = 2 ** (bits - 1) - 2
     return np.concatenate([[0.0], 2.0 ** np.arange(-octaves, 1.0)])
 
@@ -357,7 +363,10 @@ class Adaptive(Nuqsgd):
         return np.concatenate([mark, super().encode(part, moment, replica)])
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """total ← total + the record, which is refused if it has other levels."""
+        """Compute total ← total + the words of a record, in place.
+
+        Raise DataError if the record was made with other levels.
+        """
         mark = int(record[:MARK_BYTES].copy().view(np.uint32)[0])
         if mark != self._mark():
             raise DataError(
@@ -367,7 +376,10 @@ class Adaptive(Nuqsgd):
         super().add_decoded(record[MARK_BYTES:], total, moment)
 
     def payload_bytes(self, ranks: int, rank: int) -> None:
-        """⌈D bits / 8⌉ + 4 a chunk + 4, and 24 a chunk more where it adapts."""
+        """Return None: some exchanges send more than others.
+
+        They send ⌈D bits / 8⌉ + 4 a chunk + 4, and 24 a chunk more if levels adapt.
+        """
         return
 
     def _bytes(self) -> int:
@@ -398,16 +410,16 @@ class Adaptive(Nuqsgd):
 
 
 class Alq(Adaptive):
-    """Each level where it is best between its neighbours, in turns."""
+    """ALQ: each level in turn moves to its optimum between its neighbours."""
 
     zeros_cost = False
 
     def first_levels(self) -> Array:
-        """Return those of nuqsgd."""
+        """Return the levels of nuqsgd."""
         return exponential(self.bits)
 
     def fit(self, law: Mixture) -> Array:
-        """Return the best that comes of four starts, one of them the present levels."""
+        """Return the best result of four starts, one of them the present levels."""
         count = len(self.levels)
         starts = [
             law.companded(count),
@@ -419,9 +431,9 @@ class Alq(Adaptive):
 
 
 class Amq(Adaptive):
-    """Levels ±pˢ, ..., ±p, ±1, with the p that costs least.
+    """AMQ: levels ±pˢ, ..., ±p, ±1, with the p that costs least.
 
-    A word between −pˢ and pˢ, and be it zero, becomes one of the two.
+    A word between −pˢ and pˢ, even if it is zero, becomes one of the two.
     """
 
     zeros_cost = True
@@ -440,8 +452,8 @@ class Amq(Adaptive):
     def fit(self, law: Mixture) -> Array:
         """Return the best powers, or the present levels if these are as good.
 
-        Ψ is a function of p alone, so it is looked at everywhere, where the paper goes
-        downhill from several p.
+        Ψ is a function of p alone, so it is evaluated over the whole range, where the
+        paper descends from several p.
         """
         count = len(self.levels)
         least = max(LEAST_RATIO, LEAST_LEVEL ** (1.0 / (count - 1)))

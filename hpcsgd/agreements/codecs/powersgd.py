@@ -17,17 +17,19 @@ from hpcsgd.agreements.codecs.base import (
 )
 from hpcsgd.formats import Array
 
-# Gram-Schmidt that gives the same bits to the same columns, on every machine alike.
+# Gram-Schmidt with the same bits for the same columns, on every machine.
 #
-# Products and sums of NumPy, no BLAS: what a library adds in which order depends on
-# where an array lies and on the processor, and replicas must not differ by a bit.
+# It uses products and sums of NumPy, no BLAS: the order in which a library adds depends
+# on the address of an array and on the processor, and replicas must not differ by a
+# bit.
 
 
 def orthogonal(columns: Array) -> Array:
-    """Orthonormal columns that span the same, float64; zero where nothing is left.
+    """Return orthonormal columns with the same span, in float64.
 
-    Each is scaled by its greatest word first: no square overflows or vanishes. Twice:
-    once leaves columns that are nearly parallel far from orthogonal.
+    A column of which nothing is left is zero. Each column is first scaled by its
+    largest entry, so that no square overflows or vanishes. Projections are subtracted
+    twice: after one pass, nearly parallel columns are far from orthogonal.
     """
     out = np.array(columns, dtype=np.float64, order="F")
     for k in range(out.shape[1]):
@@ -47,7 +49,7 @@ def orthogonal(columns: Array) -> Array:
 
 
 def outer(left: Array, right: Array) -> Array:
-    """left · rightᵀ, column by column."""
+    """Return left · rightᵀ, added column by column."""
     out = np.zeros((len(left), len(right)), dtype=right.dtype)
     for one, other in zip(left.T, right.T, strict=True):
         out += np.multiply.outer(one, other)
@@ -60,15 +62,18 @@ def outer(left: Array, right: Array) -> Array:
 #
 # P = orth(Σ M_p Q);  Q_p = M_pᵀ P;  mean = P (Σ Q_p / R)ᵀ;  Q ← Σ Q_p / R
 #
-# What replica p has said is P Q_pᵀ, its own: to subtract the mean instead would leave
-# the same mean error, but errors of single replicas that grow for ever where shards
-# differ.
+# Error feedback of replica p subtracts its own part, P Q_pᵀ. To subtract the mean
+# instead would leave the same mean error, but errors of single replicas would grow for
+# ever where shards differ.
 
-FIRST = Moment(0, 0, 1.0, 1.0)  # whose dice begin Q
+FIRST = Moment(0, 0, 1.0, 1.0)  # whose random numbers initialise Q
 
 
 class PowerSgd(Codec):
-    """Rank r; dense for `start` exchanges, and where that is not worth its bytes."""
+    """PowerSGD of rank r, uncompressed for the first `start` exchanges.
+
+    Buckets for which it would save too few bytes are never compressed.
+    """
 
     unbiased = False
     wants_feedback = True
@@ -83,12 +88,12 @@ class PowerSgd(Codec):
 
     @classmethod
     def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
-        """Of Q, float64."""
+        """Return the bytes of Q in float64, or 0 if the bucket is uncompressed."""
         shape, rank = _sizes(bucket, config)
         return 8 * shape[1] * rank if _is_worth_it(bucket, config) else 0
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Begin the sum of M Q; the other sum follows when it has arrived."""
+        """Begin the sum of M Q; the sum of Mᵀ P follows when it has arrived."""
         if not self._compresses(moment):
             part /= line.size
             arrive = line.start_sum(part)
@@ -106,7 +111,10 @@ class PowerSgd(Codec):
             self.kept["guess"][:, both] = other.kept["guess"][:, both]
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """r (n + m) words; D where that is more, and for the first exchanges."""
+        """Return the bytes of r (n + m) words, or of all D words if uncompressed.
+
+        Return None if the first exchanges are uncompressed and later ones are not.
+        """
         size = self.bucket.dtype.itemsize
         if not self.is_worth_it:
             return self.bucket.words * size
@@ -118,7 +126,7 @@ class PowerSgd(Codec):
         return self.is_worth_it and moment.number >= self.config.start
 
     def _matrix(self, part: Array) -> Array:
-        """Row by row, zeros at the end."""
+        """Return a part as a matrix, filled row by row, with zeros at the end."""
         whole = np.zeros(self.shape, dtype=part.dtype)
         whole.reshape(-1)[: part.size] = part
         return whole
@@ -138,9 +146,10 @@ class PowerSgd(Codec):
         return matrix.reshape(-1)[: self.bucket.words]
 
     def _remember(self, mean: Array, moment: Moment) -> None:
-        """Q of the next exchange; columns that say nothing begin anew, by common dice.
+        """Store Q of the next exchange, with new random columns in place of lost ones.
 
-        From a zero, or from what rounding left, no column finds its way back.
+        A column is lost if it is zero or what rounding left, from which the power
+        method cannot recover. All replicas draw the same random columns.
         """
         lengths = np.sqrt(np.sum(np.square(mean, dtype=np.float64), axis=0))
         longest = lengths.max()
@@ -148,13 +157,13 @@ class PowerSgd(Codec):
             return
         guess = mean / longest
         lost = lengths <= 100 * np.finfo(mean.dtype).eps * longest
-        later = replace(moment, number=moment.number + 1)  # not those of the first
+        later = replace(moment, number=moment.number + 1)  # not those of FIRST
         fresh = self.bucket.dice(later).normal(size=guess.shape)
         self.kept["guess"][...] = np.where(lost, orthogonal(fresh), guess)
 
 
 def _sizes(bucket: Bucket, config: CodecConfig) -> tuple[tuple[int, int], int]:
-    """The matrix, and how many ranks of it are sent."""
+    """Return the shape of the matrix, and the rank that is sent."""
     shape = shape_of(bucket.height, bucket.width, config.rank)
     return shape, min(config.rank, *shape)
 
@@ -165,7 +174,10 @@ def _is_worth_it(bucket: Bucket, config: CodecConfig) -> bool:
 
 
 def shape_of(height: int, width: int, rank: int) -> tuple[int, int]:
-    """Columns × scores where that has more than `rank` ranks, else nearly a square."""
+    """Return the shape of the matrix, columns × scores if both exceed `rank`.
+
+    Else the matrix is nearly square.
+    """
     if min(height, width) > rank:
         return height, width
     words = height * width

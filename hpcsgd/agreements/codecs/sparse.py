@@ -18,14 +18,14 @@ from hpcsgd.agreements.codecs.base import (
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 
-# Codecs that say some of the words; all of them where records would be larger.
+# Codecs that send some of the words, or all of them where records would be larger.
 #
-# Without its other words a part is not itself on average: what was left out has to be
-# kept and sent later (error feedback), but for the codecs that say so.
+# A part without its other words is biased: what was left out has to be kept and sent
+# later (error feedback), except in the codecs that are `unbiased`.
 
 
 class Sparse(Codec):
-    """What they share: how many words, the way of all words, and its count."""
+    """Base class of sparse codecs: the number of words, and the way to send all."""
 
     unbiased = False
     wants_feedback = True
@@ -36,32 +36,38 @@ class Sparse(Codec):
 
     @property
     def dense_exchanges(self) -> int:
-        """So many, since this process began."""
+        """Return the exchanges that sent all words, since this process began."""
         return self._dense
 
     def share(self, moment: Moment) -> float:
-        """share^((e + 1) / (W + 1)) in epoch e of W that warm up."""
+        """Return share^((e + 1) / (W + 1)) in epoch e of W that warm up, then share."""
         done = min((moment.epoch + 1) / (self.config.warm_up + 1), 1.0)
         return float(self.config.share**done)
 
     def count(self, moment: Moment) -> int:
-        """k: the share of the words, one at least."""
+        """Return k, the share of the words that is sent, at least one."""
         return max(round(self.share(moment) * self.bucket.words), 1)
 
     def start_dense(self, part: Array, line: BucketChannel, ahead: int = 0) -> Finish:
-        """All words by a sum, after so many bytes: nothing is lost."""
+        """Start the sum of all words, which loses nothing.
+
+        `ahead` bytes were sent before, and count in the payload.
+        """
         self._dense += 1
         part /= line.size
         arrive = line.start_sum(part)
         return lambda: Decoded(arrive(), None, ahead + part.nbytes)
 
     def nothing(self) -> Array:
-        """The part that says nothing."""
+        """Return a part of zeros."""
         return np.zeros(self.bucket.words, dtype=self.bucket.dtype)
 
 
 class RecordCodec(Sparse):
-    """They travel by records, which are gathered and added in rank order."""
+    """Base class of sparse codecs whose records all replicas gather and add.
+
+    They add records in rank order.
+    """
 
     def add(self, record: Array, head: Array, total: Array) -> None:
         """Compute total ← total + the words of a record; `head` has their number."""
@@ -101,29 +107,29 @@ class RecordCodec(Sparse):
 # A sparse record: k words of a bucket of D, as bytes.
 #
 # [k values | which they are], the latter as k indices of 16 or 32 bits, or as a map of
-# D bits where that is shorter. Its length is a function of k, D and the dtype: whoever
-# knows k can read it.
+# D bits where that is shorter. Its length is a function of k, D and the dtype: a rank
+# that knows k can read it.
 
 
 def index_type(words: int) -> np.dtype[Any]:
-    """The narrowest that can name a word."""
+    """Return the narrowest integer type for the indices of so many words."""
     if words <= 2**16:
         return np.dtype(np.uint16)
     return np.dtype(np.uint32 if words <= 2**32 else np.uint64)
 
 
 def index_bytes(count: int, words: int) -> int:
-    """Of indices or of the map."""
+    """Return the bytes of so many indices, or of the map if it is shorter."""
     return min(count * index_type(words).itemsize, -(-words // 8))
 
 
 def record_bytes(count: int, words: int, itemsize: int) -> int:
-    """Of the whole record."""
+    """Return the bytes of a record of `count` words in a bucket of `words`."""
     return count * itemsize + index_bytes(count, words)
 
 
 def pack_indices(indices: Array, words: int) -> Array:
-    """Indices in rising order, as bytes."""
+    """Return indices, which are in rising order, as bytes."""
     kind = index_type(words)
     if indices.size * kind.itemsize <= -(-words // 8):
         return indices.astype(kind).view(np.uint8)
@@ -133,7 +139,7 @@ def pack_indices(indices: Array, words: int) -> Array:
 
 
 def unpack_indices(packed: Array, count: int, words: int) -> Array:
-    """The indices again."""
+    """Return the indices that `pack_indices` has packed."""
     kind = index_type(words)
     if count * kind.itemsize <= -(-words // 8):
         return packed.view(kind).astype(np.intp)
@@ -141,47 +147,48 @@ def unpack_indices(packed: Array, count: int, words: int) -> Array:
 
 
 def pack(part: Array, indices: Array) -> Array:
-    """The record of these words of `part`, in rising order."""
+    """Return the record of the words of `part` at `indices`, in rising order."""
     values = part[indices].view(np.uint8)
     return np.concatenate([values, pack_indices(indices, part.size)])
 
 
 def add_record(record: Array, count: int, total: Array) -> None:
-    """total ← total + the words of a record; no index is in it twice."""
+    """Compute total ← total + the words of a record, in which no index is twice."""
     cut = count * total.itemsize
     indices = unpack_indices(record[cut:], count, total.size)
     total[indices] += record[:cut].view(total.dtype)
 
 
 def is_sparse_smaller(lengths: list[int], words: int, itemsize: int) -> bool:
-    """Whether gathering records of these bytes moves less than a sum of all words.
+    """Return whether a gather of records moves fewer bytes than a sum of all words.
 
-    Over all R replicas a gather moves (R − 1) Σ lengths, a ring sum 2 (R − 1) N of N
-    bytes: every replica knows both and concludes the same.
+    `lengths`: bytes of the records. Over all R replicas a gather moves (R − 1) Σ
+    lengths, a ring sum of N bytes 2 (R − 1) N: every replica knows both and decides
+    alike.
     """
     return sum(lengths) < 2 * words * itemsize
 
 
 # The k largest words of a bucket, by size; the others wait (error feedback).
 #
-# |a − C(a)|² ≤ (1 − k/D) |a|². All replicas send as many, k of the share: no lengths go
-# ahead, and whether all words at once are fewer bytes is known before anything is sent.
+# |a − C(a)|² ≤ (1 − k/D) |a|². All replicas send the same number k of words: no lengths
+# are sent before, and each knows in advance whether all words would be fewer bytes.
 
-SAMPLED = 2**17  # words; of so many, a sample says first which may be large
-EVERY = 64  # word is in the sample
-WIDER = 1.15  # so many more are taken for candidates as are to be chosen
-MOST = 0.1  # of all words; more are selected as fast without
+SAMPLED = 2**17  # words; from this size on, a sample first selects candidates
+EVERY = 64  # the distance of words in the sample
+WIDER = 1.15  # candidates for each word that is selected
+MOST = 0.1  # of all words; a larger selection is as fast without a sample
 
 
 def largest(part: Array, count: int) -> Array:
-    """The indices of the largest words in rising order; no number is largest of all."""
+    """Return the indices of the largest |words|, rising; NaN counts as the largest."""
     if count == part.size:
         return np.arange(count)
     sizes = np.abs(part)
     if part.size < SAMPLED or count > MOST * part.size:
         return np.sort(_selected(sizes, count))
     candidates = np.flatnonzero(~(sizes < _low(sizes, count)))
-    if candidates.size < count:  # the sample was not like the others
+    if candidates.size < count:  # the sample was not representative
         return np.sort(_selected(sizes, count))
     return np.sort(candidates[_selected(sizes[candidates], count)])
 
@@ -193,17 +200,17 @@ def _selected(sizes: Array, count: int) -> Array:
 
 
 def _low(sizes: Array, count: int) -> Any:
-    """A size that somewhat more than `count` words have, as a sample says."""
+    """Return a size that somewhat more than `count` words reach, by a sample."""
     sample = sizes[::EVERY]
     above = min(int(WIDER * count / EVERY) + 4, sample.size - 1)
     return np.partition(sample, sample.size - above)[sample.size - above]
 
 
 class TopK(RecordCodec):
-    """k values and their indices, of each replica to all."""
+    """Top-k: every replica sends its k largest words and their indices to all."""
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Choose, and begin to gather."""
+        """Select the largest words, and start to gather their records."""
         count = self.count(moment)
         if self._is_dense(count, line.size):
             return self.start_dense(part, line)
@@ -212,7 +219,10 @@ class TopK(RecordCodec):
         return self.start_records(record, heads, [record.size] * line.size, line)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """k words and their indices, or all words; a warm-up changes k."""
+        """Return the bytes of k words and their indices, or of all words.
+
+        Return None with a warm-up, which changes k.
+        """
         if self.config.warm_up:
             return None
         count = self.count(Moment(0, 0, 1.0, 1.0))
@@ -234,14 +244,14 @@ class TopK(RecordCodec):
 
 
 class RandomK(Sparse):
-    """One sum of k words: as many words up as down, and never more than all."""
+    """Random k: one sum of k words, which all replicas draw alike."""
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)
         self.unbiased = config.feedback == "off"
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Draw, and begin to sum what was drawn."""
+        """Draw k words, and start to sum them over replicas."""
         count = self.count(moment)
         dice = self.bucket.dice(moment)
         drawn = dice.choice(part.size, count, replace=False, shuffle=False)
@@ -252,13 +262,13 @@ class RandomK(Sparse):
         return lambda: Decoded(self._spread(drawn, arrive()), own, payload)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """k words; a warm-up changes k."""
+        """Return the bytes of k words; None with a warm-up, which changes k."""
         if self.config.warm_up:
             return None
         return self.count(Moment(0, 0, 1.0, 1.0)) * self.bucket.dtype.itemsize
 
     def variance(self, part: Array) -> Array | None:
-        """a² (D/k − 1), where it is unbiased; of the share after the warm-up."""
+        """Return a² (D/k − 1) with k after the warm-up; None if biased."""
         if not self.unbiased:
             return None
         rare = part.size / self.count(Moment(0, self.config.warm_up, 1.0, 1.0))
@@ -275,21 +285,21 @@ class RandomK(Sparse):
 
 # All words of at least some size τ, however many they are (error feedback).
 #
-# τ is fixed, or found in every exchange such that about the share of the words is as
-# large: by a sample of them, where selecting the k largest would take longer. Replicas
-# send records of unequal lengths; their counts go ahead, and with them the switch to
-# all words is decided.
+# τ is fixed, or estimated in every exchange such that about the share of the words is
+# as large: by a sample of them, since selecting the k largest would take longer.
+# Replicas send records of unequal lengths; their counts are sent before, and decide
+# whether all words are sent.
 
-SAMPLE = 4096  # words; of so many, all are looked at
+SAMPLE = 4096  # words; up to this size, τ is computed from all of them
 
 
 class Threshold(RecordCodec):
-    """A count of 8 bytes, and the record."""
+    """Threshold: every replica sends the words of at least size τ to all."""
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Choose, tell how many, and begin to gather."""
+        """Select the words, gather their counts, and start to gather the records."""
         size = self._size(part, moment, 1 + line.rank)
-        # What is no number is no smaller: it is sent, and seen.
+        # NaN is not smaller: it is sent, so that the run notices it.
         chosen = np.flatnonzero(~(np.abs(part) < size) & (part != 0.0))
         heads = line.start_gather(np.array([chosen.size], dtype=np.int64))()
         words, item = part.size, part.itemsize
@@ -300,11 +310,11 @@ class Threshold(RecordCodec):
         return self.start_records(record, heads, lengths, line, COUNT_BYTES)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """The words that are large decide."""
+        """Return None: the data decide how many words are large."""
         return None
 
     def _size(self, part: Array, moment: Moment, who: int) -> float:
-        """τ."""
+        """Return τ, fixed or estimated such that the share of the words is as large."""
         if self.config.threshold:
             return self.config.threshold
         sizes = np.abs(part)
@@ -321,11 +331,11 @@ class Threshold(RecordCodec):
 # for all, so that an index and a bit are enough. m is as large as k words on average
 # allow, or as a budget of variance allows: Σ a² / p = (1 + budget) Σ a².
 
-HEAD = 3 * 8  # bytes: what is to be expected, and how many are there of both kinds
+HEAD = 3 * 8  # bytes: the expected length, and the counts of both kinds of words
 
 
 def magnitude_of_share(sizes: Array, count: float) -> float:
-    """m such that Σ min(|a| / m, 1) = `count`; 0 where fewer words are not zero."""
+    """Return m with Σ min(|a| / m, 1) = `count`; 0 if fewer words are not zero."""
     falling = np.sort(sizes)[::-1]
     sure = np.arange(falling.size)  # words that are always sent
     rest = np.cumsum(falling[::-1])[::-1]
@@ -338,7 +348,7 @@ def magnitude_of_share(sizes: Array, count: float) -> float:
 
 
 def magnitude_of_budget(sizes: Array, budget: float) -> float:
-    """The largest m that keeps Σ a² / p within (1 + budget) Σ a²."""
+    """Return the largest m that keeps Σ a² / p within (1 + budget) Σ a²."""
     falling = np.sort(sizes)[::-1]
     rest = np.cumsum(falling[::-1])[::-1]
     square = np.cumsum(falling[::-1] ** 2)[::-1]
@@ -351,7 +361,11 @@ def magnitude_of_budget(sizes: Array, budget: float) -> float:
 
 
 class Wangni(RecordCodec):
-    """Three counts of 8 bytes; words with p = 1, m, and indices and signs of others."""
+    """Unbiased sampling of large words more often (Wangni).
+
+    A record has the words with p = 1, m, and indices and signs of the others; three
+    counts of 8 bytes are sent before it.
+    """
 
     unbiased = True
     wants_feedback = False
@@ -366,7 +380,7 @@ class Wangni(RecordCodec):
             )
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Throw dice, tell how many, and begin to gather."""
+        """Draw the words, gather their counts, and start to gather the records."""
         size, chance = self._chances(part, moment)
         sure = chance >= 1.0
         dice = self.bucket.dice(moment, 1 + line.rank)
@@ -375,7 +389,7 @@ class Wangni(RecordCodec):
         expected = self._length(kept.size, round(float(chance[~sure].sum())))
         own = np.array([expected, kept.size, drawn.size], dtype=np.int64)
         heads = line.start_gather(own)()
-        # By the lengths to be expected: by those that came, dice would bias it.
+        # By expected lengths: a decision by the drawn lengths would bias the mean.
         if self.is_dense_smaller([int(head[0]) for head in heads]):
             return self.start_dense(part, line, HEAD)
         record = self._pack(part, kept, drawn, size)
@@ -383,7 +397,10 @@ class Wangni(RecordCodec):
         return self.start_records(record, heads, lengths, line, HEAD)
 
     def add(self, record: Array, head: Array, total: Array) -> None:
-        """[values, m | indices of these | indices of ± m | signs]."""
+        """Compute total ← total + the words of a record, in place.
+
+        It is [values, m | indices of the values | indices of ± m | signs].
+        """
         sure, drawn, words = int(head[1]), int(head[2]), total.size
         cut = (sure + 1) * total.itemsize
         numbers = record[:cut].view(total.dtype)
@@ -395,7 +412,7 @@ class Wangni(RecordCodec):
         total[where] += np.where(is_negative, -numbers[-1], numbers[-1])
 
     def variance(self, part: Array) -> Array:
-        """a² (1 / p − 1), after the warm-up."""
+        """Return a² (1 / p − 1) for each word, with p after the warm-up."""
         after = Moment(0, self.config.warm_up, 1.0, 1.0)
         chance = self._chances(part, after)[1]
         there = chance > 0.0
@@ -404,7 +421,7 @@ class Wangni(RecordCodec):
         return variance
 
     def _chances(self, part: Array, moment: Moment) -> tuple[float, Array]:
-        """m and p; what is no number is always sent, zeros never."""
+        """Return m, and p of each word: 1 if it is not finite, 0 if it is zero."""
         sizes = np.abs(part.astype(np.float64))
         finite = sizes[np.isfinite(sizes)]
         if self.config.budget:
@@ -430,7 +447,7 @@ class Wangni(RecordCodec):
         return (sure + 1) * item + indices + -(-drawn // 8)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Draws decide which words travel."""
+        """Return None: draws decide which words are sent."""
         return None
 
 
@@ -454,7 +471,10 @@ class Wangni(RecordCodec):
 
 
 class Dgc(Codec):
-    """Top-k, with two memories of D words on every replica."""
+    """Deep gradient compression: top-k of what momentum has accumulated.
+
+    Every replica keeps two arrays of D words.
+    """
 
     unbiased = False
     wants_feedback = False
@@ -469,7 +489,7 @@ class Dgc(Codec):
         self.momentum, self.velocity = map(bucket.remember, self.remembers)
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Gather, and send the largest."""
+        """Accumulate the gradient, and start to send the k largest words of v."""
         self._clip(part, line.size, moment)
         self.momentum *= self.config.momentum
         self.momentum += (1.0 - self.config.momentum) * part
@@ -492,7 +512,7 @@ class Dgc(Codec):
 
     @classmethod
     def owes(cls, kept: Mapping[str, Array], config: CodecConfig) -> Array:
-        """v, and all that momentum would still add to it: Σ mᵏ u over steps to come."""
+        """Return v, and all that momentum would still add to it, Σ mᵏ u."""
         keeps = config.momentum
         times = keeps / (1.0 - keeps) * (keeps if config.nesterov else 1.0)
         owed: Array = kept["velocity"] + times * kept["momentum"]
@@ -500,22 +520,25 @@ class Dgc(Codec):
 
     @property
     def dense_exchanges(self) -> int:
-        """Those of top-k."""
+        """Return the exchanges in which top-k sent all words."""
         return self.codec.dense_exchanges
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Those of top-k: what is gathered stays at home."""
+        """Return the bytes of top-k: u and v are never sent."""
         return self.codec.payload_bytes(ranks, rank)
 
     def _step(self, part: Array) -> Array:
-        """What this exchange adds to what is to be sent."""
+        """Return what this exchange adds to v."""
         if not self.config.nesterov:
             return self.momentum
         keeps = self.config.momentum
         return keeps * self.momentum + (1.0 - keeps) * part
 
     def _clip(self, part: Array, replicas: int, moment: Moment) -> None:
-        """part ← part · min(1, clip / (√R ‖g‖)); a bucket alone is all of g."""
+        """Compute part ← part · min(1, clip / (√R ‖g‖)), in place.
+
+        Without a norm in `moment`, the bucket is all of g.
+        """
         if not self.wants_norm:
             return
         norm = float(np.linalg.norm(part)) if moment.norm is None else moment.norm

@@ -51,31 +51,31 @@ from hpcsgd.precision import Precision
 from hpcsgd.products.direct import Stream
 from hpcsgd.settings import setting
 
-# How long a round lasts: to a deadline by this rank's clock, by a script, or to A.
+# The length of a round: a deadline by this rank's clock, a log, or A chunks.
 #
-# The clock is looked at between chunks, never inside of one. What a clock did is
-# written down, chunk by chunk, and a script of it gives the same run, bit for bit.
+# The clock is read between chunks, never inside of one. A run logs the chunks of every
+# round, and a replay of the log gives the same run, bit for bit.
 
 CHUNKS, ROWS = "chunks_", "rows_"  # before the number of a replica
 
 
 class RoundClock(Protocol):
-    """Says when a round is over."""
+    """The protocol of the clock that ends the rounds of a replica."""
 
-    has_clock: bool  # whether it matters what has been computed by now
+    has_clock: bool  # whether pending computation has to finish before a check
 
     def begin(self, number: int) -> None:
-        """Round `number` of the run, from 0 on, begins here."""
+        """Start round `number` of the run, from 0 on."""
 
     def has_next_chunk(self, taken: int) -> bool:
         """Return whether another chunk follows so many; the same on all members."""
 
     def end(self) -> None:
-        """The round is over on this replica; called by all ranks."""
+        """End the round on this replica. Collective."""
 
 
 class Full:
-    """Every round is as many chunks as there may be."""
+    """A clock whose rounds all have `most` chunks."""
 
     has_clock = False
 
@@ -83,33 +83,34 @@ class Full:
         self.most = most
 
     def begin(self, number: int) -> None:
-        """Nothing to note."""
+        """Do nothing: all rounds have the same number of chunks."""
 
     def has_next_chunk(self, taken: int) -> bool:
         """Return whether fewer than A chunks were taken."""
         return taken < self.most
 
     def end(self) -> None:
-        """Nothing to note."""
+        """Do nothing: no time is measured."""
 
 
 class ReplayedRounds(Full):
-    """Chunks of every round are known before it: a replay."""
+    """A clock that replays the number of chunks of every round."""
 
     def __init__(self, budgets: Array) -> None:
         super().__init__(0)
         self.budgets = budgets  # one for each round
 
     def begin(self, number: int) -> None:
-        """Look it up."""
+        """Set the number of chunks to that of round `number`."""
         self.most = int(self.budgets[number])
 
 
 class TimedRounds:
-    """Until `deadline` seconds after the round began here; 0: found in the first round.
+    """A clock whose rounds last `deadline` seconds; 0 measures them in the first round.
 
-    A first round is then half of `most` chunks, and the deadline what these take the
-    median replica: one of usual speed takes half, one twice as fast takes all of them.
+    The first round then has half of `most` chunks, and the deadline is the time that
+    the median replica takes for these: a replica of usual speed takes half of `most` in
+    later rounds, one twice as fast takes all of them.
     """
 
     has_clock = True
@@ -129,13 +130,14 @@ class TimedRounds:
         self._looks: list[float] = []
 
     def begin(self, number: int) -> None:
-        """The clock starts."""
+        """Start the clock of a round."""
         self._began = self.clock()
         self._looks = []
 
     def has_next_chunk(self, taken: int) -> bool:
-        """Return what member 0 of the replica decides: all members take the same
-        chunks.
+        """Return whether another chunk follows so many. Collective.
+
+        Member 0 of a replica decides, so that all its members take the same chunks.
         """
         now = self.clock()
         self._looks.append(now)
@@ -147,7 +149,7 @@ class TimedRounds:
         return not self.grid.members.broadcast(word, 0, "control")[0]
 
     def end(self) -> None:
-        """A first round says how long others are."""
+        """Set the deadline after a first round, if it is not known. Collective."""
         if self.deadline:
             return
         told = self.grid.world.exchange_objects(np.diff(self._looks).tolist())
@@ -162,7 +164,7 @@ def half_round(most: int) -> int:
 
 
 def as_csv(chunks: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> str:
-    """One line a round: chunks, then rows, of every replica."""
+    """Return a table of a line for each round: chunks, then rows, of every replica."""
     head = [f"{name}{r}" for name in (CHUNKS, ROWS) for r in range(len(chunks))]
     lines = [["round", *head]]
     for number, found in enumerate(zip(*chunks, *rows, strict=True)):
@@ -171,7 +173,10 @@ def as_csv(chunks: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> st
 
 
 def read_script(path: str, replicas: int, rounds: int, most: int) -> Array:
-    """Chunks of every replica and round, (R, rounds), of such a file or its folder."""
+    """Return the chunks of every replica and round, (R, rounds), from a log of rounds.
+
+    `path` is the file or its folder. Raise an error if the log does not fit the run.
+    """
     where = Path(path)
     where = where / ROUNDS_FILE if where.is_dir() else where
     try:
@@ -218,7 +223,11 @@ def _check_script(chunks: Array, rounds: int, most: int, path: str) -> None:
 
 
 def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
-    """b_i of every round, from the chunks that each stream gave, and has given now."""
+    """Return the rows of every replica and round, from the chunks of each.
+
+    `streams` contains, for each replica, the rows of the chunks of one pass, and the
+    number of chunks that its stream has given so far.
+    """
     rows = np.zeros_like(chunks)
     for own, counts, (sizes, taken) in zip(rows, chunks, streams, strict=True):
         edges = taken - counts.sum() + np.concatenate([[0], np.cumsum(counts)])
@@ -227,21 +236,22 @@ def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
     return rows
 
 
-# Who mixes with whom, and with which weights, at any time: doubly stochastic graphs.
+# The peers of each replica and the weights of mixing at any time: doubly stochastic
+# graphs.
 #
-# W(t) is symmetric and its rows sum to 1, so that a mean over replicas stays what it
-# is, whatever they mix. Every replica knows W(t) without a message: it is a function of
+# W(t) is symmetric and its rows sum to 1, so that mixing never changes a mean over
+# replicas. Every replica knows W(t) without a message: it is a function of
 # the number of replicas, the time and a seed. With unequal degrees the weights are
 # those of Metropolis, W_ij = 1 / (1 + max(deg_i, deg_j)), on any graph that has no
 # direction.
 
-DRAWS = 0x9A1B  # where row orders have the replica: no replica has this number
+DRAWS = 0x9A1B  # in place of the replica in seeds of row orders
 GRAPHS = ("full", "ring", "rings", "matching")
 
 
 @dataclass(frozen=True)
 class ReplicaGraph:
-    """One kind of graph over so many replicas."""
+    """A graph of one kind over the replicas, with the weights of mixing."""
 
     kind: str  # of GRAPHS, or edges as "0-1,1-2"
     size: int
@@ -253,7 +263,7 @@ class ReplicaGraph:
         check_doubly_stochastic(self.at(0))
 
     def at(self, time: int) -> Array:
-        """W(t), (R, R) in float64."""
+        """Return W(t), (R, R) in float64."""
         if self.kind == "full":
             return np.full((self.size, self.size), 1.0 / self.size)
         if self.kind == "ring":
@@ -265,7 +275,7 @@ class ReplicaGraph:
         return _of_edges(self.kind, self.size)
 
     def row(self, rank: int, time: int) -> dict[int, float]:
-        """Peer -> weight for one replica, itself among them, in rank order."""
+        """Return peer -> weight of one replica, itself included, in rank order."""
         weights = self.at(time)[rank]
         found = {int(r): float(weights[r]) for r in np.flatnonzero(weights)}
         return found | {rank: float(weights[rank])} if rank not in found else found
@@ -275,7 +285,10 @@ _known_graph = lru_cache(maxsize=4)(ReplicaGraph)
 
 
 def metropolis(edges: Array) -> Array:
-    """W of a symmetric (R, R) array of booleans, whose diagonal is not looked at."""
+    """Return W for a symmetric (R, R) array of booleans, by Metropolis weights.
+
+    The diagonal of the array is ignored.
+    """
     linked = edges & ~np.eye(len(edges), dtype=bool)
     degree = linked.sum(axis=1)
     weights: Array = linked / (1.0 + np.maximum.outer(degree, degree))
@@ -284,13 +297,13 @@ def metropolis(edges: Array) -> Array:
 
 
 def sigma_2(weights: Array) -> float:
-    """The largest factor that an iteration leaves of what replicas differ by."""
+    """Return the largest factor by which an iteration scales a disagreement."""
     size = len(weights)
     return float(np.linalg.norm(weights - 1.0 / size, 2)) if size > 1 else 0.0
 
 
 def check_doubly_stochastic(weights: Array) -> None:
-    """Refuse weights that would bias the mean."""
+    """Raise ConfigError if weights would bias the mean over replicas."""
     sums = [*weights.sum(axis=0), *weights.sum(axis=1)]
     if weights.min(initial=0.0) < 0.0 or not np.allclose(sums, 1.0, 0.0, 1e-12):
         raise ConfigError(
@@ -301,7 +314,7 @@ def check_doubly_stochastic(weights: Array) -> None:
 
 
 def check_whole(weights: Array, kind: str) -> None:
-    """Refuse replicas that never hear of each other."""
+    """Raise ConfigError if the graph does not connect all replicas."""
     seen = np.zeros(len(weights), dtype=bool)
     seen[:1] = True
     for _ in range(len(weights)):
@@ -316,7 +329,7 @@ def check_whole(weights: Array, kind: str) -> None:
 
 @lru_cache(maxsize=64)
 def _ring(size: int, offset: int) -> Array:
-    """Each with those `offset` places ahead and behind."""
+    """Return W where each replica mixes with those `offset` places ahead and behind."""
     places = np.arange(size)
     edges = np.zeros((size, size), dtype=bool)
     edges[places, (places + offset) % size] = True
@@ -325,7 +338,7 @@ def _ring(size: int, offset: int) -> Array:
 
 @lru_cache(maxsize=64)
 def _matching(size: int, seed: int, time: int) -> Array:
-    """Pairs drawn by dice that all share; an odd one rests."""
+    """Return W of pairs that all replicas draw alike; an odd replica rests."""
     order = np.random.default_rng((seed, DRAWS, time)).permutation(size)
     edges = np.zeros((size, size), dtype=bool)
     half = size // 2
@@ -357,7 +370,7 @@ def _of_edges(text: str, size: int) -> Array:
 
 
 class RoundMixer:
-    """k iterations a round, of words of which the first `logs` are logarithms."""
+    """The k consensus iterations of a round over a graph of replicas."""
 
     def __init__(
         self,
@@ -369,11 +382,14 @@ class RoundMixer:
         self.replicas = replicas
         self.graph = graph
         self.by_sum = graph.kind == "full" and not logarithms
-        # Where all have heard all, they agree.
+        # One iteration of a full graph gives all replicas the mean.
         self.iterations = 1 if graph.kind == "full" else iterations
 
     def mix(self, words: Array, logs: int, number: int) -> None:
-        """All iterations of round `number`, in place."""
+        """Run all iterations of round `number` on `words`, in place. Collective.
+
+        The first `logs` words are logarithms.
+        """
         if self.by_sum:
             self.replicas.sum(words, PURPOSE)
             words *= words.dtype.type(1.0 / self.replicas.size)
@@ -396,7 +412,10 @@ class RoundMixer:
         words[logs:] = mixed
 
     def _parts(self, words: Array, peers: list[int]) -> dict[int, Array]:
-        """What each peer has, and this replica itself; deg · words go out."""
+        """Return the words of each peer and of this replica, by rank. Collective.
+
+        This replica sends deg · words.
+        """
         swaps = {
             peer: self.replicas.start_swap(words, np.empty_like(words), peer, PURPOSE)
             for peer in peers
@@ -445,24 +464,24 @@ def relative_disagreement(world: Communicator, own: Array, mean: Array) -> float
 #     y_i      ← Σ_j W_ij y_j,  k times over a graph that may change
 #     x_i      = y_i;  weighted: x_i = num_i / den_i, where b_i y_i and b_i are mixed
 #
-# Nobody waits for a slow replica to finish a batch, only for the words of its
-# neighbours. W is doubly stochastic: what is mixed keeps its sum, and the weighted mean
-# of all replicas, Σ den_i x_i / Σ den_i = Σ b_i y_i / Σ b_i, is what evaluation, result
-# and checkpoints of other grids go by.
+# No replica waits for a slow one to finish a batch, only for the words of its
+# neighbours. W is doubly stochastic: mixing preserves sums, and the weighted mean of
+# all replicas, Σ den_i x_i / Σ den_i = Σ b_i y_i / Σ b_i, is the model that a run
+# evaluates and returns, and from which other grids resume.
 
-DEN = "anybatch_den"  # (1, K) beside the intercept: how much this replica counts
+DEN = "anybatch_den"  # (1, K) beside the intercept: the weight of this replica
 CHUNK_TABLE, SKIPPED, ROW_TABLE = "chunks", "skipped", "rows"
 
 
 @dataclass(frozen=True)
 class AnyBatchInputs:
-    """What is known where it is made, besides `GradientInputs`."""
+    """The inputs of `Anybatch` in addition to `GradientInputs`."""
 
     pace: RoundClock
     stream: Stream
     mixer: RoundMixer
     weighted: bool
-    mirror: Callable[[bool], MirrorMap]  # whether a member holds all columns itself
+    mirror: Callable[[bool], MirrorMap]  # of: whether a member has all columns itself
 
 
 @dataclass(frozen=True)
@@ -525,7 +544,7 @@ class AnybatchSettings(GradientSettings):
 
 
 class Anybatch(Gradient):
-    """Takes the gradients of a round, steps by itself, and mixes with neighbours."""
+    """Any-batch SGD: replicas step after a round by themselves, and mix weights."""
 
     settings: ClassVar[type[AgreementSettings]] = AnybatchSettings
 
@@ -539,15 +558,15 @@ class Anybatch(Gradient):
         self.disagreement = 0.0
         self._chunks: list[int] = []  # of every round so far, on this replica
         self._before: Array = np.zeros((grid.replicas.size, 0), dtype=np.int64)
-        # Chunks of its streams that other replicas, in other streams, stood for.
+        # Chunks of the streams in place of which an earlier grid took others.
         self._skipped = self._before
         self._is_regridded = False
-        self._settled = -1  # the exchange behind which all became one
+        self._settled = -1  # the exchange after which `settle` was called
         self._started = 0  # chunks of the stream, where this round began
         self._taken = 0
 
     def prepare(self, state: State) -> None:
-        """One buffer for sums, the first point of the map, and its room."""
+        """Allocate the buffer of sums and the arrays of the map, and begin the map."""
         self.buffer = self._make_buffer(state, tiles=1)
         self.mirror = self.terms.mirror(self._holds_all(state))
         for name in self.mirror.state_names:
@@ -563,7 +582,7 @@ class Anybatch(Gradient):
         return len(state.weights) == self.inputs.shard.total_columns
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Who swaps what with whom."""
+        """Return the plan of every agreement, and graph, mixing and mirror map."""
         graph = self.mixer.graph
         return {
             **super().plan_in_words(state),
@@ -574,7 +593,7 @@ class Anybatch(Gradient):
         }
 
     def start(self, state: State, exchanges: int) -> None:
-        """Other replicas than before begin where full rounds would have ended."""
+        """Resume; on another grid, begin where full rounds would have ended."""
         if self._is_regridded:
             shape = self.grid.replicas.size, exchanges
             most = self.inputs.settings.accumulate
@@ -587,7 +606,7 @@ class Anybatch(Gradient):
     # ------------------------------------------------------------------ a round
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """Round number epoch · each + index: its time runs from here."""
+        """Start round epoch · each + index, and its clock."""
         self._begin(epoch * self.steps.each + index)
         self._started, self._taken = self.stream.taken, 0
         self.terms.pace.begin(self._done)
@@ -603,16 +622,16 @@ class Anybatch(Gradient):
 
     @property
     def is_last(self) -> bool:
-        """Nobody knows before the time is up: it may be."""
+        """Return True: any chunk may be the last until the time is up."""
         return True
 
     @property
     def is_full(self) -> bool:
-        """So sums are collected behind a round."""
+        """Return False: sums are collected after the round."""
         return False
 
     def ready(self, task: Task, state: State) -> Iterator[slice]:
-        """All of them for the first chunk of a round; they stay as they are."""
+        """Yield all columns before the first chunk; weights stay fixed in a round."""
         if self._taken == 1:
             yield slice(None)
 
@@ -624,7 +643,10 @@ class Anybatch(Gradient):
         self.add_gradient(self.buffer.gradient, rows, residuals)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Step by what was added up, then mix; a replica without rows mixes along."""
+        """Step along the summed gradient, then mix. Collective.
+
+        A replica without rows in this round mixes without a step.
+        """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._started, self._taken = self.stream.taken, 0
@@ -638,7 +660,7 @@ class Anybatch(Gradient):
             self._mix(state, rows)
 
     def _descend(self, state: State, rows: int) -> None:
-        """By the mean gradient of this replica's own rows."""
+        """Step along the mean gradient of this replica's own rows."""
         gradient, rate = self.buffer.gradient, self._moment.rate
         gradient *= gradient.dtype.type(1.0 / rows)
         if self.steps.l2:
@@ -648,7 +670,7 @@ class Anybatch(Gradient):
             state.intercept -= rate * self.buffer.tail[:-1].astype(np.float64) / rows
 
     def _mix(self, state: State, rows: int) -> None:
-        """k iterations of [b y | b], or of y alone."""
+        """Run k iterations on [b y | b], or on y alone. Collective."""
         point = self._point(state)
         travelling = self.mirror.travels(point)
         logs = sum(a.size for a in travelling) if self.mirror.logarithms else 0
@@ -668,7 +690,10 @@ class Anybatch(Gradient):
             same_on_members(self.grid, state.intercept, self.grid.replicas.size)
 
     def _knows(self, state: State, words: Array, logs: int) -> bool:
-        """num / den; False where no neighbour had any rows: nothing is known here."""
+        """Divide num by den; return whether den is not 0.
+
+        It is 0 if neither this replica nor a neighbour had any rows.
+        """
         if not self.weighted:
             return True
         den = divide_by_weight(words, logs)
@@ -685,24 +710,30 @@ class Anybatch(Gradient):
     # ------------------------------------------------------------- agreeing on one
 
     def is_whole(self, exchanges: int) -> bool:
-        """Only where all have heard all."""
+        """Return whether all weights are equal after so many exchanges.
+
+        They are on one replica, on a full graph, at the start, and after `settle`.
+        """
         if self.grid.replicas.size == 1 or exchanges in (0, self._settled):
             return True
         return self.mixer.graph.kind == "full"
 
     def settle(self, state: State, exchanges: int) -> None:
-        """The end: from here on all hold the mean."""
+        """Give all replicas the mean at the end of a run. Collective."""
         super().settle(state, exchanges)
         self._settled = exchanges
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """What a map keeps may be each replica's own."""
+        """Return whether one replica's state stands for all.
+
+        Where a map keeps arrays, each replica may have its own.
+        """
         return self.is_whole(exchanges) and not self.keeps_own(state)
 
     def agree(self, state: State, purpose: str) -> None:
-        """x ← Σ den x / Σ den over replicas, and how far they were from it."""
+        """Compute x ← Σ den x / Σ den, and the disagreement before. Collective."""
         mean = self._mean(state, purpose, float(state.shared[DEN][0, 0]))
-        if mean is None:  # a round in which nobody had rows
+        if mean is None:  # a round in which no replica had rows
             mean = self._mean(state, purpose, 1.0)
         if mean is None:
             return
@@ -724,7 +755,7 @@ class Anybatch(Gradient):
     # ------------------------------------------------------------------ the log
 
     def logs(self) -> dict[str, Array]:
-        """Chunks of every round so far, (R, rounds); called by all ranks."""
+        """Return the chunks of every round so far, (R, rounds). Collective."""
         own = np.array(self._chunks, dtype=np.int64)
         found = np.array(self.grid.replicas.exchange_objects(own))
         none = np.zeros_like(found)
@@ -734,7 +765,10 @@ class Anybatch(Gradient):
         }
 
     def recall(self, name: str, log: Array) -> None:
-        """Go on from there; other replicas have streams of their own."""
+        """Resume the streams from a log.
+
+        If the log is of another number of replicas, `start` begins new streams.
+        """
         if len(log) != self.grid.replicas.size:
             self._is_regridded = True
             return
@@ -747,12 +781,15 @@ class Anybatch(Gradient):
         self.stream.taken = int(passed[self.grid.replica].sum())
 
     def visited(self, dealt: int) -> int:
-        """Of R replicas such as this one; `facts` has what they really were."""
+        """Return R times the rows of this replica in the round.
+
+        `facts` has the rows that the replicas really took.
+        """
         own = self.stream.rows_in(self._started, self._taken)
         return own * self.grid.replicas.size
 
     def facts(self) -> dict[str, Any]:
-        """For the report of a run; called by all ranks."""
+        """Return what the report of a run contains. Collective."""
         chunks = self.logs()[CHUNK_TABLE]
         own = list(self.stream.sizes), self.stream.taken
         rows = rows_of(chunks, self.grid.replicas.exchange_objects(own))

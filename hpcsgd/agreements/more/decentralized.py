@@ -94,19 +94,22 @@ class OwnSteps(Gradient, ABC):
         self._departed = False
 
     def prepare(self, state: State) -> None:
-        """Room for a gradient that nobody else is told."""
+        """Allocate the buffer of this replica's gradient, and the rule's arrays."""
         self.buffer = self._make_buffer(state, tiles=1)
         self.steps.prepare(state, self.columns)
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
-        """The first that an exchange asks for: weights set out before."""
+        """Compute out ← Y w.
+
+        The first call of an exchange starts to send the weights before.
+        """
         self._set_out(state)
         super().scores(task, state, rows, point, out)
 
     def ready(self, task: Task, state: State) -> Iterator[slice]:
-        """Whoever computes elsewhere is given weights that have set out, too."""
+        """Yield all columns of w, after the weights have started to be sent."""
         self._set_out(state)
         yield slice(None)
 
@@ -120,32 +123,32 @@ class OwnSteps(Gradient, ABC):
         task.clock.lap("update")
         if not self._left:
             self._step(state, task)
-            task.clock.start()  # what others were waited for is booked by the ledger
+            task.clock.start()  # the ledger counts the wait for others
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Where this replica had no rows, it mixes and does not step."""
+        """Mix, without a step, where this replica had no rows. Collective."""
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._set_out(state)
             self._step(state, None)
 
     def is_whole(self, exchanges: int) -> bool:
-        """They always differ, by the steps that they took last."""
+        """Return whether there is one replica: the last steps of several differ."""
         return self.grid.replicas.size == 1
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """As little."""
+        """Return whether there is one replica: the states of several differ."""
         return self.grid.replicas.size == 1
 
     def agree(self, state: State, purpose: str) -> None:
-        """Σ_r (n_r / n) w_r, for whoever looks at the model."""
+        """Compute w ← Σ_r (n_r / n) w_r, for evaluations and results. Collective."""
         self.mean.agree(state, purpose)
 
     def facts(self) -> dict[str, Any]:
-        """For the report of a run."""
+        """Return what the report of a run contains."""
         return {**self.overlap.facts(), **self.buffer.facts()}
 
-    others: ClassVar[int]  # vectors of what is sent, what comes, what neighbours are
+    others: ClassVar[int]  # vectors: words sent and received, and copies
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
@@ -171,14 +174,17 @@ class OwnSteps(Gradient, ABC):
         self._departed = False
 
     def _whole_gradient(self, state: State) -> None:
-        """The mean over own rows, with the penalty, at the weights it was taken at."""
+        """Make the sums the mean gradient over own rows, with the penalty.
+
+        The penalty is that of the point at which the gradient was computed.
+        """
         gradient = self.buffer.gradient
         gradient *= gradient.dtype.type(1.0 / float(self.buffer.tail[-1]))
         if self.steps.l2:
             gradient += gradient.dtype.type(self.steps.l2) * self._point(state)
 
     def _point(self, state: State) -> Array:
-        """Where scores are read: w, or w + μv."""
+        """Return the point at which scores are computed: w, or w + μv."""
         rule, weights = self.steps.rule, state.weights
         point: Array = weights[:, : self.columns]
         if rule.linear is not None and rule.states > 1:
@@ -187,7 +193,7 @@ class OwnSteps(Gradient, ABC):
         return point
 
     def _descend(self, state: State) -> None:
-        """The step of this replica; its gradient has the penalty already."""
+        """Step this replica along its gradient, which contains the penalty."""
         count, moment = float(self.buffer.tail[-1]), self._moment
         if not count:
             return
@@ -220,7 +226,7 @@ class DecentralizedSettings(OwnStepsSettings):
 
 
 class Decentralized(OwnSteps):
-    """Mixes with one replica or with all, while the gradient is computed."""
+    """Decentralized SGD: weights are mixed while the gradient is computed."""
 
     settings: ClassVar[type[AgreementSettings]] = DecentralizedSettings
     others: ClassVar[int] = 2
@@ -230,7 +236,7 @@ class Decentralized(OwnSteps):
         self.mixer = MIXERS[inputs.settings.peers](grid, self.rows)
 
     def facts(self) -> dict[str, Any]:
-        """Whom they mix with."""
+        """Return the kind of peers, and the facts of `OwnSteps`."""
         return {"peers": self.inputs.settings.peers, **super().facts()}
 
     @classmethod
@@ -265,26 +271,29 @@ class Decentralized(OwnSteps):
 
 
 def _words_of(shape: RunShape) -> int:
-    """Words of weights and intercept, without momentum."""
+    """Return the words of weights and intercept, without momentum."""
     return shape.classes * (shape.local_columns + shape.intercept)
 
 
 class NeighbourMixer(Protocol):
-    """Whose weights are mixed in an exchange, and how."""
+    """The protocol of mixers: whose weights are mixed in an exchange, and how."""
 
     def start(self, words: Array, number: int) -> Callable[[], Array]:
-        """Begin; what comes back waits, and gives what the weights become."""
+        """Start to mix `words`; return a function that waits for the mixed words.
+
+        `number` is that of the exchange. Collective.
+        """
 
 
 @dataclass
 class MixAll:
-    """Σ_r (n_r / n) w_r, in one sum."""
+    """A mixer with all replicas, Σ_r (n_r / n) w_r, by one sum."""
 
     grid: Grid
     rows: tuple[int, ...]
 
     def start(self, words: Array, number: int) -> Callable[[], Array]:
-        """The sum has the words it was given."""
+        """Start the sum, in place; return a function that waits for it. Collective."""
         share = self.rows[self.grid.replica] / sum(self.rows)
         words *= words.dtype.type(share)
         return self.grid.replicas.start_sum(words, PURPOSE).wait
@@ -292,16 +301,19 @@ class MixAll:
 
 @dataclass
 class MixPairs:
-    """(n_i w_i + n_j w_j) / (n_i + n_j), the pairs others in every exchange.
+    """A mixer in pairs, (n_i w_i + n_j w_j) / (n_i + n_j), new in every exchange.
 
-    Both sides add in the same order, and hold the same bits.
+    Both replicas add in the same order, and get the same bits.
     """
 
     grid: Grid
     rows: tuple[int, ...]
 
     def start(self, words: Array, number: int) -> Callable[[], Array]:
-        """What was given stays as it is until it has left."""
+        """Start a swap with the partner; return a function that waits for the mean.
+
+        `words` must not change until then. Collective.
+        """
         replicas, theirs = self.grid.replicas, np.empty_like(words)
         peer = partner(replicas.rank, number, replicas.size)
         pending = replicas.start_swap(words, theirs, peer, PURPOSE)
@@ -317,7 +329,7 @@ class MixPairs:
 
 
 def weighted(parts: tuple[Array, Array], counts: tuple[int, int]) -> Array:
-    """The mean of two by their counts; where both have none, of both alike."""
+    """Return the mean of two arrays by their counts; if both are 0, the plain mean."""
     counts = counts if any(counts) else (1, 1)
     first, second = (
         words.dtype.type(count / sum(counts)) * words
@@ -328,10 +340,11 @@ def weighted(parts: tuple[Array, Array], counts: tuple[int, int]) -> Array:
 
 
 def partner(replica: int, number: int, replicas: int) -> int:
-    """Whom a replica meets in exchange `number`, from 0 on; `replicas` is even.
+    """Return the replica with which a replica mixes in exchange `number`, from 0 on.
 
-    Replica i of the first half meets one of the second, ((t + i) mod R/2) + R/2, and
-    after R/2 exchanges each of the first has met each of the second.
+    `replicas` is even. Replica i of the first half meets one of the second,
+    ((t + i) mod R/2) + R/2, and after R/2 exchanges each of the first has met each of
+    the second.
     """
     half = replicas // 2
     if replica < half:
@@ -353,10 +366,10 @@ MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
 #     δ = (x − w) + a (L − w) + b (R − w);    w ← w + Q(δ),    L ← L + Q(δ_L), ...
 #
 # with a and b 1/3, less for one of fewer rows (`mixing_share`). All add the same
-# decoded numbers to the same bits, so that L is what the left one is at any time: an
-# error of Q is in the next δ, and nothing has to be remembered. One message lost would
-# set them apart for ever; every `resync` exchanges neighbours send w itself, which
-# changes nothing where all went well.
+# decoded numbers to the same bits, so that L equals the weights of the left neighbour
+# at any time: an error of Q is in the next δ, and no error is stored. A lost message
+# would make them differ for ever; every `resync` exchanges neighbours send w itself,
+# which changes nothing where no message was lost.
 
 HEAD = 2 * SCALE_BYTES  # the least and the greatest word, float32
 
@@ -373,7 +386,11 @@ class LowPrecisionSettings(OwnStepsSettings):
 
 
 class LowPrecision(OwnSteps):
-    """The own model and replicas of both neighbours'; codes travel through a step."""
+    """Decentralized SGD on a ring that sends changes of weights in 8 bits.
+
+    A replica keeps copies of both neighbours' weights. A record is under way during the
+    next step.
+    """
 
     settings: ClassVar[type[AgreementSettings]] = LowPrecisionSettings
     others: ClassVar[int] = 8
@@ -388,34 +405,40 @@ class LowPrecision(OwnSteps):
         self._land: Callable[[], None] | None = None
 
     def prepare(self, state: State) -> None:
-        """Neighbours are asked once the state is in place."""
+        """Allocate copies of both neighbours' weights, which `start` receives."""
         super().prepare(state)
         own = flat_positions(state, self.columns)
         self.words = len(own) - self.buffer.sums  # what is encoded
         self.neighbours = [own.copy(), own.copy()]
 
     def start(self, state: State, exchanges: int) -> None:
-        """What neighbours are, word for word: no checkpoint has to keep it."""
+        """Receive the weights of both neighbours. Collective.
+
+        So no checkpoint has to save them.
+        """
         self._ask(state, "control")
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Now and then with the weights themselves."""
+        """Finish an exchange; if a resync is due, swap the weights. Collective."""
         super().after_exchange(state, exchanges)
         if self.resync and exchanges % self.resync == 0:
             self._arrive()
             self._ask(state, PURPOSE)
 
     def arrive(self, state: State) -> None:
-        """What neighbours said last, before anybody lets go of this agreement."""
+        """Wait for the last records of both neighbours. Collective."""
         self._arrive()
 
     def settle(self, state: State, exchanges: int) -> None:
-        """Nothing may be under way at the end."""
+        """Wait for the last records, then take the mean of all. Collective."""
         self._arrive()
         super().settle(state, exchanges)
 
     def _depart(self, state: State) -> None:
-        """What has to be said is known after the step; it travels through the next."""
+        """Do nothing: the record is complete after the step.
+
+        It is under way during the next one.
+        """
 
     def _step(self, state: State, task: Task | None) -> None:
         before = flat_positions(state, self.columns)
@@ -434,7 +457,10 @@ class LowPrecision(OwnSteps):
             self._land = self._send(record)
 
     def _send(self, record: NDArray[np.uint8]) -> Callable[[], None]:
-        """The same to both; what comes back waits for theirs."""
+        """Start to send a record to both neighbours; return a function.
+
+        The function waits for their records, and adds them to the copies.
+        """
         rooms = [np.empty_like(record) for _ in self.peers]
         pending = [
             self.grid.replicas.start_swap(record, room, peer, PURPOSE)
@@ -448,7 +474,7 @@ class LowPrecision(OwnSteps):
         return land
 
     def _arrive(self) -> None:
-        """Neighbours are where they were after their last step."""
+        """Apply the last records to the copies of the neighbours' weights."""
         land, self._land = self._land, None
         if land is not None:
             with self.overlap.waiting():
@@ -465,14 +491,17 @@ class LowPrecision(OwnSteps):
             arriving.wait()
 
     def _encode(self, change: Array) -> NDArray[np.uint8]:
-        """Least, greatest, a byte a word; the intercept's words as they are."""
+        """Return [least, greatest | a byte a word | words of the intercept]."""
         coded, plain = change[: self.words], change[self.words :]
         ends, codes = to_bytes(coded, self._chunks())
         parts = ends.reshape(-1).view(np.uint8), codes, plain.view(np.uint8)
         return np.concatenate(parts)
 
     def _decode(self, record: NDArray[np.uint8]) -> Array:
-        """Of whoever encoded it, in the type of the weights: the same bits."""
+        """Return the change that a record encodes, in the type of the weights.
+
+        All replicas decode a record to the same bits.
+        """
         kind, last = self.buffer.flat.dtype, HEAD + self.words
         ends = record[:HEAD].copy().view(np.float32).reshape(2, 1)
         coded = from_bytes(ends, record[HEAD:last], self._chunks()).astype(kind)
@@ -493,7 +522,7 @@ class LowPrecision(OwnSteps):
         return sent
 
     def facts(self) -> dict[str, Any]:
-        """Bytes of a message to one neighbour."""
+        """Return the bytes of a record, and the facts of `OwnSteps`."""
         tail = self.buffer.sums * self.buffer.flat.dtype.itemsize
         return {"record_bytes": HEAD + self.words + tail, **super().facts()}
 
@@ -501,6 +530,6 @@ class LowPrecision(OwnSteps):
 def mixing_share(own: int, other: int) -> float:
     """Return the share of a neighbour's weights in the mean: n_i a_ij = n_j a_ji.
 
-    So Σ n_i w_i is left alone, as it is by a third where all have as many rows.
+    So mixing preserves Σ n_i w_i; the share is 1/3 where all have as many rows.
     """
     return min(1.0, other / own if own else 1.0) / 3.0

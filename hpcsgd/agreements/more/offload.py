@@ -224,7 +224,7 @@ class Offload(ShardedAgreement):
         return (*self._stepped(), *((PENDING,) if self.delay >= 0 else ()))
 
     def _stepped(self) -> tuple[str, ...]:
-        """Names in the memory that a step reads and writes."""
+        """Return the names in the memory that a step reads and writes."""
         return super()._sliced()
 
     def start(self, state: State, exchanges: int) -> None:
@@ -269,9 +269,9 @@ class Offload(ShardedAgreement):
             self._step_now(state, None if shapes else factor)
 
     def _step_now(self, state: State, factor: float | None) -> None:
-        """Slice by slice: one comes down, one is stepped, one travels.
+        """Step slice by slice: copy one to the host, step one, send one.
 
-        `factor`: of what comes down; None: the mean gradient is there already.
+        `factor`: of the gradient that is copied; None: the mean gradient is copied.
         """
         host, moment = _Host(self.master, state.memory), self._moment
         under_way: list[tuple[Cut, Future[None]]] = []

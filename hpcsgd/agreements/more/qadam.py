@@ -34,37 +34,40 @@ from hpcsgd.settings import setting
 
 # QAdam: Adam whose momentum travels in few bits, once its variances are known.
 #
-# The first `warmup_steps` steps are those of Adam. Then v rests, and replica p sends
-# what its gradient makes of m:
+# The first `warmup_steps` steps are those of Adam. Then v rests, and replica p sends m
+# after its own gradient:
 #
 #     m_p = β₁ m + (1 − β₁) s_p / n_p;    m ← mean_p C(m_p) + (1 − β₁) λ w
 #     w ← w − η m̂ / (√v̂ + ε)
 #
 # by the rows n_p of each. m moves slowly, and is coarsened with less harm than
-# gradients (BAGUA, arXiv 2107.01499; the codec is bytegrad there). v̂ goes on to be
+# gradients (BAGUA, arXiv 2107.01499; the codec is bytegrad there). v̂ is still
 # corrected by the number of steps, as in BAGUA's own code: with v at rest, steps grow
 # by 1/√(1 − β₂^T) in the long run.
 
 
 @dataclass(frozen=True)
 class RestingAdam(Adam):
-    """Adam for so many steps; then it is told m, and v rests."""
+    """Adam for `warmup_steps` steps; then m is an input of a step, and v rests."""
 
     warmup_steps: int = 100
 
     @classmethod
     def of(cls, adam: Adam, warmup_steps: int) -> "RestingAdam":
-        """With the numbers of `adam`."""
+        """Return a rule with the coefficients of `adam`."""
         return cls(adam.beta1, adam.beta2, adam.epsilon, warmup_steps)
 
     def rests(self, number: int) -> bool:
-        """Whether v does in step `number`, from 0 on."""
+        """Return whether v rests, unchanged, in step `number`, from 0 on."""
         return number >= self.warmup_steps
 
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """After the warm-up `factor` · `gradient` is m, without this step's penalty."""
+        """Step a part of the weights.
+
+        After the warm-up `factor` · `gradient` is m, without the penalty of this step.
+        """
         if not self.rests(turn.number):
             super().step(part, gradient, factor, turn, l2)
             return
@@ -94,12 +97,12 @@ class QAdamSettings(GradientSettings):
 
     @property
     def beginning(self) -> tuple[str, int, str] | None:
-        """The warm-up is plain Adam."""
+        """Return the warm-up, whose steps are those of plain Adam."""
         return "agreement.warmup_steps", self.warmup_steps, "it was plain Adam"
 
 
 class QAdam(Gradient):
-    """Two senders: of gradients as they are, then of momentum by the codec."""
+    """QAdam: uncompressed gradients in the warm-up, then momentum by the codec."""
 
     settings: ClassVar[type[AgreementSettings]] = QAdamSettings
 
@@ -110,16 +113,16 @@ class QAdam(Gradient):
         super().__init__(grid, share, replace(inputs, steps=steps))
 
     def prepare(self, state: State) -> None:
-        """The codec keeps what it keeps from the start."""
+        """Allocate what the codec keeps, and make both senders."""
         super().prepare(state)
         self.coded: Sender = self.sender
         self.plain: Sender = self.coded.uncoded()
-        # One account of what was hidden.
+        # Both senders count hidden transfers in one place.
         self.plain.overlap = self.coded.overlap
 
     def close(self) -> None:
-        """The groups that the codec speaks in."""
-        if hasattr(self, "coded"):  # not yet, where others have refused
+        """Close the groups of the sender with the codec. Collective."""
+        if hasattr(self, "coded"):  # missing where an error came before `prepare`
             self.sender = self.coded
         super().close()
 
@@ -135,14 +138,17 @@ class QAdam(Gradient):
         self.sender = self.coded if self.rule.rests(number) else self.plain
 
     def _finish_sums(self, state: State) -> None:
-        """Σr becomes what it adds to the intercept's m; rows count as they did."""
+        """Replace Σr by n_p times m of the intercept, if momentum is sent.
+
+        The count of the rows stays as it is.
+        """
         if state.intercept is not None and self._tells_momentum():
             self._turn(
                 self.buffer.tail[: self.buffer.sums], state.shared["adam_m"].reshape(-1)
             )
 
     def _finish_tile(self, state: State, tile: Tile) -> None:
-        """s_p becomes n_p m_p."""
+        """Replace s_p of a tile by n_p m_p, if momentum is sent."""
         if self._tells_momentum():
             self._turn(tile.gradient, state.memory["adam_m"][tile.columns])
 
@@ -150,7 +156,7 @@ class QAdam(Gradient):
         return self.rule.rests(self._moment.number)
 
     def _turn(self, sums: Array, m: Array) -> None:
-        """sums ← β₁ n m + (1 − β₁) sums."""
+        """Compute sums ← β₁ n m + (1 − β₁) sums, in place."""
         real, count = sums.dtype.type, float(self.buffer.tail[-1])
         sums *= real(1.0 - self.rule.beta1)
         sums += (real(self.rule.beta1 * count) * m).astype(sums.dtype)

@@ -51,15 +51,15 @@ from hpcsgd.comm.ledger import Sent
 from hpcsgd.formats import Array
 from hpcsgd.settings import setting
 
-# Which piece of the gradient travels next: priorities, and credit in bytes.
+# The order in which pieces of the gradient are sent: priorities, and credit in bytes.
 #
-# A piece that is ready waits here until there is credit: it starts where credit is
+# A piece that is ready waits in a queue until there is credit: it starts if credit is
 # above zero, however large it is, so that less than credit + one piece is under way.
-# Nothing that has started is broken off. Collectives have to begin in one order on all
-# ranks. So the order may depend on what this program has said and waited for so far,
-# and never on a clock: where pieces get ready in the order of their priorities it is
-# that order anyhow, and credit comes back as soon as a transfer is seen to be over;
-# otherwise it comes back where all ranks wait for the same piece.
+# No piece that has started is interrupted. Collectives have to begin in one order on
+# all ranks. So the order may depend on what this program has sent and waited for so
+# far, and never on a clock. Where pieces become ready in the order of their priorities,
+# they start in that order anyhow, and credit returns as soon as a poll finds a transfer
+# complete; otherwise it returns where all ranks wait for the same piece.
 
 
 @dataclass(frozen=True, order=True)
@@ -72,29 +72,29 @@ class TilePiece:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the bytes of the piece."""
         return int(self.words.nbytes)
 
 
 class Wire(Protocol):
-    """Who starts transfers and waits for them, in the order in which they started."""
+    """The protocol of transfers of pieces, which end in the order of their starts."""
 
-    can_tell: bool  # False: whether something has arrived is known by waiting alone
+    can_tell: bool  # False: only a wait finds whether a piece has arrived
 
     def start(self, piece: TilePiece) -> None:
-        """Begin to say it."""
+        """Start to send a piece."""
 
     def finish(self, piece: TilePiece) -> None:
-        """Wait for the oldest, which is this one."""
+        """Wait for the oldest transfer, which is that of `piece`."""
 
     def has_arrived(self) -> bool:
-        """Whether the oldest would not be waited for."""
+        """Return whether a wait for the oldest transfer would not block."""
 
 
 class Queue:
-    """Pieces that wait, and those that travel."""
+    """The pieces that are ready, and those under way."""
 
-    # Told of everything that happens, by tests and by whoever draws time lines.
+    # Called with each event, by tests and to draw time lines.
     watchers: ClassVar[list[Callable[[str, TilePiece], None]]] = []
 
     def __init__(self, wire: Wire, credit: float, polls: bool) -> None:
@@ -108,29 +108,29 @@ class Queue:
         self.allow(credit)
 
     def allow(self, credit: float) -> None:
-        """From now on so many bytes; nothing may be under way."""
+        """Set the credit in bytes; no piece may be under way."""
         self.limit = self.credit = credit
 
     @property
     def in_flight(self) -> int:
-        """Bytes."""
+        """Return the bytes under way."""
         return sum(piece.size for piece in self._travelling)
 
     def push(self, piece: TilePiece) -> None:
-        """It is ready."""
+        """Add a piece that is ready to be sent."""
         self._tell("ready", piece)
         self._open[piece.priority] += 1
         heapq.heappush(self._waiting, piece)
 
     def pump(self) -> None:
-        """Start what there is credit for."""
+        """Start the pieces for which there is credit."""
         while self.polls and self._travelling and self.wire.has_arrived():
             self._finish()
         while self._waiting and self.credit > 0:
             self._start(heapq.heappop(self._waiting))
 
     def take(self, priority: int) -> None:
-        """Wait until all of a tile is here; others start meanwhile."""
+        """Wait for all pieces of the tile of this priority; others start meanwhile."""
         self.pump()
         while self._open[priority]:
             self._finish()
@@ -156,16 +156,16 @@ class Queue:
             watch(event, piece)
 
 
-# Pieces of a gradient on the network: as they are, or tiles by a codec.
+# Pieces of a gradient on the network: uncompressed, or whole tiles by a codec.
 
 ORDERS = ("forward", "backward", "shuffled")
 
 
 class OrderedTiles(Buffer):
-    """[tail | gradient], its tiles in the order in which scores need them.
+    """A buffer [tail | gradient] with tiles in the order in which scores need them.
 
-    The first tile takes along what all steps need: it is the first to be needed. A
-    device has no tail: the host sums it.
+    The first tile, which is needed first, is sent with the tail, which all steps need.
+    A device has no tail: the host sums it.
     """
 
     def __init__(self, *sizes: Any, **more: Any) -> None:
@@ -177,13 +177,13 @@ class OrderedTiles(Buffer):
         return self.flat[ahead:], self.flat[:ahead]
 
     def with_tail(self, tile: Tile) -> Array:
-        """What is sent of a tile."""
+        """Return the words that are sent of a tile; the first includes the tail."""
         if tile is not self.tiles[0]:
             return tile.flat
         return self.flat[: len(self.tail) + tile.flat.size]
 
     def in_order(self, order: str) -> list[int]:
-        """The numbers of all tiles in the order in which they are computed."""
+        """Return the numbers of all tiles in the order in which they are computed."""
         numbers = list(range(len(self.tiles)))
         if order == "backward":
             return numbers[::-1]
@@ -193,13 +193,13 @@ class OrderedTiles(Buffer):
 
 
 def cut(priority: int, words: Array, partition: float) -> Iterator[TilePiece]:
-    """⌈bytes / partition⌉ messages of nearly equal length; `partition` in MiB."""
+    """Yield ⌈bytes / partition⌉ pieces of nearly equal length; `partition` in MiB."""
     for part, piece in enumerate(pieces_of(words.size, words.itemsize, partition)):
         yield TilePiece(priority, part, words[piece])
 
 
 class AsTheyAre:
-    """Sums in place, of pieces of any length."""
+    """A wire of sums in place, of pieces of any length."""
 
     can_tell = True
 
@@ -210,33 +210,33 @@ class AsTheyAre:
     def pieces(
         self, buffer: Buffer, tile: Tile, partition: float
     ) -> Sequence[TilePiece]:
-        """Of one tile that is ready."""
+        """Return the pieces of a tile that is ready to be sent."""
         number = buffer.tiles.index(tile)
         return tuple(cut(number, buffer.with_tail(tile), partition))
 
     def start(self, piece: TilePiece) -> None:
-        """Begin the sum."""
+        """Start the sum of a piece over replicas."""
         sender = self.sender
         with sender.overlap.posting():
             pending = sender.replicas.start_sum(piece.words, PURPOSE)
             self._travelling.append(pending)
 
     def finish(self, piece: TilePiece) -> None:
-        """Wait for it."""
+        """Wait for the sum of the oldest piece."""
         with self.sender.overlap.waiting():
             self._travelling.popleft().wait()
 
     def has_arrived(self) -> bool:
-        """The oldest."""
+        """Return whether the sum of the oldest piece is complete."""
         return self._travelling[0].has_arrived()
 
     def factor(self, number: int) -> float:
-        """1 / count."""
+        """Return 1 / count, which makes the sums of a tile means."""
         return 1.0 / float(self.sender.tail()[-1])
 
 
 class EncodedTiles:
-    """Tiles by a codec, each whole: what it keeps belongs to a tile."""
+    """A wire of tiles by a codec, each whole: codecs keep arrays of whole tiles."""
 
     can_tell = False
 
@@ -248,24 +248,24 @@ class EncodedTiles:
     def pieces(
         self, buffer: Buffer, tile: Tile, partition: float
     ) -> Sequence[TilePiece]:
-        """One."""
+        """Return one piece, the whole tile."""
         return (TilePiece(buffer.tiles.index(tile), 0, tile.flat),)
 
     def start(self, piece: TilePiece) -> None:
-        """Encode, and send."""
+        """Encode the tile of a piece, and start to send it."""
         self.sender.send(self.buffer, self.buffer.tiles[piece.priority])
 
     def finish(self, piece: TilePiece) -> None:
-        """Decode."""
+        """Wait for the tile of a piece, and decode it."""
         tile = self.buffer.tiles[piece.priority]
         self._factors[piece.priority] = self.sender.receive(self.buffer, tile)
 
     def has_arrived(self) -> bool:
-        """Nobody knows."""
+        """Return False: only a wait finds whether a tile has arrived."""
         return False
 
     def factor(self, number: int) -> float:
-        """Of what was decoded last."""
+        """Return the factor that makes the decoded tile `number` the mean."""
         return self._factors[number]
 
 
@@ -274,25 +274,26 @@ class EncodedTiles:
 # Five partitions at the middle credit and three sections of them, then four more
 # credits at the best of these and three sections: 15 points. A section is at the vertex
 # of a parabola, or else golden, as Brent's. Rank 0 measures the median seconds of some
-# exchanges; all ranks hear of it after the same exchange, and feed the same search.
+# exchanges, and broadcasts it after the same exchange to all ranks, whose searches are
+# the same.
 
 POINTS, SECTIONS = 5, 3
 MOST = 2 * POINTS - 1 + 2 * SECTIONS
-ROUNDS = 6  # exchanges a point; the first still has what was under way before
+ROUNDS = 6  # exchanges a point; the first has messages of the point before
 SMALLEST = 2.0**-4  # MiB; messages below it are all latency
 GOLDEN = (3 - 5**0.5) / 2
-NEAR = 1e-2  # of the bracket: a parabola that ends there says nothing new
-COSTS = "schedule_costs"  # in `State.rank_arrays`, for runs that go on
+NEAR = 1e-2  # of the bracket: a vertex so near to the middle is not used
+COSTS = "schedule_costs"  # in `State.rank_arrays`, for runs that resume
 Point = tuple[float, float]  # partition, credit, in MiB
 
 
 def log_grid(least: float, most: float) -> list[float]:
-    """POINTS from least to most, in equal ratios."""
+    """Return POINTS values from `least` to `most`, in equal ratios."""
     return [float(x) for x in np.geomspace(least, most, POINTS)]
 
 
 class Search:
-    """Asks for the cost of one point after the other; `best` is the answer."""
+    """A search that requests the cost of one point after the other, for the `best`."""
 
     def __init__(self, partitions: Sequence[float], credits: Sequence[float]) -> None:
         self.costs: dict[Point, float] = {}
@@ -301,11 +302,11 @@ class Search:
 
     @property
     def best(self) -> Point:
-        """Of those that were measured."""
+        """Return the point of least cost among those that were measured."""
         return min(self.costs, key=lambda point: self.costs[point])
 
     def tell(self, cost: float) -> None:
-        """What the point costs."""
+        """Store the cost of the present point, and go to the next one."""
         assert self.point is not None
         self.costs[self.point] = cost
         self.point = next(self._steps, None)
@@ -329,7 +330,10 @@ class Search:
     def _sections(
         self, axis: int, grid: Sequence[float]
     ) -> Generator[Point, None, None]:
-        """Between the neighbours of the best value of one axis, the other as it is."""
+        """Yield points between the neighbours of the best value on one axis.
+
+        The value on the other axis stays the best one.
+        """
         centre = self.best
         place = grid.index(centre[axis])
         low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
@@ -347,10 +351,11 @@ class Search:
 
 
 def between(low: Point, best: Point, high: Point) -> float:
-    """Where to look next, given (place, cost) of three, the least in the middle.
+    """Return the next place to measure, from (place, cost) of three points.
 
-    The vertex of the parabola through them, if it is well inside and not where we are;
-    else the golden section of the longer side.
+    The cost in the middle is the least. The result is the vertex of the parabola
+    through the points, if it is well inside and not near the middle; else the golden
+    section of the longer side.
     """
     (a, fa), (b, fb), (c, fc) = low, best, high
     left, right = (b - a) * (fb - fc), (b - c) * (fb - fa)
@@ -362,7 +367,7 @@ def between(low: Point, best: Point, high: Point) -> float:
 
 
 class PartitionTuner:
-    """Measures exchanges of a run, and has it switch, all ranks alike."""
+    """A tuner that times exchanges of a run, and switches all ranks alike."""
 
     def __init__(self, agreement: "Scheduled", state: State) -> None:
         self.agreement = agreement
@@ -373,12 +378,12 @@ class PartitionTuner:
         least = min(SMALLEST, tile)
         self.search = Search(log_grid(least, tile), log_grid(least, whole))
         self.costs = state.rank_arrays.setdefault(COSTS, np.full(MOST, np.nan))
-        self._told = -1  # -1: nothing is in use yet
+        self._told = -1  # costs so far; -1: no point is in use yet
         self._since = 0.0
         self._seconds: list[float] = []
 
     def after_exchange(self, state: State) -> None:
-        """Count it; switch when the point has been measured."""
+        """Time the exchange; switch if the point has been measured. Collective."""
         if self._told < 0:
             self._go_on(state)
         elif self.search.point is not None:
@@ -388,11 +393,11 @@ class PartitionTuner:
         self._since = perf_counter()
 
     def facts(self) -> dict[str, Any]:
-        """For the report of a run."""
+        """Return what the report of a run contains."""
         return {"tuned": self.search.point is None, "tuned_points": max(self._told, 0)}
 
     def _go_on(self, state: State) -> None:
-        """What a checkpoint knew, then the point after it."""
+        """Repeat the search with the costs of a checkpoint, and use its next point."""
         self._told = 0
         for cost in self.costs[~np.isnan(self.costs)]:
             self._told += 1
@@ -410,22 +415,22 @@ class PartitionTuner:
         self._use(state)
 
     def _use(self, state: State) -> None:
-        """The next point to measure, or the best of all."""
+        """Use the next point to measure, or the best one if all are measured."""
         self._seconds = []
         self.agreement.use(state, *(self.search.point or self.search.best))
 
 
 # Transfers with priorities and credit that cross the step (after ByteScheduler).
 #
-# The gradient travels in pieces, those first whose columns the next scores need first.
-# Nobody waits at the end of an exchange: the next one gathers its rows, takes its first
-# columns as they arrive, steps them, and adds their part of the scores
+# The gradient is sent in pieces, first those whose columns the next scores need first.
+# No rank waits at the end of an exchange: the next one gathers its rows, receives its
+# first columns, steps them, and adds their part of the scores
 #
 #     z ← z + Y[:, b] w[b]
 #
-# while the others still travel. Whoever else wants the weights waits for all of them
-# before (`arrive`). Scores are always added up tile by tile in one order, so that no
-# bit depends on what was under way when.
+# while other pieces are under way. Every other reader of the weights first waits for
+# all pieces (`arrive`). Scores are always added up tile by tile in one order, so that
+# no bit depends on the time at which a piece arrives.
 
 
 @dataclass(frozen=True)
@@ -456,22 +461,22 @@ class ScheduledSettings(GradientSettings):
 
 
 class Scheduled(Gradient):
-    """A gradient agreement whose tiles are stepped when somebody needs them."""
+    """A gradient agreement whose tiles are stepped when the next scores need them."""
 
     settings: ClassVar[type[AgreementSettings]] = ScheduledSettings
     buffer_kind: ClassVar[type[Buffer]] = OrderedTiles
 
     buffer: OrderedTiles
-    own: Communicator | None = None  # of its pieces
+    own: Communicator | None = None  # for its pieces
 
     def prepare(self, state: State) -> None:
-        """The buffer, the wire, the queue before it, and what is being tuned."""
+        """Allocate the buffer; make the wire, its queue, and the tuner. Collective."""
         super().prepare(state)
         asked = self.inputs.settings
         self.wire = self._open()
         self.order = self.buffer.in_order(asked.order)
         self.buffer.send_order = [self.buffer.tiles[number] for number in self.order]
-        # Nor where two fits take turns at waits, which have to be those of the program.
+        # No polls where two fits take turns: a turn ends only at waits of the program.
         has_turns = self.grid.world.ledger.gives_way is not None
         polls = self.order == sorted(self.order) and not has_turns
         self.partition = asked.partition
@@ -482,8 +487,10 @@ class Scheduled(Gradient):
         self.tuning = PartitionTuner(self, state) if asked.tune_schedule else None
 
     def _open(self) -> AsTheyAre | EncodedTiles:
-        """Pieces start when there is credit, here earlier and there later: between them
-        nothing else may be said on their communicator.
+        """Return the wire of the pieces, with a communicator of its own. Collective.
+
+        Ranks start pieces whenever they have credit, some earlier than others: between
+        them nothing else may be sent on their communicator.
         """
         if not self.sender.sums_in_place:
             return EncodedTiles(self.sender, self.buffer)
@@ -493,13 +500,13 @@ class Scheduled(Gradient):
         return AsTheyAre(self.sender)
 
     def close(self) -> None:
-        """The communicator of its own and groups of leaders, with all replicas."""
+        """Close the communicator of the pieces, and groups of leaders. Collective."""
         super().close()
         if self.own is not None and self.own.size > 1:
             self.own.close()
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """An exchange; the last one may still be under way."""
+        """Announce an exchange; the one before may still be under way."""
         self._coming = epoch * self.steps.each + index
         self._is_begun = False
         self._left = batches
@@ -507,7 +514,10 @@ class Scheduled(Gradient):
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
-        """Tile by tile, as they arrive; `point` is from before that."""
+        """Compute out ← Y w, tile by tile, each after its step.
+
+        `point` is not used: it is older than these steps.
+        """
         tiles, room = self.buffer.tiles, None
         for number, tile in enumerate(tiles):
             self._need(state, number, task)
@@ -521,7 +531,10 @@ class Scheduled(Gradient):
             self.queue.pump()
 
     def ready(self, task: Task, state: State) -> Iterator[slice]:
-        """Tile by tile, as they arrive; after the last one their room is free."""
+        """Yield the columns of each tile after its step.
+
+        After the last one the buffer is free, and the exchange starts.
+        """
         for number, tile in enumerate(self.buffer.tiles):
             self._need(state, number, task)
             yield tile.columns
@@ -548,7 +561,10 @@ class Scheduled(Gradient):
             self._all_are_ready()
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Where this replica had no rows: nothing, zero times, in the same order."""
+        """Send empty tiles, in the same order, where this replica had no rows.
+
+        Then tune the schedule and compare replicas where that is due. Collective.
+        """
         if self._done != exchanges - 1:
             self.arrive(state)
             self._begin(exchanges - 1)
@@ -560,27 +576,30 @@ class Scheduled(Gradient):
         self.check.after_exchange(state, exchanges, self._alike(state))
 
     def arrive(self, state: State) -> None:
-        """All tiles, and their steps."""
+        """Wait for all tiles, and step them. Collective."""
         for number in range(len(self.buffer.tiles)):
             self._need(state, number, None)
 
     def settle(self, state: State, exchanges: int) -> None:
-        """The end of a run waits for its last step."""
+        """Wait for the last step at the end of a run. Collective."""
         self.arrive(state)
 
     def consensus(self, state: State, exchanges: int) -> State:
-        """The state itself, once it is there."""
+        """Wait for all tiles, and return the state itself. Collective."""
         self.arrive(state)
         return state
 
     def use(self, state: State, partition: float, credit: float) -> None:
-        """Another schedule, in MiB, from the next exchange on; all ranks alike."""
+        """Use another schedule, in MiB, from the next exchange on. Collective.
+
+        All ranks pass the same values.
+        """
         self.arrive(state)
         self.partition = partition
         self.queue.allow(credit * 2**20)
 
     def facts(self) -> dict[str, Any]:
-        """For the report of a run."""
+        """Return what the report of a run contains."""
         tuned = {} if self.tuning is None else self.tuning.facts()
         return {
             **super().facts(),
@@ -610,7 +629,7 @@ class Scheduled(Gradient):
         self._is_begun = True
 
     def _messages(self) -> int:
-        """Of an exchange."""
+        """Return the number of messages of an exchange."""
         pieces = (self._pieces(tile) for tile in self.buffer.tiles)
         return sum(len(of_tile) for of_tile in pieces)
 
@@ -630,7 +649,10 @@ class Scheduled(Gradient):
         self.queue.pump()
 
     def _need(self, state: State, number: int, task: Task | None) -> None:
-        """Wait for a tile and step it, unless that is done; the first one first."""
+        """Wait for a tile and step it, unless that is done.
+
+        Tile 0 has to be the first one, since it has the tail.
+        """
         if not self._travels[number]:
             return
         if self.inputs.shapers:
@@ -654,7 +676,7 @@ class Scheduled(Gradient):
             self._step_intercept(state)
 
     def _need_all(self, state: State) -> None:
-        """Who shapes a gradient has to see all of it."""
+        """Wait for all tiles, shape the whole gradient, and step all tiles."""
         self._receive_all()
         self._is_good = self._counts(state)
         self._shape(self._is_good)

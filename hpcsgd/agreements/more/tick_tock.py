@@ -54,7 +54,7 @@ class Item:
     buffer: Buffer
     sender: PlainSender
 
-    # Told of what begins and ends, by tests and by whoever draws time lines.
+    # Called with each event, by tests and to draw time lines.
     watchers: ClassVar[list[Callable[[str, int], None]]] = []
 
     def begin(self) -> None:
@@ -188,7 +188,7 @@ class TickTock(Gradient):
         self._compute(item, task, rows, residuals, is_full)
         if item is tick and is_full:
             tock.begin()
-            if not self._left:  # others may have something to say
+            if not self._left:  # other replicas may have a tock to send
                 self._say(tock)
         if not self._left:
             self._step(state, task)
@@ -390,7 +390,10 @@ class LateTickTock(TickTock):
         self._apply(state, item.buffer.gradient, item.buffer.tail, self._done, task)
 
     def _apply_rested(self, state: State, exchanges: int) -> None:
-        """That of exchange number `exchanges`, from 1, where there is one at rest."""
+        """Apply the saved gradient, if there is one, of exchange number `exchanges`.
+
+        `exchanges` counts from 1.
+        """
         tail = state.shared[TAIL]
         if not tail[1, 0]:
             return
@@ -407,7 +410,7 @@ class LateTickTock(TickTock):
         exchanges: int,
         task: Task | None,
     ) -> None:
-        """At the rate of the exchange that it is the gradient of."""
+        """Step along a late gradient, at the rate of its own exchange."""
         now, self._moment = self._moment, self.steps.moment(exchanges - 1)
         self._take_whole(state, gradient, tail, task)
         self._moment = now
@@ -415,10 +418,10 @@ class LateTickTock(TickTock):
 
 # Two pieces of work on one rank that take turns: one computes while the other waits.
 #
-# They run in threads of their own, but never at the same time. Whoever is about to wait
-# for a transfer hands over, and goes on when it is its turn again. What decides the
-# turns is the program alone, never a clock, so that they are the same on all ranks and
-# collectives come in one order everywhere.
+# They run in threads of their own, but never at the same time. A work that is about to
+# wait for a transfer hands over, and continues when it is its turn again. The program
+# alone decides the turns, never a clock, so that they are the same on all ranks, and
+# all ranks call collectives in one order.
 
 
 class OtherFailed(BaseException):
@@ -426,7 +429,7 @@ class OtherFailed(BaseException):
 
 
 class Turns:
-    """Whose turn it is; works are 0 and 1, and 0 begins."""
+    """The turn of two works, 0 and 1, of which 0 begins."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -436,7 +439,7 @@ class Turns:
         self.handovers = 0
 
     def wait_for(self, own: int) -> None:
-        """Until it is the turn of `own`."""
+        """Wait until it is the turn of work `own`; raise if the other has failed."""
         with self.changed:
             self.changed.wait_for(lambda: self.failed or self.turn == own)
             if self.failed:
@@ -453,7 +456,7 @@ class Turns:
         self.wait_for(own)
 
     def leave(self, own: int, failed: bool) -> None:
-        """It is done: the other one goes on alone, or not at all."""
+        """End work `own`: the other one continues alone, or stops if this failed."""
         with self.changed:
             self.active.discard(own)
             self.turn, self.failed = 1 - own, self.failed or failed
@@ -461,8 +464,9 @@ class Turns:
 
 
 def run_alternately(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
-    """Run two works that hand the turn to each other; return their results, or raise
-    the first error.
+    """Run two works that hand the turn to each other; return their results.
+
+    If one of them fails, raise its error.
     """
     turns = Turns()
     results: list[Any] = [None, None]

@@ -7,13 +7,13 @@ import numpy as np
 
 from hpcsgd.formats import Array
 
-RUN = "run"  # in stamps and in checkpoints: which run these states are of
+RUN = "run"  # in stamps and in checkpoints: the identity of the run of these states
 
-# Weights that are on disk: what a state holds where others hold an array.
+# Weights on disk, which a state contains in place of an array.
 
 
 class OnDisk:
-    """w of this member; whoever wants it takes it tile by tile."""
+    """The weights w of this member on disk, which are read tile by tile."""
 
     def __init__(
         self,
@@ -29,41 +29,41 @@ class OnDisk:
         return self.shape[0]
 
     def __getitem__(self, part: Any) -> "OnDisk":
-        """Columns and states are chosen where tiles are taken."""
+        """Return this object: `tiles` selects columns and states."""
         return self
 
     def __setitem__(self, part: Any, kept: int) -> None:
-        """Go back to what `copy` gave."""
+        """Restore the weights of copy `kept`, a number that `copy` returned."""
         self.keeper.restore_copy(kept)
 
     def copy(self) -> int:
-        """Keep the weights of now on disk; what finds them again."""
+        """Copy the present weights on disk; return the copy's number. Collective."""
         return self.keeper.copy_weights()
 
     def tiles(self, purpose: str) -> Iterator[tuple[slice, Array]]:
-        """Every tile of w, (columns, K), whole, on all replicas at the same time."""
+        """Yield the columns and the weights (columns, K) of each tile. Collective."""
         return self.keeper.tiles(purpose)
 
     def check_reads(self) -> None:
-        """After the last tile, on all ranks: raise what one of them could not read."""
+        """Raise on all ranks, after the last tile, a read error of one. Collective."""
         self.keeper.check_reads()
 
     @property
     def is_broken(self) -> bool:
-        """Whether a step has left something that is no number."""
+        """Return whether a step has made weights that are not finite."""
         return self.keeper.is_broken
 
 
 class WeightsOnDisk(Protocol):
-    """Whoever has the weights on disk."""
+    """The protocol of an object that stores weights on disk."""
 
     is_broken: bool
 
     def tiles(self, purpose: str) -> Iterator[tuple[slice, Array]]:
-        """Every tile of w, whole."""
+        """Yield the columns and the weights (columns, K) of each tile. Collective."""
 
     def check_reads(self) -> None:
-        """Raise on all ranks what one could not read."""
+        """Raise on all ranks a read error of one of them. Collective."""
 
     def copy_weights(self) -> int:
         """Copy the present weights; return the number of the copy."""

@@ -81,15 +81,15 @@ from hpcsgd.settings import setting
 #     forward     gather tile i + 1  |  scores of tile i
 #     backward    sum of tile i      |  Yᵀr of tile i + 1, then the step of tile i
 #
-# Two tiles of each are there at a time, where there are others to send them to.
+# With several replicas, two tiles of each are in memory at a time.
 
-ALONE, TOGETHER = 2, 5  # tiles of w and G that are there at a time, own parts of w too
+ALONE, TOGETHER = 2, 5  # tiles of w and G in memory at a time, with own parts of w
 Owned = Iterable[tuple[int, Array]]
 Sizes = Callable[[int], Sequence[int]]  # tile -> words of all replicas
 
 
 class Between:
-    """The messages of one rank, in the order of tiles on all of them."""
+    """The messages of tiles between replicas, in the same order on all of them."""
 
     def __init__(
         self, replicas: Communicator, height: int, width: int, dtype: np.dtype
@@ -106,7 +106,10 @@ class Between:
     def gathered(
         self, parts: Owned, sizes: Sizes, purpose: str
     ) -> Iterator[tuple[int, Array]]:
-        """Flat words of every tile, from the own parts; good until the next one."""
+        """Yield the flat words of every tile, gathered from the own parts. Collective.
+
+        The words are valid until the next tile.
+        """
         last = -1
         for number, own in parts:
             self._gather(number, own, sizes(number), purpose)
@@ -117,11 +120,14 @@ class Between:
             yield last, self._arrived()
 
     def restart(self) -> None:
-        """The gradient of another exchange."""
+        """Start the gradient of another exchange."""
         self._begun = 0
 
     def sums(self, number: int, count: int, sizes: Sizes, add: "Add") -> Array:
-        """The own part of Σ_p G of this tile; the next one is on its way then."""
+        """Return the own part of Σ_p G of a tile. Collective.
+
+        The sum of the next tile has been started by then.
+        """
         if self.replicas.size == 1:
             return self._added(number, sum(sizes(number)), add)
         while self._begun <= min(number + 1, count - 1):
@@ -132,7 +138,10 @@ class Between:
     def _gather(
         self, number: int, own: Array, counts: Sequence[int], purpose: str
     ) -> None:
-        """From a copy: the buffer it lies in is read into again."""
+        """Start to gather a tile from a copy of the own part.
+
+        The buffer of the part is used for another read meanwhile.
+        """
         part = self._own.tile(number, own.size)
         part.reshape(own.shape)[...] = own
         out = self._whole.tile(number, sum(counts))
@@ -153,7 +162,7 @@ class Between:
         return flat
 
     def _arrived(self) -> Array:
-        """The first that was sent."""
+        """Wait for the oldest message, and return its result."""
         with self.overlap.waiting():
             return self._travelling.pop(0).wait()
 
@@ -161,10 +170,10 @@ class Between:
 Add = Callable[[int, Array], None]  # adds Yᵀr of a tile to its flat words
 
 
-# Where the states of a run lie, and how a run finds them again.
+# The place of the states of a run, and how a resumed run opens them.
 
 log = logging.getLogger(__name__)
-TEMPORARY = 4  # arrays of a tile that a rule makes on its way
+TEMPORARY = 4  # temporary arrays of a tile in the step of a rule
 FOLDER = "tiles"
 
 
@@ -183,10 +192,10 @@ class InfinityPlace:
     height: int  # columns of a tile
     direct: bool
     sync: bool
-    is_of_a_run: bool = False  # it lies in the run folder: nobody has named it
+    is_of_a_run: bool = False  # it is in the run folder, by default
 
     def check(self) -> None:
-        """Refuse a link in place of a folder of the run."""
+        """Raise DataError if a link is in place of the run's own folder."""
         if self.is_of_a_run:
             try:
                 own_folder(self.folder.parent, self.folder.name)
@@ -196,7 +205,7 @@ class InfinityPlace:
     def layout(
         self, grid: Grid, widths: dict[str, int], dtype: np.dtype[Any]
     ) -> TileLayout:
-        """Of the files of this rank."""
+        """Return the layout of the files of this rank."""
         part = self.parts[grid.member]
         return TileLayout(
             columns=self.columns,
@@ -209,14 +218,17 @@ class InfinityPlace:
         )
 
     def store(self, grid: Grid, layout: TileLayout, generation: int) -> TileStore:
-        """The files of this rank."""
+        """Return the store of this rank's files in a generation."""
         folder = place_in(self.folder, generation, grid.replica, grid.member)
         return TileStore(folder, layout, grid.replica, self.direct, self.sync)
 
     def fresh(
         self, grid: Grid, layout: TileLayout, document: dict[str, Any]
     ) -> TileStore:
-        """Those of a run that begins; what an earlier one left in the folder goes."""
+        """Return the store of a run that begins, with new files. Collective.
+
+        Files of earlier runs in the folder are removed.
+        """
         world = grid.world
         world.together(lambda: self._clear(grid, 0))
         store = self.store(grid, layout, 1)
@@ -224,7 +236,10 @@ class InfinityPlace:
         return store
 
     def earlier(self, grid: Grid, layout: TileLayout, run: str) -> TileStore:
-        """Those of the run `run` that goes on, at the newest step that all have."""
+        """Return the store of run `run`, which resumes. Collective.
+
+        It is open at the newest step that all ranks have.
+        """
         world = grid.world
         of_all = world.exchange_objects(world.together(self._generations))
         for number in sorted(set().union(*of_all), reverse=True):
@@ -241,7 +256,10 @@ class InfinityPlace:
     def _same(
         self, grid: Grid, layout: TileLayout, number: int, run: str
     ) -> TileStore | None:
-        """Where every rank finds files of its own."""
+        """Return the store if every rank has files in its own layout. Collective.
+
+        Return None if a rank has none, or there is no common step.
+        """
         world, store = grid.world, self.store(grid, layout, number)
         stamps = world.together(store.versions)
         of_all = world.exchange_objects([stamp.version for stamp in stamps])
@@ -255,7 +273,7 @@ class InfinityPlace:
         return store
 
     def _whole(self, grid: Grid, store: TileStore, versions: list[int]) -> int:
-        """The newest step whose tiles are as they were written, on all ranks."""
+        """Return the newest step whose checksums are right on all ranks. Collective."""
         told = []
         for version in versions:
             own = grid.world.together(partial(store.differs_at, version))
@@ -274,7 +292,10 @@ class InfinityPlace:
     def _dealt(
         self, grid: Grid, layout: TileLayout, number: int, newest: int, run: str
     ) -> TileStore | None:
-        """Where they were dealt in another way, and every rank sees all of them."""
+        """Return a store with the states of another layout. Collective.
+
+        Return None if a rank cannot read the files of all ranks.
+        """
         world = grid.world
         old = world.together(lambda: self._seen(number, layout))
         versions = world.exchange_objects(None if old is None else old.version)
@@ -312,7 +333,10 @@ class InfinityPlace:
         return found
 
     def _check(self, document: dict[str, Any], run: str) -> None:
-        """Another run may have begun in the same folder since."""
+        """Raise DataError if the states are those of another run.
+
+        Such a run has begun in the same folder since.
+        """
         if document.get(RUN) != run:
             raise DataError(
                 f"{self.folder} holds the states of another run, which began there"
@@ -321,7 +345,7 @@ class InfinityPlace:
             )
 
     def _clear(self, grid: Grid, but: int) -> None:
-        """Remove other generations; each rank its own folders."""
+        """Remove all generations but `but`; each rank also its own folders."""
         for number in generations(self.folder):
             if number != but:
                 if grid.world.rank == 0:
@@ -369,10 +393,11 @@ def tile_height(
     itemsize: int,
     replicas: int = 1,
 ) -> int:
-    """Columns of a tile, of which so many bytes are held at a time.
+    """Return the columns of a tile, whose buffers have at most `budget` MiB.
 
-    The ring of states, w and G whole, both twice where they travel, what a rule makes
-    on its way, `rows` of the batch, and the tile in float64 where a loss is taken.
+    The buffers are the ring of states, w and G whole (both twice where they are sent),
+    temporary arrays of the rule, `rows` words a column of the batch, and the tile in
+    float64 for a loss.
     """
     whole = TOGETHER if replicas > 1 else ALONE
     held = RING * words + (whole + TEMPORARY) * columns + rows
@@ -382,7 +407,7 @@ def tile_height(
 
 
 def document_of(state: State, exchanges: int, each: int) -> dict[str, Any]:
-    """What belongs to a step beside the tiles."""
+    """Return the parts of a step that are not in tiles, as a JSON document."""
     arrays = dict(state.shared)
     if state.intercept is not None:
         arrays["intercept"] = state.intercept
@@ -410,7 +435,7 @@ def _array(text: str, like: Array) -> Array:
     return np.frombuffer(b64decode(text), dtype=like.dtype).reshape(like.shape)
 
 
-# ZeRO-Infinity: weights and what the rule keeps live on disk, tile by tile.
+# ZeRO-Infinity: weights and the arrays of the rule are on disk, in tiles.
 #
 #     forward:    read w_b | gather it over replicas | z += Y_b w_b
 #     r = residual(z)
@@ -469,7 +494,7 @@ class InfinitySettings(GradientSettings):
 
     @property
     def states_folder(self) -> str:
-        """The store."""
+        """Return the folder that `store` names, or ""."""
         return self.store
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
@@ -492,7 +517,10 @@ class InfinitySettings(GradientSettings):
 
 
 class Infinity(Gradient):
-    """States on disk; a `GradientReducer` that passes rows and weights tile by tile."""
+    """ZeRO-Infinity: weights and states on disk, read and stepped tile by tile.
+
+    It is a `GradientReducer`.
+    """
 
     settings: ClassVar[type[AgreementSettings]] = InfinitySettings
 
@@ -501,20 +529,20 @@ class Infinity(Gradient):
         self.place: InfinityPlace = inputs.more
         self.height = self.place.height  # columns of a tile
         self.opened: TileStore | None = None
-        self.run = ""  # what tells its states from those of others
+        self.run = ""  # the identity of the run, in its states
         self.lock = TileLock(self.place.folder / f".r{grid.replica}c{grid.member}")
         self.is_broken = False
-        self.kept: int | None = None  # a copy that the weights went back to
+        self.kept: int | None = None  # the copy that holds the weights, if it is one
         self._task: Task | None = None
 
     def open_weights(self, task: Task, columns: int, dtype: np.dtype[Any]) -> OnDisk:
-        """The weights of a run, which nobody holds in memory."""
+        """Return the weights of a run, which are read from disk tile by tile."""
         self._task = task
         shape = columns, task.states * task.columns
         return OnDisk(shape, task.columns, dtype, self)
 
     def prepare(self, state: State) -> None:
-        """Room in memory for tiles and what belongs to the intercept alone."""
+        """Allocate buffers of tiles, and the arrays of the intercept."""
         dtype = state.weights.dtype
         has_intercept = state.intercept is not None
         self.buffer = Buffer((0, self.columns), dtype, (), has_intercept)
@@ -528,7 +556,7 @@ class Infinity(Gradient):
         self._state = state
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Tiles decide the messages; where they lie is each rank's own."""
+        """Return the plan of every agreement, and the tiles; folders may differ."""
         tiles = f"{self.height} columns each"
         return {**super().plan_in_words(state), "tiles": tiles}
 
@@ -546,18 +574,19 @@ class Infinity(Gradient):
 
     @property
     def is_open(self) -> bool:
-        """Whether there are files."""
+        """Return whether the files are open."""
         return self.opened is not None
 
     @property
     def store(self) -> TileStore:
-        """The files of this rank."""
+        """Return the store of this rank's files, which have to be open."""
         assert self.opened is not None
         return self.opened
 
     def reopen(self, state: State, run: str) -> tuple[int, int]:
-        """Open the files of a run that is resumed, at the last step that all ranks
-        have; return the exchanges done until then, and how many were an epoch.
+        """Open the files of a resumed run, at the last step of all ranks. Collective.
+
+        Return the exchanges done until then, and how many were an epoch.
         """
         self.grid.world.together(self._take_place)
         self.run = run
@@ -569,7 +598,10 @@ class Infinity(Gradient):
     def scores(
         self, task: Task, state: State, rows: Any, point: Any, out: Array
     ) -> None:
-        """out ← Σ_b Y_b w_b; the first tile writes, the others add."""
+        """Compute out ← Σ_b Y_b w_b over all tiles. Collective.
+
+        The first tile overwrites `out`, the others are added.
+        """
         more = None
         for part, tile in self.tiles(PURPOSE):
             if more is None:
@@ -587,20 +619,20 @@ class Infinity(Gradient):
         self._update(state, task, rows, residuals)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Where this replica had no rows: its part of every tile, all the same."""
+        """Step this replica's part of every tile where it had no rows. Collective."""
         if self._done == exchanges - 1:
             return
         self._begin(exchanges - 1)
-        for _ in self.tiles(PURPOSE):  # others want them
+        for _ in self.tiles(PURPOSE):  # other replicas gather them
             continue
         self._update(state, None, None, None)
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """What is in memory is the same on all replicas."""
+        """Return True: the state in memory is the same on all replicas."""
         return True
 
     def memory(self, state: State) -> dict[str, Array]:
-        """Nothing that a checkpoint would have to hold: it is on disk."""
+        """Return an empty dict: the arrays of the rule are on disk."""
         return {}
 
     @classmethod
@@ -626,7 +658,7 @@ class Infinity(Gradient):
         yield "tiles", int(shape.settings.tile * MIB)
 
     def facts(self) -> dict[str, Any]:
-        """For the report of a run."""
+        """Return what the report of a run contains."""
         traffic, plan = self.store.traffic, self.store.plan
         return {
             "tiles": plan.count,
@@ -647,28 +679,29 @@ class Infinity(Gradient):
 
     @property
     def bytes_of_a_step(self) -> tuple[int, int]:
-        """(read, written) by this rank."""
+        """Return the bytes that this rank reads and writes in a step."""
         words = sum(self.store.layout.widths.values())
         forward = self.store.layout.widths[WEIGHTS]
         size = np.dtype(self.store.layout.dtype).itemsize
         return step_bytes(self.store.plan.total, words, size, forward)
 
     def release(self) -> None:
-        """Let go of the files; the states stay on disk."""
+        """Close the files, and release the lock; the states stay on disk."""
         if self.opened is not None:
             self.opened.close()
         self.lock.release()
 
     def close(self) -> None:
-        """There are no groups."""
+        """Release the files: no communicators were opened."""
         self.release()
 
     # ------------------------------------------------------------- weights on disk
 
     def tiles(self, purpose: str) -> Iterator[tuple[slice, Array]]:
-        """Every tile of w, (columns, K), read by all and gathered by all.
+        """Yield the columns and the weights (columns, K) of each tile. Collective.
 
-        Of a step: of q · (w, v), where scores are read.
+        All replicas read and gather them. For a step (`purpose` agreement) the weights
+        are q · (w, v), at which scores are computed.
         """
         plan, alone = self.store.plan, self.grid.replicas.size == 1
         own = (
@@ -680,15 +713,18 @@ class Infinity(Gradient):
             yield plan.tile(number), words.reshape(-1, self.columns)
 
     def _sizes(self, number: int) -> list[int]:
-        """Words of a tile that replicas have."""
+        """Return the words of a tile on each replica."""
         return [size * self.columns for size in self.store.plan.sizes(number)]
 
     def check_reads(self) -> None:
-        """Raise on all ranks what one could not read; a step asks when it commits."""
+        """Raise on all ranks a read error of one of them. Collective.
+
+        A step does so when it commits.
+        """
         self.grid.world.together(self.store.pipeline.check)
 
     def _seen(self, words: Array, purpose: str) -> Array:
-        """w, or where the scores of a step are read."""
+        """Return w, or for a step the point at which scores are computed."""
         assert self._task is not None
         return (
             probed(self._task, words)
@@ -702,13 +738,11 @@ class Infinity(Gradient):
         return self.store.read_copy(self.kept)
 
     def copy_weights(self) -> int:
-        """Copy this rank's part of the weights, beside the states; return the number of
-        the copy.
-        """
+        """Copy the weights on disk; return the copy's number. Collective."""
         return self.grid.world.together(lambda: self.store.copy(WEIGHTS))
 
     def restore_copy(self, kept: int) -> None:
-        """Make the weights those of copy `kept`: the run has ended."""
+        """Read the weights of copy `kept` from now on: the run has ended."""
         self.kept = kept
 
     # ------------------------------------------------------------------- the step
@@ -720,7 +754,7 @@ class Infinity(Gradient):
         rows: TiledRows | None,
         residuals: Array | None,
     ) -> None:
-        """All tiles, the intercept, and the commit that makes them the state."""
+        """Step all tiles and the intercept, and commit the new state. Collective."""
         tail, plan, between = self._tail(), self.store.plan, self.between
         factor = 1.0 / float(tail[-1])
         between.restart()
@@ -744,7 +778,10 @@ class Infinity(Gradient):
             task.clock.lap("update")
 
     def _add_tile_of(self, rows: TiledRows | None, residuals: Array | None) -> Add:
-        """What adds Y_bᵀr of a tile; nothing where this replica had no rows."""
+        """Return the function that adds Y_bᵀr of a tile.
+
+        It adds nothing where this replica had no rows.
+        """
 
         def add(number: int, flat: Array) -> None:
             if rows is not None and residuals is not None:
@@ -754,11 +791,14 @@ class Infinity(Gradient):
         return add
 
     def _document(self, exchanges: int) -> dict[str, Any]:
-        """What is said of a step beside its tiles."""
+        """Return the document of a step, with the identity of the run."""
         said = document_of(self._state, exchanges, self.steps.each)
         return {RUN: self.run, **said}
 
     def _tail(self) -> Array:
-        """Σ [Σr | count], the same on all members, who each summed their own."""
+        """Return Σ [Σr | count], the same on all members. Collective.
+
+        Each member sums its own copy over replicas.
+        """
         tail = self.buffer.tail.astype(np.float64)
         return self._same_on_members(self.grid.replicas.sum(tail, PURPOSE))

@@ -31,12 +31,12 @@ from hpcsgd.formats import Array
 
 # Tiles on their way: read(j + 1) | step(j) | write(j − 1), checksum(j − 1).
 #
-# One thread reads, one writes, one sums up, and the step is between them; a ring of
-# buffers is all that is ever held. What fails is kept until it is asked for: ranks that
-# are in the middle of a step finish it together, and leave together.
+# One thread reads, one writes, one computes checksums, and the step runs between them;
+# no more than a ring of buffers is in memory. An error is stored until `check` raises
+# it: ranks in the middle of a step finish it together, and stop together.
 
 Words = dict[str, Array]  # of a tile, by state
-AHEAD = 1  # tiles that are read before they are wanted
+AHEAD = 1  # tiles that are read before they are needed
 RING = AHEAD + 2  # and the one in use, and the one that is written
 
 
@@ -47,7 +47,7 @@ class TileUnderWay:
     number: int
     buffers: Words
     done: Future[None]
-    traffic: Traffic  # where it is counted
+    traffic: Traffic  # which counts it
 
 
 class Pipeline:
@@ -67,20 +67,23 @@ class Pipeline:
 
     @property
     def held(self) -> int:
-        """Bytes of all buffers, while none of them travels."""
+        """Return the bytes of all buffers that no thread uses."""
         return sum(buffer.nbytes for one in self._ring for buffer in one.values())
 
     def read(
         self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
     ) -> Iterator[tuple[int, Words]]:
-        """Each tile with the words of its states, good until the next is asked for."""
+        """Yield number and words of each tile, by state.
+
+        The words are valid until the next tile is requested.
+        """
         for number, buffers in self.raw(half, numbers, names, traffic):
             yield number, self._words(number, buffers, names)
 
     def raw(
         self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
     ) -> Iterator[tuple[int, Words]]:
-        """The same as bytes, with their padding."""
+        """Yield number and bytes of each tile, by state, with their padding."""
         for one in self._coming(half, numbers, names, traffic):
             try:
                 yield one.number, one.buffers
@@ -94,7 +97,7 @@ class Pipeline:
         step: Callable[[int, Words], None],
         traffic: Traffic,
     ) -> None:
-        """Every tile of `half` through `step` into the other half."""
+        """Pass every tile of `half` through `step`, and write it to the other half."""
         names = list(self.files)
         for one in self._coming(half, numbers, names, traffic):
             step(one.number, self._words(one.number, one.buffers, names))
@@ -106,13 +109,16 @@ class Pipeline:
             self._take_back()
 
     def check(self) -> None:
-        """Raise what has failed since the last time."""
+        """Raise the error that was stored since the last check, if any."""
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
 
     def attempt(self, action: Callable[..., None], *arguments: Any) -> None:
-        """What fails is kept for `check`; after that nothing more is touched."""
+        """Run an action, and store its DataError for `check`.
+
+        After an error, do nothing until `check` is called.
+        """
         if self.failure is not None:
             return
         try:
@@ -121,7 +127,7 @@ class Pipeline:
             self.failure = error
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """End the threads."""
         self._reader.shutdown()
         self._writer.shutdown()
         self._summer.shutdown()
@@ -129,7 +135,7 @@ class Pipeline:
     def _coming(
         self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
     ) -> Iterator[TileUnderWay]:
-        """Tiles in their order, one of them always read ahead."""
+        """Yield tiles in their order, one of them always read ahead."""
         coming: deque[TileUnderWay] = deque()
         try:
             for number in numbers:
@@ -138,7 +144,7 @@ class Pipeline:
                     yield self._arrived(coming.popleft())
             while coming:
                 yield self._arrived(coming.popleft())
-        finally:  # whoever asked has had enough
+        finally:  # the caller has stopped early
             for one in coming:
                 self._ring.append(self._arrived(one).buffers)
 
@@ -159,7 +165,7 @@ class Pipeline:
         return one
 
     def _take_back(self) -> None:
-        """The buffers of the oldest write, once it is done."""
+        """Wait for the oldest write, and put its buffers back into the ring."""
         self._ring.append(self._arrived(self._writing.popleft()).buffers)
 
     def _words(self, number: int, buffers: Words, names: list[str]) -> Words:
@@ -187,7 +193,7 @@ class Pipeline:
     ) -> None:
         for name in names:
             self.attempt(self.files[name].write, half, number, buffers[name], traffic)
-        summed.result()  # the buffers are of both
+        summed.result()  # both threads use the buffers
 
     def _sum_up(
         self,
@@ -205,10 +211,10 @@ class Pipeline:
 #
 #     tiles/000001/r0c0/    weights.state  adam_m.state  adam_v.state  stamp
 #
-# A step reads the half of the last commit and writes the other one. `commit` has the
-# drive take all of it, then the stamp: whatever a kill leaves behind, the newest whole
-# stamp names a half that nobody has touched since. Ranks commit the same step together,
-# so that they differ by one at most, and the older one is still in the other half.
+# A step reads the half of the last commit and writes the other one. `commit` flushes
+# all of it to the drive, then the stamp: after a kill, the newest intact stamp names a
+# half that was not written since. Ranks commit the same step together, so that they
+# differ by one at most, and the older one is still in the other half.
 
 CHECKSUMS = "checksums"  # of the tiles, in a stamp; earlier ones have none
 Fill = Callable[[str, slice, Array], None]  # of a state, columns of the data, into
@@ -216,7 +222,7 @@ Fill = Callable[[str, slice, Array], None]  # of a state, columns of the data, i
 
 @dataclass(frozen=True)
 class TileLayout:
-    """What the files of all ranks together hold, and how it is dealt to them."""
+    """The contents of the files of all ranks, and their distribution over ranks."""
 
     columns: int  # of the data
     widths: dict[str, int]  # words a column, by state
@@ -227,7 +233,7 @@ class TileLayout:
     held: int  # columns of this member
 
     def plan(self, replica: int) -> TilePlan:
-        """Of one replica."""
+        """Return the tiles of one replica."""
         return TilePlan(self.held, self.height, self.replicas, replica)
 
 
@@ -260,18 +266,21 @@ class TileStore:
 
     @property
     def half(self) -> int:
-        """That holds the last complete step."""
+        """Return the half, 0 or 1, that contains the last complete step."""
         return self.version % 2
 
     @property
     def pipeline(self) -> Pipeline:
-        """The buffers and threads, made when they are first needed."""
+        """Return the buffers and threads, made when they are first needed."""
         if self._pipeline is None:
             self._pipeline = Pipeline(self.files)
         return self._pipeline
 
     def create(self, document: dict[str, Any], fill: Fill | None = None) -> None:
-        """All zeros, or what `fill` puts there; what was there before is gone."""
+        """Create files of zeros, or of the words that `fill` writes.
+
+        Earlier files of this rank in the folder are removed.
+        """
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -293,7 +302,7 @@ class TileStore:
             raise
 
     def versions(self) -> list[Stamp]:
-        """What could be gone on from, the newest first."""
+        """Return the stamps from which a run can resume, the newest first."""
         try:
             own_folder(self.folder.parent, self.folder.name)
         except OSError as error:
@@ -303,9 +312,9 @@ class TileStore:
         return [stamp for stamp in self.stamps.read() if self._fits(stamp)]
 
     def differs_at(self, version: int) -> str:
-        """Where words are not those that a step wrote; empty if all of them are.
+        """Return the first tile whose words are not those of the step; "" if none.
 
-        States of a version that took no checksums are believed as they are.
+        States of a version of hpcsgd that took no checksums are not checked.
         """
         said = self._stamp(version).document.get(CHECKSUMS)
         if said is None:
@@ -320,7 +329,7 @@ class TileStore:
         return "" if found is None else f"tile {found[1]} of {found[0].path}"
 
     def open_at(self, version: int) -> None:
-        """Stand where a stamp says that all was complete."""
+        """Open the files at complete step `version`, of which a stamp exists."""
         stamp = self._stamp(version)
         self.version, self.document = version, stamp.document["state"]
         self._open()
@@ -337,16 +346,16 @@ class TileStore:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are files behind it."""
+        """Return whether all files are open."""
         return all(file.is_open for file in self.files.values())
 
     @property
     def is_direct(self) -> bool:
-        """Whether the page cache is passed by."""
+        """Return whether reads and writes bypass the page cache."""
         return all(file.is_direct for file in self.files.values())
 
     def copy(self, name: str) -> int:
-        """Keep one state as it is now; the number of the copy."""
+        """Copy one state as it is now; return the copy's number."""
         if self._copy is None:
             of, path = self.files[name], self.folder / f"{name}.copy"
             self._copy = StateFile(path, self.plan, of.width, of.dtype)
@@ -360,9 +369,10 @@ class TileStore:
         return self._copies
 
     def read_copy(self, number: int) -> Iterator[tuple[int, Words]]:
-        """Every tile of a copy, one of the last two.
+        """Yield number and words of each tile of a copy, one of the last two.
 
-        Reads that fail are told where `check` is asked, behind what all ranks do.
+        `Pipeline.check` raises the errors of these reads, after what all ranks do
+        together.
         """
         assert self._copy is not None
         buffer = aligned_buffer(self._copy.each)
@@ -372,7 +382,7 @@ class TileStore:
             yield tile, {"weights": self._copy.view(buffer, tile)}
 
     def commit(self, document: dict[str, Any]) -> None:
-        """The other half is complete: from now on it is the one to read."""
+        """Commit the other half, which is complete: it is the one to read now."""
         self.pipeline.check()
         began = perf_counter()
         if self.sync:
@@ -384,16 +394,16 @@ class TileStore:
         self.version, self.document = stamp.version, document
 
     def read(self, name: str, is_step: bool) -> Iterator[tuple[int, Words]]:
-        """Every tile of one state after the last complete step, read ahead."""
+        """Yield every tile of one state at the last complete step, read ahead."""
         traffic = self.traffic if is_step else self.read_traffic
         return self.pipeline.read(self.half, self.plan, [name], traffic)
 
     def update(self, step: Callable[[int, Words], None]) -> None:
-        """Every tile through `step`, in place, into the other half."""
+        """Pass every tile through `step`, in place, into the other half."""
         self.pipeline.update(self.half, self.plan, step, self.traffic)
 
     def close(self) -> None:
-        """Let go of files and threads; the states stay."""
+        """Close files and end threads; the states stay on disk."""
         if self._pipeline is not None:
             self._pipeline.close()
             self._pipeline = None
@@ -435,20 +445,21 @@ class TileStore:
 # Arrays that live on disk and pass through memory tile by tile.
 
 
-# The files of all ranks as one: a state by its columns, whoever holds them.
+# The files of all ranks as one: a state by its columns, on whichever rank they are.
 #
 #     tiles/000001/r0c0/  r1c0/  ...
 #
-# A run may go on with other tiles, or on another grid. What is on disk is then dealt
-# anew into the next generation of folders, and the old one goes when all of the new one
-# is complete. Nothing but the columns of the data says what belongs where.
+# A run may resume with other tiles, or on another grid. The states on disk are then
+# copied into the next generation of folders, in the new distribution, and the old one
+# is removed when all of the new one is complete. The columns of the data alone
+# determine where a word belongs.
 
 FOLDER = re.compile(r"\d{6}")
 OF_RANK = re.compile(r"r(\d+)c(\d+)")
 
 
 def generations(folder: Path) -> list[int]:
-    """Their numbers, the newest first."""
+    """Return the numbers of the generations in a folder, the newest first."""
     if not folder.is_dir():
         return []
     names = [one.name for one in folder.iterdir() if FOLDER.fullmatch(one.name)]
@@ -458,7 +469,7 @@ def generations(folder: Path) -> list[int]:
 
 
 def check_own(folder: Path) -> None:
-    """Refuse a link in place of the folder of a generation or of a rank."""
+    """Raise DataError if a link is in place of the folder of a generation or rank."""
     try:
         own_folder(folder.parent, folder.name)
     except OSError as error:
@@ -466,22 +477,25 @@ def check_own(folder: Path) -> None:
 
 
 def remove(generation: Path) -> None:
-    """The folders of its ranks, and nothing that somebody else may have put there."""
+    """Remove the folders of the ranks of a generation.
+
+    Other entries, which another program may have made, stay, and the folder with them.
+    """
     for one in generation.iterdir():
         if OF_RANK.fullmatch(one.name):
             shutil.rmtree(one, ignore_errors=True)
     with suppress(OSError):
-        generation.rmdir()  # where nothing is left
+        generation.rmdir()  # if it is empty
 
 
 def place_in(folder: Path, generation: int, replica: int, member: int) -> Path:
-    """The folder of one rank."""
+    """Return the folder of one rank in a generation."""
     return folder / f"{generation:06d}" / f"r{replica}c{member}"
 
 
 @dataclass(frozen=True)
 class TilesOnDisk:
-    """What one rank of a generation has on disk."""
+    """The files of one rank of a generation."""
 
     folder: Path
     layout: TileLayout
@@ -489,14 +503,14 @@ class TilesOnDisk:
     stamps: tuple[Stamp, ...]
 
     def checksums(self, name: str, version: int) -> Array | None:
-        """Of the tiles of a state at that step, if it took any."""
+        """Return the checksums of the tiles of a state at a step, None if none."""
         stamp = next(stamp for stamp in self.stamps if stamp.version == version)
         said = stamp.document.get(CHECKSUMS)
         return None if said is None else from_text(said[name])
 
 
 class Generation:
-    """All folders of a generation that can be seen from here."""
+    """All rank folders of a generation that this rank can read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -504,14 +518,14 @@ class Generation:
 
     @property
     def version(self) -> int | None:
-        """The newest step that all ranks have; None where one of them is missing."""
+        """Return the newest step that all ranks have; None if one is missing."""
         if not self._is_whole():
             return None
         steps = [{stamp.version for stamp in one.stamps} for one in self.held]
         return max(set.intersection(*steps), default=None)
 
     def document(self, version: int) -> dict[str, Any]:
-        """What goes with the tiles of that step."""
+        """Return the document that belongs to the tiles of a step."""
         stamps = self.held[0].stamps
         found: dict[str, Any] = next(
             stamp.document["state"] for stamp in stamps if stamp.version == version
@@ -519,7 +533,7 @@ class Generation:
         return found
 
     def fill(self, name: str, version: int, columns: slice, out: Array) -> None:
-        """out ← these columns of a state, (columns, width)."""
+        """Copy these columns of a state into `out`, (columns, width)."""
         for one in self.held:
             layout, plan = one.layout, one.layout.plan(one.replica)
             own = slice(layout.first, layout.first + layout.held)
@@ -527,7 +541,7 @@ class Generation:
                 _fill(one, plan, name, version, columns, out)
 
     def _is_whole(self) -> bool:
-        """Whether every column is with all replicas that a layout speaks of."""
+        """Return whether all replicas of the layout have every column."""
         if not self.held:
             return False
         first = self.held[0].layout
@@ -568,7 +582,7 @@ def _fill(
     columns: slice,
     out: Array,
 ) -> None:
-    """What this rank has of these columns, a tile at a time."""
+    """Copy the columns that one rank's files contain into `out`, tile by tile."""
     layout, width = one.layout, one.layout.widths[name]
     known = one.checksums(name, version)
     path, dtype = one.folder / f"{name}.state", np.dtype(layout.dtype)
@@ -601,7 +615,7 @@ def _differs(path: Path, number: int) -> DataError:
 
 
 def _tiles(plan: TilePlan, columns: slice, first: int) -> Iterator[int]:
-    """Those that have some of these columns of the data."""
+    """Return the numbers of the tiles with some of these columns of the data."""
     start = max(columns.start - first, 0) // plan.height
     stop = min(-(-(columns.stop - first) // plan.height), plan.count)
     return iter(range(start, stop))

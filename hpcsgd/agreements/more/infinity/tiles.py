@@ -25,18 +25,18 @@ from hpcsgd.files import (
 )
 from hpcsgd.formats import Array
 
-# Which columns are a tile, and which part of each tile a replica keeps.
+# The columns of each tile, and the part of each tile that a replica keeps.
 #
 # Every tile is split over all replicas, so that all drives and all links work on each
-# of them. A part begins on a page of its file and ends on one: no tail of a few bytes
-# is left to a write that wants whole blocks.
+# of them. A part begins on a page of its file and ends on one: no write of whole blocks
+# has to add a tail of a few bytes.
 
-PAGE = 4096  # what O_DIRECT wants offsets and lengths to be multiples of
+PAGE = 4096  # O_DIRECT requires offsets and lengths that are multiples of it
 MIB = 2**20
 
 
 def padded(size: int) -> int:
-    """The next multiple of a page."""
+    """Return a size rounded up to a multiple of a page."""
     return -(-size // PAGE) * PAGE
 
 
@@ -51,43 +51,43 @@ class TilePlan:
 
     @property
     def count(self) -> int:
-        """Tiles."""
+        """Return the number of tiles."""
         return -(-self.columns // self.height)
 
     def tile(self, number: int) -> slice:
-        """The columns of a tile."""
+        """Return the columns of a tile."""
         first = number * self.height
         return slice(first, min(first + self.height, self.columns))
 
     def part(self, number: int, replica: int | None = None) -> slice:
-        """Of these, what a replica keeps, this one if none is named."""
+        """Return the columns of a tile on a replica, by default on this one."""
         tile, who = self.tile(number), self.replica if replica is None else replica
         own = split_range(tile.stop - tile.start, self.replicas, who)
         return slice(tile.start + own.start, tile.start + own.stop)
 
     def within(self, number: int) -> slice:
-        """The own part, counted from where its tile begins."""
+        """Return the own part of a tile, counted from the beginning of the tile."""
         own, first = self.part(number), self.tile(number).start
         return slice(own.start - first, own.stop - first)
 
     def rows(self, number: int) -> int:
-        """Columns of the own part."""
+        """Return the number of columns of the own part of a tile."""
         own = self.part(number)
         return int(own.stop - own.start)
 
     def sizes(self, number: int) -> list[int]:
-        """Columns of the parts of all replicas."""
+        """Return the number of columns of the parts of a tile on all replicas."""
         parts = [self.part(number, replica) for replica in range(self.replicas)]
         return [part.stop - part.start for part in parts]
 
     @property
     def most(self) -> int:
-        """Columns of the largest own part."""
+        """Return the number of columns of the largest own part."""
         return self.rows(0) if self.count else 0
 
     @property
     def total(self) -> int:
-        """Columns of all own parts."""
+        """Return the number of columns of all own parts."""
         return sum(self.rows(number) for number in range(self.count))
 
     def __iter__(self) -> Iterator[int]:
@@ -95,7 +95,10 @@ class TilePlan:
 
 
 def columns_for(budget: float, each: int, columns: int) -> int:
-    """Columns of a tile so that `each` bytes a column stay within `budget` MiB."""
+    """Return the columns of a tile that fit into `budget` MiB.
+
+    A column takes `each` bytes in all buffers together.
+    """
     fit = int(budget * MIB) // each
     if fit < 1:
         raise ConfigError(
@@ -116,7 +119,7 @@ def columns_for(budget: float, each: int, columns: int) -> int:
 
 @dataclass
 class Traffic:
-    """What a rank read and wrote: words of states, and what padding came along."""
+    """The bytes that a rank read and wrote, of states and of padding, and seconds."""
 
     read: int = 0
     written: int = 0
@@ -129,21 +132,21 @@ class Traffic:
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def has_read(self, size: int, moved: int, seconds: float) -> None:
-        """`size` bytes of states, in `moved` bytes with padding."""
+        """Count a read of `size` bytes of states, `moved` with padding."""
         with self._lock:
             self.read += size
             self.padding += moved - size
             self.seconds_read += seconds
 
     def has_written(self, size: int, moved: int, seconds: float) -> None:
-        """The same the other way."""
+        """Count a write of `size` bytes of states, `moved` with padding."""
         with self._lock:
             self.written += size
             self.padding += moved - size
             self.seconds_written += seconds
 
     def has_summed(self, seconds: float) -> None:
-        """The checksum of what was written."""
+        """Count the seconds of the checksum of a tile that is written."""
         with self._lock:
             self.seconds_summed += seconds
 
@@ -151,16 +154,19 @@ class Traffic:
 def step_bytes(
     columns: int, words: int, itemsize: int, forward: int
 ) -> tuple[int, int]:
-    """(read, written) of one step: `words` of all states a column, `forward` of w."""
+    """Return the bytes that one step reads, and those that it writes.
+
+    A column has `words` words of all states, of which `forward` are weights.
+    """
     each = columns * itemsize
     return each * (words + forward), each * words
 
 
-# One state in one file of its size: a page that says what it is, and two halves.
+# One state in one file of its size: a page that describes it, and two halves.
 #
 # A step reads one half and writes the other, so that what it reads stays whole until
-# all of the new half is there. All of the file is claimed when it is made: a full disk
-# is found before the first step.
+# all of the new half is written. The space of the whole file is reserved when it is
+# made: a full disk is found before the first step.
 
 MAGIC = "hpcsgd state 1"
 REFUSES_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -174,7 +180,7 @@ def aligned_buffer(size: int) -> Array:
 
 
 class StateFile:
-    """(columns kept, width) words of one state, twice."""
+    """A file of one state: two halves of (columns kept, width) words."""
 
     def __init__(
         self,
@@ -195,11 +201,11 @@ class StateFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the bytes of the file."""
         return PAGE + 2 * self.half
 
     def create(self) -> None:
-        """Claim all of it, zeros."""
+        """Create the file with zeros, and reserve its whole size on the drive."""
         try:
             file = open_entry(self.path, CREATE)
             try:
@@ -212,8 +218,9 @@ class StateFile:
             raise disk_full_error(self.path, error, self.size) from error
 
     def open(self) -> None:
-        """For reading and writing, past the page cache where that is wanted and can
-        be.
+        """Open the file for reading and writing.
+
+        It bypasses the page cache if that is requested and the file system permits it.
         """
         try:
             self._open()
@@ -237,11 +244,11 @@ class StateFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be read and written."""
+        """Return whether the file is open."""
         return self._file >= 0
 
     def says(self) -> dict[str, Any]:
-        """What the first page holds."""
+        """Return the contents of the first page, which describe the file."""
         return {
             "is": MAGIC,
             "columns": self.plan.columns,
@@ -252,26 +259,26 @@ class StateFile:
         }
 
     def bytes_of(self, number: int) -> int:
-        """Of the words of a tile's own part."""
+        """Return the bytes of the words of a tile's own part."""
         return self.plan.rows(number) * self.width * self.dtype.itemsize
 
     def view(self, buffer: Array, number: int) -> Array:
-        """The words of a tile in a buffer of bytes, (columns, width)."""
+        """Return the words of a tile in a buffer of bytes, (columns, width)."""
         words: Array = buffer[: self.bytes_of(number)].view(self.dtype)
         return words.reshape(self.plan.rows(number), self.width)
 
     def checksum_of(self, buffer: Array, number: int) -> int:
-        """CRC-32 of the words of a tile, without their padding."""
+        """Return the CRC-32 of the words of a tile, without their padding."""
         return zlib.crc32(buffer[: self.bytes_of(number)].data)
 
     def sum_up(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
-        """Note the checksum of a tile that is written."""
+        """Store the checksum of a tile that is written."""
         began = perf_counter()
         self.checksums[half, number] = self.checksum_of(buffer, number)
         traffic.has_summed(perf_counter() - began)
 
     def read(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
-        """buffer ← a tile's own part."""
+        """Read a tile's own part into `buffer`, with its padding."""
         began, size = perf_counter(), self.bytes_of(number)
         moved, place = padded(size), self._place(half, number)
         view, done = memoryview(buffer.data)[:moved], 0
@@ -289,7 +296,7 @@ class StateFile:
         traffic.has_read(size, moved, perf_counter() - began)
 
     def write(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
-        """A tile's own part ← buffer, padding along."""
+        """Write a tile's own part from `buffer`, with its padding."""
         began, size = perf_counter(), self.bytes_of(number)
         moved, place = padded(size), self._place(half, number)
         view, done = memoryview(buffer.data)[:moved], 0
@@ -301,14 +308,14 @@ class StateFile:
         traffic.has_written(size, moved, perf_counter() - began)
 
     def flush(self) -> None:
-        """Wait until the drive has it."""
+        """Wait until the drive has all that was written."""
         try:
             os.fdatasync(self._file)
         except OSError as error:
             raise disk_full_error(self.path, error, self.half) from error
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -318,7 +325,7 @@ class StateFile:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """One sentence for a file that is not there, or not for us."""
+    """Return the error of a file that is missing or must not be read."""
     return DataError(
         f"{path} cannot be opened ({error.strerror}); bring the files of all ranks"
         " back, or start anew with --resume no"
@@ -336,14 +343,14 @@ def disk_full_error(path: Path, error: OSError, size: int) -> DataError:
 
 # Which step the files of a rank are complete for.
 #
-# A stamp is written after all words of its step are there, in the one of two slots that
-# the last stamp is not in. A kill tears at most the slot that is being written; its
-# checksum then fails, and the other one holds.
+# A stamp is written after all words of its step, in the one of two slots that the last
+# stamp is not in. A kill tears at most the slot that is being written; its checksum is
+# then wrong, and the other slot is intact.
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Steps that were committed since the files were made, and what goes with them."""
+    """The number of steps since the files were made, and the document of the last."""
 
     version: int
     document: dict[str, Any]
@@ -357,7 +364,7 @@ class Stamps:
         self.slot = 0
 
     def create(self, first: Stamp) -> None:
-        """With room for documents twice as large as the first."""
+        """Create the file, with slots for documents twice as large as the first."""
         self.slot = padded(2 * len(_line(first)) + 256)
         try:
             with open(open_entry(self.path, CREATE), "wb") as file:
@@ -370,7 +377,7 @@ class Stamps:
         self.write(first)
 
     def write(self, stamp: Stamp, sync: bool = True) -> None:
-        """Into the slot of its parity."""
+        """Write a stamp into the slot of its parity."""
         line = _line(stamp).ljust(self.slot)
         try:
             number = open_entry(self.path, os.O_RDWR)
@@ -383,7 +390,7 @@ class Stamps:
             raise disk_full_error(self.path, error, len(line)) from error
 
     def read(self) -> list[Stamp]:
-        """Those that are whole, the newest first."""
+        """Return the intact stamps, the newest first."""
         try:
             data = read_entry(self.path)
         except OSError as error:
@@ -412,18 +419,18 @@ def _parsed(slot: bytes) -> Stamp | None:
     return Stamp(version, document)
 
 
-# A checksum of every tile: whether the words that lie there are those of a step.
+# A checksum of every tile, by which words that no step wrote are detected.
 #
-# A stamp says that a step is complete. It cannot say that the drive has kept its word,
-# or that no other program has written since: the CRC-32 of each tile can. They are
-# taken beside the writes, travel in the stamp, and are held against the tiles once,
-# where a run goes on.
+# A stamp shows that a step is complete. It does not show that the drive has stored the
+# words correctly, or that no other program has written since: the CRC-32 of each tile
+# does. Checksums are computed during writes, are stored in the stamp, and are compared
+# with the tiles once, when a run resumes.
 
 WORD = np.dtype("<u4")
 
 
 def in_text(files: dict[str, StateFile], half: int) -> dict[str, str]:
-    """The checksums of one half, by state."""
+    """Return the checksums of one half as texts, by state."""
     return {
         name: b64encode(file.checksums[half].astype(WORD).tobytes()).decode()
         for name, file in files.items()
@@ -439,14 +446,17 @@ def restore_checksums(
 
 
 def from_text(said: str) -> np.ndarray:
-    """Of all tiles of a state."""
+    """Return the checksums of all tiles of a state from their text."""
     return np.frombuffer(b64decode(said), dtype=WORD)
 
 
 def differing(
     files: Iterable[StateFile], half: int, traffic: Traffic
 ) -> tuple[StateFile, int] | None:
-    """The first tile whose words are not those that were written; all are read."""
+    """Return file and number of the first tile with a wrong checksum, or None.
+
+    All tiles before it are read.
+    """
     for file in files:
         buffer = aligned_buffer(file.each)
         for number in file.plan:
@@ -457,7 +467,7 @@ def differing(
 
 
 def of_zeros(file: StateFile) -> None:
-    """Of a file as it is made: every tile holds zeros."""
+    """Set the checksums of a new file, in which every tile contains zeros."""
     known: dict[int, int] = {}
     for number in file.plan:
         size = file.bytes_of(number)
@@ -470,14 +480,17 @@ def of_zeros(file: StateFile) -> None:
 
 
 class TileLock:
-    """Held from `take` to `release`, or to the end of the process."""
+    """A lock on the states of a rank, from `take` to `release`.
+
+    The end of the process, too, releases it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.number = -1  # descriptor of the file
 
     def take(self) -> None:
-        """Refuse where another run has it."""
+        """Take the lock; raise ConfigError if another run has it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.number = open_locked(self.path, open_to_append)
@@ -493,7 +506,7 @@ class TileLock:
             ) from error
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Release the lock."""
         if self.number >= 0:
             os.close(self.number)
             self.number = -1

@@ -71,7 +71,7 @@ class ExchangeMessage:
     def sent(
         self, precision: Precision, members: int, reproducible: bool
     ) -> Iterator[SentWords]:
-        """Yield words and bytes of each collective that sends the message of member 0."""
+        """Yield words and bytes of each collective that sends it from member 0."""
         name = getattr(precision, self.field)
         if not self.is_gathered:
             yield from sent_for_sum(self.words, name, members, reproducible)

@@ -324,7 +324,7 @@ class HostSum:
         self._views: dict[str, Array] = {}
 
     def aim(self) -> None:
-        """Let the exchange write its products into the message."""
+        """Have the exchange write its products into the message."""
         array = self.message.array
         if array is not self._written:  # most messages write to one array
             self._written = array

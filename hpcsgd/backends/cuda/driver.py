@@ -303,7 +303,7 @@ class DeviceCasts:
             kernel(stream, *shape[:2], arguments)
 
 
-# A GPU's arrays, streams and copies through CuPy; what transports ask of it.
+# A GPU's arrays, streams and copies through CuPy, for transports.
 #
 # CuPy is imported only when it is needed, so all users of this class can also run with
 # a layer made of NumPy.

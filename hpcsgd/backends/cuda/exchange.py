@@ -647,11 +647,11 @@ class StepArithmetic(Protocol):
 
     @property
     def family(self) -> Family:
-        """The GLM family."""
+        """Return the GLM family."""
 
     @property
     def precision(self) -> Precision:
-        """The number formats."""
+        """Return the number formats."""
 
 
 class DeviceFusedSteps:

@@ -68,7 +68,7 @@ class Variant:
 
 
 def _grams(tile: int) -> tuple[Variant, ...]:
-    """Return variants of Gram kernels: tensor cores if they know the format, or fp32."""
+    """Return variants of Gram kernels: by tensor cores for formats they know, or fp32."""
     size = f"TB={tile}"
     return (
         Variant("gram", ("bf16", "fp16"), 80, defines=(size,)),
@@ -434,7 +434,7 @@ def softmax_launch(rows: int, states: int) -> RecurrenceLaunch:
 
 
 def shared_of(arch: str) -> int:
-    """Return the bytes of shared memory of a block; of the next older GPU if unknown."""
+    """Return the bytes of shared memory of a block; of an older GPU if unknown."""
     known = [number for number in SHARED if number <= number_of(arch)]
     return 1024 * SHARED[max(known, default=min(SHARED))]
 

@@ -208,7 +208,7 @@ class DeviceAverage:
     def __init__(
         self, device: Device, weights: Any, intercept: Any, scale: float = 1.0
     ) -> None:
-        """`scale` is what weights on the device are divided by."""
+        """Allocate the buffer; weights on the device are divided by `scale`."""
         self.device = device
         self._scale = np.float32(scale)
         self._held = np.int64(weights.size)

@@ -161,7 +161,7 @@ class MemoryShape:
 
 
 class Product(Protocol):
-    """How the members of a replica take s steps with one synchronisation.
+    """The base class of products: s steps of a replica with one synchronisation.
 
     The attributes are facts, which the choice of a product, the prediction of memory
     and the monitor read from the class. A subclass sets those that are true of it.

@@ -38,7 +38,7 @@ from hpcsgd.products.base import (
 
 
 class Direct(Product):
-    """s sums of b·K words (none when a replica is one member)."""
+    """Plain SGD: s sums of b·K words (none if a replica is one member)."""
 
     def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task

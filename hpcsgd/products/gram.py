@@ -29,7 +29,7 @@ Part = Callable[[], None]
 
 
 class Gram(Product):
-    """One sum of b² s (s−1)/2 + m·K·states words per s steps."""
+    """CA-SGD: one sum of b² s (s−1)/2 + m·K·states words per s steps."""
 
     has_recurrence = True
     is_monitored = True
@@ -184,7 +184,7 @@ class AheadGroup:
 
 
 class LookAheadGram(Product):
-    """Two sums per exchange: one of m·K·states words, and the Gram, which is hidden."""
+    """CA-SGD with two sums per exchange: m·K·states words, and the Gram, hidden."""
 
     has_recurrence = True
     is_monitored = True

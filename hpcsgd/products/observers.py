@@ -14,7 +14,7 @@ from hpcsgd.glm.penalties import Penalty
 
 
 class Observer:
-    """Base class of what the loop of a run calls; every method does nothing.
+    """Base class of observers, which the loop of a run calls; its methods do nothing.
 
     All ranks call their observers alike, in the order of a list. What has to outlive a
     checkpoint is kept in `state.memory` or in the state itself.

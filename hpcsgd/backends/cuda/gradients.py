@@ -29,7 +29,7 @@ from hpcsgd.glm.unrolling import Blocks, gradient_step
 
 
 class GradientSums(Protocol):
-    """Where a device adds the gradients of an exchange."""
+    """The sums to which a device adds the gradients of an exchange."""
 
     device_values: Any  # float32: the gradient, row by row, and more behind it
     memory: Memory  # of the sums; counts the bytes that cross
@@ -46,7 +46,7 @@ class GradientSums(Protocol):
 
 
 class GradientConsumer(Protocol):
-    """Takes gradients, to share them with other replicas before it steps."""
+    """A consumer of gradients that shares them with other replicas before it steps."""
 
     adds_tiles: bool  # requests Yᵀr tile by tile; else a device adds it whole
 

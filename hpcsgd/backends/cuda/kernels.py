@@ -68,7 +68,7 @@ class Variant:
 
 
 def _grams(tile: int) -> tuple[Variant, ...]:
-    """Return variants of Gram kernels: by tensor cores for formats they know, or fp32."""
+    """Return variants of a Gram kernel: tensor cores for formats they know, or fp32."""
     size = f"TB={tile}"
     return (
         Variant("gram", ("bf16", "fp16"), 80, defines=(size,)),

@@ -1,11 +1,14 @@
-"""What one device can do, behind one protocol."""
+"""Backends: the arithmetic of one device, behind one protocol."""
 
 from hpcsgd.backends.base import Backend
 from hpcsgd.precision import Precision
 
 
 def make_backend(precision: Precision) -> Backend:
-    """The compiled kernels where there are any, else NumPy; emulation where need be."""
+    """Return the backend of `precision`: compiled kernels if available, else NumPy.
+
+    A precision that is not uniform is emulated with NumPy.
+    """
     from hpcsgd.backends import compiled_calls
 
     if not precision.is_uniform:

@@ -1,4 +1,4 @@
-"""What a backend does for an exchange, and the scaling of narrow formats."""
+"""The protocol of backends and its values, and the scaling of narrow formats."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,16 +18,16 @@ from hpcsgd.precision import FIELDS, Precision
 
 # Powers of two that bring the columns of a matrix into the range of a narrow format.
 #
-# fp16 and fp8 have so few exponents that data may lie beyond their largest number or
-# vanish below the smallest. Every column is stored times 2^e, its largest value as high
-# as the format goes; multiplying by 2^-e gives the rounded values back exactly.
+# fp16 and fp8 have so few exponents that data may exceed their largest number or vanish
+# below the smallest. Every column is stored times 2^e, with its largest value close to
+# the largest number; multiplying by 2^-e gives the rounded values back exactly.
 
 MOST_EXPONENT = 100  # 2^e and 2^-e are numbers of float32
 
 
 @dataclass
 class ColumnExponents:
-    """Exponents for all columns of the data, and what became of the values."""
+    """Exponents of all columns of the data, and counts of values that were lost."""
 
     form: Format
     exponents: Array  # (columns of the data,)
@@ -37,9 +37,9 @@ class ColumnExponents:
     counts: bool = True
 
     def up(self, values: Array) -> Array:
-        """Values as they are stored: scaled, and none beyond the largest number.
+        """Return values as they are stored: scaled, and clipped to the largest number.
 
-        A flat array is of sparse rows, whose columns share one exponent.
+        A flat array contains values of sparse rows, whose columns share one exponent.
         """
         scaled: Array = np.ldexp(values, self._of(values))
         if self.counts:
@@ -49,11 +49,11 @@ class ColumnExponents:
         return np.clip(scaled, -self.form.largest, self.form.largest)
 
     def down(self, values: Array) -> None:
-        """Decoded values back to their size, in place."""
+        """Scale decoded values back to their size, in place."""
         np.ldexp(values, -self._of(values), out=values)
 
     def _of(self, values: Array) -> Any:
-        """The exponents of this rank's columns, or of all of them."""
+        """Return the exponents of the columns of `values`: of this rank, or all."""
         if values.ndim == 1:
             return self.exponents[0]
         own = self.exponents[self.own]
@@ -61,7 +61,7 @@ class ColumnExponents:
 
 
 def make_scaling(form: Format, peaks: Array, own: slice, how: str) -> ColumnExponents:
-    """The largest exponents that leave no column's peak beyond the format.
+    """Return the largest exponents that leave no column's peak beyond the format.
 
     `how` is "column", "global" (all columns share the smallest) or "none".
     """
@@ -83,15 +83,15 @@ def make_scaling(form: Format, peaks: Array, own: slice, how: str) -> ColumnExpo
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What the recurrence needs of the sampled rows besides the matrix."""
+    """Targets, weights, offsets and anchors of sampled rows, for the recurrence."""
 
     targets: Array  # (m, 1)
     weights: Array | None  # (m, 1)
     offsets: Array | None  # (m, 1)
-    anchors: Array | None = None  # (m, K), scores of whose residuals r is the excess
+    anchors: Array | None = None  # (m, K), scores: r is less their residuals
 
     def part(self, rows: slice) -> "StepBatch":
-        """Of some of the rows."""
+        """Return the batch of some of the rows."""
         return StepBatch(
             self.targets[rows],
             None if self.weights is None else self.weights[rows],
@@ -108,27 +108,27 @@ class Rows(Protocol):
     def __getitem__(self, part: slice) -> "Rows": ...
 
     def part(self, columns: slice) -> "Rows":
-        """Return the same rows in these columns alone; of dense ones no copy."""
+        """Return the same rows in `columns` alone; dense rows are not copied."""
 
     def dense(self) -> tuple[Array, Array | slice]:
-        """Return the values as one array, and the numbers of its columns, or all."""
+        """Return the values as one array, and its column numbers, or a slice of all."""
 
     def margins(self, weights: Array, out: Array) -> None:
-        """out ← Y W."""
+        """Compute out ← Y W."""
 
     def gram(self, blocks: Blocks, out: Array) -> None:
-        """out ← the strictly-lower blocks of Y Yᵀ, packed."""
+        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed."""
 
     def add_transposed(self, scaled: Array, weights: Array) -> None:
         """Add Yᵀ scaled to the first columns of `weights`, in place."""
 
     def first_not_finite(self) -> tuple[int, int] | None:
-        """Return row and column of the first value that is no number, or None."""
+        """Return row and column of the first value that is not finite, or None."""
 
 
 @dataclass(frozen=True)
 class StepSequence:
-    """Steps to be taken one after the other, and what on."""
+    """The rows, coefficients and batch of steps that are taken one after the other."""
 
     rows: Rows
     blocks: Blocks
@@ -139,45 +139,45 @@ class StepSequence:
 
 
 class Backend(Protocol):
-    """Arithmetic on the local block; nothing here talks to another rank."""
+    """Arithmetic on the local block; a backend never communicates."""
 
     precision: Precision
-    scaling: ColumnExponents | None  # what a matrix with few exponents is stored times
+    scaling: ColumnExponents | None  # of a matrix with few exponents
     loss_scale: "LossScale | None"  # of residuals in a format with few exponents
     dice: "ColumnDraws | None"  # of weights that are rounded at random
 
     def store(self, block: Array) -> Array:
-        """The block in the storage of `precision.matrix`."""
+        """Return the block in the storage of `precision.matrix`."""
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """Weights of this shape, in `precision.weights`."""
+        """Return weights of this shape, zeros in `precision.weights`."""
 
     def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> "HostPlan":
-        """The coefficients as the other calls take them."""
+        """Return the coefficients in the form that the other methods take."""
 
     def gather(self, matrix: Array, rows: Array, out: Array | None) -> Rows:
-        """Return sampled rows for the products, widened in `out` or where they lie.
+        """Return sampled rows for the products, widened in `out` or as they are stored.
 
-        They are for this backend alone.
+        Only this backend can use them.
         """
 
     def gather_sparse(self, matrix: Csr, rows: Array) -> Rows:
-        """Return sampled sparse rows for the products, widened or where they lie."""
+        """Return sampled sparse rows for the products, widened or as stored."""
 
     def widen(self, stored: Csr) -> Rows:
         """Return all rows for the products, with the stored values exactly."""
 
     def some_columns(self, rows: Rows, part: slice) -> Rows:
-        """Gathered rows of these columns alone; of dense ones no copy."""
+        """Return gathered rows in the columns `part`; dense rows are not copied."""
 
     def round(self, values: Array, name: str) -> None:
-        """Each value to the nearest that format `name` has, in place."""
+        """Round each value to the nearest number of format `name`, in place."""
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
-        """out ← Y W."""
+        """Compute out ← Y W."""
 
     def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
-        """out ← the strictly-lower blocks of Y Yᵀ, packed."""
+        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed."""
 
     def corrected_residuals(
         self,
@@ -188,7 +188,7 @@ class Backend(Protocol):
         batch: StepBatch,
         intercept: Array | None,
     ) -> Array:
-        """The residuals of s exact steps; `intercept` advances in place."""
+        """Return residuals (m, K) of s exact steps; `intercept` advances in place."""
 
     def apply_update(
         self, weights: Array, rows: Rows, residuals: Array, plan: "HostPlan"
@@ -199,23 +199,25 @@ class Backend(Protocol):
         """Take all steps on rows of all columns in one call, with no message between
         them.
 
-        Their residuals; None, and nothing done, where the backend has no such call.
+        Return their residuals; return None, without a step, if the backend has no such
+        call.
         """
 
     def pipelined_steps(
         self, weights: Array, plain: StepSequence
     ) -> tuple[Callable[..., None], Array] | None:
-        """Return the steps as a function that a sum of margins over members may part.
+        """Return the steps as a function, between whose calls members sum margins.
 
-        What to call with (j, summed margins of step j, place for those of step j + 1),
-        from j = -1 on, and the residuals that it fills; None as above.
+        The function takes (j, summed margins of step j, array for those of step j + 1),
+        from j = -1 on. The second result are the residuals (m, K) that it fills. Return
+        None if the backend has no such function.
         """
 
     def to_host(self, array: Array) -> Array:
-        """A NumPy copy or view of `array`."""
+        """Return a NumPy copy or view of `array`."""
 
     def synchronize(self) -> None:
-        """Wait until everything asked for is done."""
+        """Wait until all work that was requested is done."""
 
 
 # The coefficients of an exchange as NumPy takes them.
@@ -237,7 +239,7 @@ class HostPlan:
     gain: tuple[Array, ...]  # [state]: (m, 1); of the first states, which move
     carry: Array  # (states, states)
     unrolled: UnrolledSteps
-    # Family -> the same as its compiled recurrence takes it, made when first needed.
+    # Family -> the coefficients for its compiled recurrence, made when first needed.
     recurrences: dict[str, Callable[..., Array]] = field(default_factory=dict)
 
     def apply_transition(self, weights: Array) -> None:
@@ -252,33 +254,34 @@ class HostPlan:
         weights[...] = mixed.reshape(weights.shape)
 
     def advance(self, intercept: Array, step: int, residuals: Array) -> None:
-        """β ← M β + u Σr: the state of the weights without the penalty."""
+        """Advance the intercept by one step: β ← M β + u Σr, without the penalty."""
         unrolled, total = self.unrolled, residuals.sum(axis=0, dtype=np.float64)
         push = np.multiply.outer(unrolled.push[step], total)
         intercept[...] = unrolled.free[step] @ intercept + push
 
     def scale(self, step: int, residuals: Array, out: Array) -> None:
-        """out ← what earlier residuals count in the scores of `step`."""
+        """Compute out ← earlier residuals times their factors in scores of `step`."""
         np.multiply(residuals, self.couple[step], out=out)
 
 
 # Which fields of a precision run as such, and which are emulated here.
 
 NATIVE, EMULATED = "native", "emulated"
-# where a narrow format is only stored or sent: what the host can do that with
+# Narrow formats that the host stores or sends without emulation:
 STORED = {"matrix": ("bf16",), "margin": ("bf16",)}
 SENT = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 
 
 def emulated_fields(precision: Precision) -> dict[str, str]:
-    """Return field -> "native" or "emulated": numbers are the same, speed is that of
-    native formats.
+    """Return field -> "native" or "emulated".
+
+    Emulated results are those of a machine with the format; their speed is not.
     """
     return {name: _way(precision, name) for name in FIELDS}
 
 
 def emulated(precision: Precision) -> dict[str, str]:
-    """Field -> its format, of those that are emulated."""
+    """Return field -> format of the fields that are emulated."""
     how = emulated_fields(precision)
     return {n: getattr(precision, n) for n in FIELDS if how[n] == EMULATED}
 
@@ -298,7 +301,7 @@ def _way(precision: Precision, name: str) -> str:
 
 
 class ColumnDraws:
-    """Numbers for every column of the data, whoever holds it, throw after throw."""
+    """Random numbers for each column of the data, equal on all ranks that store it."""
 
     def __init__(self, seed: int, replica: int, own: slice, columns: int) -> None:
         self.key = np.array([seed, replica], dtype=np.uint64)
@@ -307,7 +310,7 @@ class ColumnDraws:
         self.throws = 0
 
     def draw_uniform(self, weights: Array) -> Array:
-        """Return a number in [0, 1) for each of these weights: own columns, or all."""
+        """Return a number in [0, 1) for each weight of the local columns, or of all."""
         counter = np.array([0, 0, 0, self.throws], dtype=np.uint64)
         self.throws += 1
         source = np.random.Generator(np.random.Philox(key=self.key, counter=counter))
@@ -327,7 +330,10 @@ PATIENCE = 1000  # exchanges without overflow after which it doubles
 
 @dataclass
 class LossScale:
-    """The same on all members of a replica, who know the same residuals."""
+    """The factor of residuals in a narrow format, equal on all members of a replica.
+
+    All members have the same residuals, and so adapt it in the same way.
+    """
 
     value: float = FIRST
     is_fixed: bool = False
@@ -337,10 +343,10 @@ class LossScale:
     overflowed: bool = False  # where it waits: some residual of this exchange
 
     def accepts(self, residuals: NDArray[np.generic]) -> bool:
-        """Return True where the steps count; adapt the scale.
+        """Return whether the steps of these residuals are applied; adapt the scale.
 
-        One that is fixed, or that has come to its least, leaves nothing out: what is
-        not finite then ends the run.
+        A fixed scale, or one at its least value, leaves no step out: residuals that are
+        not finite then end the run.
         """
         fits = bool(np.isfinite(residuals).all())
         if not fits and (self.is_fixed or self.value <= LEAST):
@@ -352,7 +358,7 @@ class LossScale:
         return fits
 
     def settle(self, overflowed: bool) -> None:
-        """Adapt to an exchange in which residuals overflowed somewhere, or nowhere."""
+        """Adapt the scale after an exchange, in which some residual `overflowed`."""
         self.overflowed = False
         if not overflowed:
             self._grow()
@@ -361,11 +367,11 @@ class LossScale:
         self.skipped += 1
 
     def kept(self) -> NDArray[np.float64]:
-        """What has to outlive a checkpoint."""
+        """Return the state for a checkpoint: value, quiet, skipped, as (1, 3)."""
         return np.array([[self.value, self.quiet, self.skipped]])
 
     def restore(self, kept: NDArray[np.float64]) -> None:
-        """Restore the numbers of `kept`."""
+        """Restore the state from a result of `kept`."""
         self.value = float(kept[0, 0])
         self.quiet, self.skipped = int(kept[0, 1]), int(kept[0, 2])
 
@@ -376,7 +382,7 @@ class LossScale:
 
 
 def make_loss_scale(value: float) -> LossScale:
-    """One that adapts (0), or one that stays."""
+    """Return a loss scale of this value, or one that adapts if `value` is 0."""
     if not value:
         return LossScale()
     if not (value > 0 and float(np.frexp(value)[0]) == 0.5 and value <= MOST):
@@ -389,16 +395,16 @@ def make_loss_scale(value: float) -> LossScale:
 
 # Where the arrays of an agreement are stored, and what is done with them.
 #
-# An agreement is written once. Its memory is that of the host or that of a device, and
-# knows how arrays there are made, cleared, copied, added and stepped.
+# The code of an agreement is the same for hosts and devices. Its `Memory` makes,
+# clears, copies, adds and steps the arrays on either.
 
 Wait = Callable[[], None]  # returns once a copy has arrived
-VELOCITY = "velocity"  # of momenta: where it lies beside the weights, not between them
+VELOCITY = "velocity"  # name of the momenta where they are stored apart from weights
 
 
 @dataclass(frozen=True)
 class WordRange:
-    """Some words of a state, and what a rule keeps beside them."""
+    """Some words of a state, and the arrays that a rule keeps for them."""
 
     weights: Any  # which are read
     to: Any  # where they are written, maybe the same
@@ -427,13 +433,13 @@ class Memory(Protocol):
         """Return the same arrays; those named are stepped in this memory."""
 
     def host_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return zeros of the host, which are copied from and to this memory."""
+        """Return an array of zeros on the host, for copies from and to this memory."""
 
     def row_of(self, host: Array) -> Any:
         """Return the words of a flat array of `host_zeros` as a matrix of one row.
 
-        On the host it is a view, on a device it has words of its own, zeros at first,
-        and ends with a whole chunk.
+        On the host it is a view. On a device it is another array, of zeros, which ends
+        with a whole chunk.
         """
 
     def clear(self, array: Any) -> None:
@@ -460,22 +466,22 @@ class Memory(Protocol):
         """
 
     def host_wait(self, group: Communicator) -> Wait:
-        """Return what waits on the host for the newest collective of a group.
+        """Return a function that waits on the host for a group's newest collective.
 
-        On a device its `wait` makes no more than the stream wait.
+        On a device, the `wait` of a collective only makes the stream wait.
         """
 
     def start_to_host(self, array: Any, out: Array) -> Wait:
-        """Start to copy an array into one of `host_zeros`."""
+        """Start to copy an array into one of `host_zeros`; return its wait."""
 
     def from_host(self, values: Array, out: Any) -> None:
-        """Copy values of the host into an array; they may change at once."""
+        """Copy `values` of the host into `out`; they may change after the call."""
 
     def fetch(self, array: Any) -> Array:
         """Return the values of an array on the host."""
 
     def settle(self) -> None:
-        """Wait until everything that was asked for is done."""
+        """Wait until all work that was requested is done."""
 
     def facts(self) -> dict[str, int]:
         """Return the bytes that were copied up to a device and down from it."""
@@ -529,7 +535,7 @@ class HostMemory:
         factor: float,
         turn: Turn,
     ) -> None:
-        """Step in place; meanwhile a velocity lies between the weights."""
+        """Step in place; weights and velocity are joined during the step."""
         own = part.to
         if not len(own):
             return
@@ -545,7 +551,7 @@ class HostMemory:
         own[...], velocity[...] = np.split(both, 2, axis=1)
 
     def host_wait(self, group: Communicator) -> Wait:
-        """Return what returns at once: `wait` of a collective is enough."""
+        """Return a function that does nothing: `wait` of a collective is enough."""
         return _has_arrived
 
     def start_to_host(self, array: Array, out: Array) -> Wait:
@@ -562,10 +568,10 @@ class HostMemory:
         return array
 
     def settle(self) -> None:
-        """Return at once: the host does what it is asked for in order."""
+        """Do nothing: the host completes each request before the next one."""
 
     def facts(self) -> dict[str, int]:
-        """Return an empty dict: nothing crosses."""
+        """Return an empty dict: no bytes are copied to or from a device."""
         return {}
 
 
@@ -575,7 +581,7 @@ def _has_arrived() -> None: ...
 HOST = HostMemory()
 
 
-# The copies of a state on a device, as those who hold the state see them.
+# The copies of a state on a device, as the owner of the state uses them.
 
 
 class DeviceCopy(Protocol):
@@ -594,4 +600,4 @@ class DeviceCopy(Protocol):
         """Note that the device's copy was written."""
 
     def replace(self, values: Array) -> None:
-        """Take other values, of the host."""
+        """Replace the array by values of the host."""

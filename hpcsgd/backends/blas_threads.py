@@ -1,13 +1,13 @@
-"""How many threads the BLAS of NumPy has while a rank works: one.
+"""The limit of one thread for the BLAS of NumPy while a rank works.
 
-A pool of threads in every rank spins beside the work of other ranks and of other
-programs, and another number of threads is another order of sums: other bits. A process
-that has not loaded NumPy yet is told by its environment (`hpcsgd.cli`). In another the
-libraries themselves are asked, by functions of their own, and what the caller had is
-restored.
+A pool of threads in every rank takes time from other ranks and programs, and another
+number of threads changes the order of sums, and so their bits. `hpcsgd.cli` sets an
+environment variable before NumPy is loaded. In a process that has loaded NumPy, the
+functions of this module set the number of threads of the libraries, and restore the
+number of the caller.
 
-The variable of the library (`OPENBLAS_NUM_THREADS`, `MKL_NUM_THREADS`) is the user's
-word: where it is set nothing is changed.
+If the user has set the variable of a library (`OPENBLAS_NUM_THREADS`,
+`MKL_NUM_THREADS`), its number of threads stays as it is.
 """
 
 import ctypes
@@ -35,12 +35,12 @@ KNOWN = {
     ),
     "mkl_rt": ("MKL_NUM_THREADS", [("MKL_Get_Max_Threads", "MKL_Set_Num_Threads")]),
 }
-MAPPED = Path("/proc/self/maps")  # of Linux: elsewhere nothing is found
+MAPPED = Path("/proc/self/maps")  # of Linux; other systems have no such file
 
 
 @dataclass(frozen=True)
 class Library:
-    """One BLAS that is loaded."""
+    """A BLAS library that this process has loaded."""
 
     path: str
     variable: str
@@ -49,7 +49,10 @@ class Library:
 
 
 class _Callers:
-    """Who works at the moment, as ranks that are threads do side by side."""
+    """The number of current callers of `one_thread`, and the numbers to restore.
+
+    Ranks that are threads of one process are callers at the same time.
+    """
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -62,9 +65,9 @@ _callers = _Callers()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Give BLAS one thread until the end, then as many as it had before.
+    """Limit BLAS to one thread in the context, and then restore its number of threads.
 
-    A decorator, too. Of several callers the last one restores.
+    The function is also a decorator. Of several callers, the last one restores.
     """
     with _callers.lock:
         _callers.count += 1
@@ -91,7 +94,11 @@ def libraries() -> list[Library]:
 
 @lru_cache(maxsize=1)
 def _loaded(modules: int) -> list[Library]:
-    """Look again where modules were imported meanwhile: one may have brought it."""
+    """Return the BLAS libraries of this process.
+
+    `modules`, the number of imported modules, is the key of the cache: an import may
+    have loaded a library.
+    """
     try:
         lines = MAPPED.read_text().splitlines()
     except OSError:

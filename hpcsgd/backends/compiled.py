@@ -1,7 +1,7 @@
 """The compiled backend: C kernels that take sampled rows where they are stored.
 
-What the kernels do not cover (float64, other formats, few rows of several columns) is
-done by NumPy on a copy of the rows, which is made when it is first needed.
+NumPy does what the kernels do not cover (float64, other formats, few rows of several
+columns), on a copy of the rows, which is made when it is first needed.
 """
 
 from functools import cached_property
@@ -62,7 +62,7 @@ class SampledRows:
         self.room = room
         self.backend = backend
         self.is_copied = False
-        self.whole: tuple[SampledRows, slice] | None = None  # some columns of those
+        self.whole: tuple[SampledRows, slice] | None = None  # rows, and columns of them
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -74,7 +74,7 @@ class SampledRows:
         return some
 
     def part(self, columns: slice) -> "SampledRows":
-        """Where they are stored; a copy is one of all columns."""
+        """Return the rows in `columns`, as they are stored; copies have all columns."""
         matrix, room = self.matrix[:, columns], self.room[:, columns]
         some = SampledRows(matrix, self.numbers, room, self.backend)
         some.whole = self, columns
@@ -91,15 +91,15 @@ class SampledRows:
         return DenseRows(self.room)
 
     def dense(self) -> tuple[Array, Array | slice]:
-        """The copy, of all columns."""
+        """Return the values of a copy, and a slice of all its columns."""
         return self.copy().dense()
 
     def first_not_finite(self) -> tuple[int, int] | None:
-        """Row and column of the first value that is no number."""
+        """Return row and column of the first value that is not finite, or None."""
         return self.copy().first_not_finite()
 
     def margins(self, weights: Array, out: Array) -> None:
-        """out ← Y W."""
+        """Compute out ← Y W."""
         kernel = self.product_kernel(weights, out)
         if kernel is None:
             self.copy().margins(weights, out)
@@ -113,7 +113,7 @@ class SampledRows:
             )
 
     def gram(self, blocks: Blocks, out: Array) -> None:
-        """Packed G straight from the rows, where this processor is fast at it."""
+        """Compute packed G, from the stored rows if a kernel is fast at it."""
         kernel = self.gram_kernel(out)
         if kernel is None:
             self.copy().gram(blocks, out)
@@ -131,7 +131,7 @@ class SampledRows:
         """Add Yᵀ scaled to the first columns of `weights`."""
         part = weights[:, : scaled.shape[1]]
         kernel = self.product_kernel(part, scaled)
-        # A single row of several states is contiguous, too, and BLAS's as others are.
+        # Weights of one row have contiguous states, too: BLAS takes these as well.
         if kernel == "column" and part.shape == weights.shape:
             compiled_calls.update(self.matrix, self.numbers, scaled, part)
         elif kernel in ("columns", "tiles") and part.flags.c_contiguous:
@@ -147,7 +147,7 @@ class SampledRows:
         """Name the kernel of a product with these columns of weights.
 
         "column", "columns" or "tiles"; None where BLAS on a copy is faster, or where
-        `weights` or the array of all rows is no float32.
+        `weights` or `other`, the array of all rows, is not float32.
         """
         if not weights.dtype.char == other.dtype.char == FLOAT32:
             return None
@@ -183,7 +183,7 @@ class SampledRows:
         return compiled_calls.kernel(name, self.matrix)
 
     def place(self) -> tuple[Array, int, Array, int]:
-        """What the rows are in, its stride, their numbers, how many columns."""
+        """Return the matrix, its stride, the row numbers and the number of columns."""
         stride = compiled_calls.stride_of(self.matrix)
         return self.matrix, stride, self.numbers, self.matrix.shape[1]
 
@@ -213,36 +213,36 @@ class SampledCsrRows:
 
     @cached_property
     def widened(self) -> Rows:
-        """A copy as SciPy takes it."""
+        """Return a widened copy of the rows, as SciPy takes them."""
         taken = self.stored.take(self.numbers)
         return HostBackend.widen(self.backend, taken)
 
     @cached_property
     def by_columns(self) -> ByColumns:
-        """A copy as it is stored, for tiles of columns."""
+        """Return a copy of the stored rows, sorted by column, for tiles of columns."""
         return ByColumns(self.stored.take(self.numbers))
 
     def part(self, columns: slice) -> Rows:
-        """A copy of their values, which kernels take, too."""
+        """Return the rows in `columns`, a copy that kernels take, too."""
         return self.backend.widen(self.by_columns.tile(columns))
 
     def dense(self) -> tuple[Array, Array | slice]:
-        """A dense copy of the touched columns, and their numbers."""
+        """Return a dense copy of the touched columns, and their numbers."""
         return self.widened.dense()
 
     def first_not_finite(self) -> tuple[int, int] | None:
-        """Row and column of the first stored value that is no number."""
+        """Return row and column of the first stored value not finite, or None."""
         return self.widened.first_not_finite()
 
     def margins(self, weights: Array, out: Array) -> None:
-        """out ← Y W over stored values."""
+        """Compute out ← Y W over stored values."""
         if _is_narrow(weights, out):
             compiled_calls.csr_margins(self.stored, self.numbers, weights, out)
         else:
             self.widened.margins(weights, out)
 
     def gram(self, blocks: Blocks, out: Array) -> None:
-        """Packed G, from the columns that sampled rows share."""
+        """Compute packed G from the columns that sampled rows share."""
         if out.dtype != np.float32:
             self.widened.gram(blocks, out)
             return
@@ -265,14 +265,14 @@ class SampledCsrRows:
         return compiled_calls.csr_kernel("walk_csr", self.stored)
 
     def place(self) -> tuple[Array, int, Array, int]:
-        """What the rows are in, no stride, their numbers, how many columns."""
+        """Return addresses of CSR arrays, 0, row numbers and number of columns."""
         csr = self.stored
         parts = CStruct((), None, (csr.indptr, csr.indices, csr.data))
         return parts.words, 0, self.numbers, csr.width
 
 
 class NativeBackend(HostBackend):
-    """The NumPy backend with the kernels in place of what they are faster at."""
+    """The NumPy backend, with compiled kernels where they are faster."""
 
     def __init__(self, precision: Precision) -> None:
         super().__init__(precision)
@@ -283,7 +283,7 @@ class NativeBackend(HostBackend):
         self._last_plan: tuple[PlainSteps, str, PlainStepsPlan] | None = None
 
     def gather(self, matrix: Array, rows: Array, out: Array | None) -> Rows:
-        """Return the rows where they are stored; `out` is room for a copy."""
+        """Return the rows as they are stored; `out` is the memory of a later copy."""
         if not self._takes(matrix.dtype) or matrix.strides[1] != matrix.itemsize:
             return super().gather(matrix, rows, out)
         if out is None:
@@ -292,14 +292,14 @@ class NativeBackend(HostBackend):
         return SampledRows(matrix, numbers, out, self)
 
     def gather_sparse(self, matrix: Csr, rows: Array) -> Rows:
-        """Return sampled sparse rows where they are stored."""
+        """Return sampled sparse rows as they are stored."""
         if not self._takes(matrix.dtype):
             return super().gather_sparse(matrix, rows)
         numbers = np.ascontiguousarray(rows, dtype=np.int64)
         return SampledCsrRows(matrix, numbers, self)
 
     def widen(self, stored: Csr) -> Rows:
-        """Return all rows where they are stored."""
+        """Return all rows as they are stored."""
         if not self._takes(stored.dtype):
             return super().widen(stored)
         return SampledCsrRows(stored, np.arange(len(stored), dtype=np.int64), self)
@@ -317,7 +317,7 @@ class NativeBackend(HostBackend):
         batch: StepBatch,
         intercept: Array | None,
     ) -> Array:
-        """All s steps in one call, for families with one score a row."""
+        """Return the residuals (m, K) of all s steps, by one kernel if there is one."""
         kernel = self._recurrence_kernel(margins, gram, plan, family, batch)
         if kernel is None:
             return super().corrected_residuals(
@@ -337,7 +337,7 @@ class NativeBackend(HostBackend):
         batch: StepBatch,
     ) -> str | None:
         """Name the kernel of all s steps; None where NumPy takes them."""
-        # Scores of one step may come as they are read, not state by state.
+        # The margins of a plain step may be those of one point, not of all states.
         fits = batch.anchors is None and len(plan.lead) == plan.states <= MOST_STATES
         if not fits or not margins.dtype == gram.dtype == self.inner:
             return None
@@ -358,7 +358,7 @@ class NativeBackend(HostBackend):
         super().apply_update(weights, rows, residuals, plan)
 
     def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
-        """All steps in one call, with their residuals; None where NumPy has to."""
+        """Take all steps in one call; return residuals, or None if no kernel does."""
         rows = plain.rows
         if isinstance(rows, DenseRows):  # a copy is as good as rows in their place
             numbers = np.arange(len(rows))
@@ -372,14 +372,17 @@ class NativeBackend(HostBackend):
     def pipelined_steps(
         self, weights: Array, plain: StepSequence
     ) -> tuple[CompiledSteps, Array] | None:
-        """The same for steps that sums over members part; None where NumPy has to."""
+        """Return the steps as a function, and the residuals (m, K) that it fills.
+
+        Members sum margins between its calls. Return None if no kernel takes the steps.
+        """
         steps = self._compiled_steps("between", plain.rows, weights, plain)
         return None if steps is None else (steps, steps.residuals)
 
     def _compiled_steps(
         self, name: str, rows: Rows, weights: Array, plain: StepSequence
     ) -> CompiledSteps | None:
-        """Plain steps by the kernel `name` of what rows are stored as, or None."""
+        """Return plain steps by kernel `name` for the storage of `rows`, or None."""
         family, states = plain.family.name, plain.steps.states
         narrow = {self.inner, self.weights, weights.dtype} == {np.dtype(np.float32)}
         fits = narrow and states <= MOST_STATES and weights.flags.c_contiguous
@@ -395,7 +398,7 @@ class NativeBackend(HostBackend):
         return CompiledSteps(kernel, steps, rows.place(), weights, plain)
 
     def _steps_plan(self, plain: StepSequence, weights: Array) -> PlainStepsPlan:
-        """The coefficients as the kernel takes them; the last ones are remembered."""
+        """Return the coefficients for the kernel; the last ones are cached."""
         steps, family, known = plain.steps, plain.family.name, self._last_plan
         if known is None or known[0] is not steps or known[1] != family:
             plan = PlainStepsPlan(plain, weights.shape[1], self._rounds_margins)
@@ -404,5 +407,5 @@ class NativeBackend(HostBackend):
 
 
 def _is_narrow(*arrays: Array) -> bool:
-    """True for contiguous float32."""
+    """Return whether all arrays are contiguous float32."""
     return all(a.dtype == np.float32 and a.flags.c_contiguous for a in arrays)

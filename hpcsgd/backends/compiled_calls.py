@@ -1,4 +1,4 @@
-"""How C kernels are found and called, for the instruction set of this processor."""
+"""Loading and calls of C kernels, for the instruction set of this processor."""
 
 import ctypes
 import logging
@@ -18,7 +18,7 @@ from hpcsgd.files import declare, load_kernels
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import Family, exp_bound
 
-# Calls of compiled kernels: arrays go in as they are and become pointers there.
+# Calls of compiled kernels: arrays are passed as they are and become pointers.
 
 Call = Callable[..., None]
 
@@ -29,7 +29,7 @@ except ImportError:  # not compiled: ctypes takes five times as long
 
 
 def door_to(library: Any, name: str) -> Call:
-    """The kernel `name`, for arrays, whole numbers and None."""
+    """Return the kernel `name` as a function of arrays, integers and None."""
     function = getattr(library, name)
     if invoke is not None:
         return partial(invoke, ctypes.cast(function, ctypes.c_void_p).value)
@@ -42,7 +42,7 @@ def _by_ctypes(function: Any, *arguments: Any) -> None:
 
 
 def _word(argument: Any) -> ctypes.c_int64 | None:
-    """An argument as all kernels take theirs: in 64 bits."""
+    """Return an argument as all kernels take it, in 64 bits; None stays None."""
     if isinstance(argument, np.ndarray):
         return ctypes.c_int64(argument.ctypes.data)
     return None if argument is None else ctypes.c_int64(argument)
@@ -52,14 +52,14 @@ def _word(argument: Any) -> ctypes.c_int64 | None:
 
 # In the order of the numbers that kernels/cpu/level.c gives.
 SETS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
-TILES = "amx"  # the set that the system has to be asked for
-settled: list[str] = []  # what runs so far have agreed on, for as long as we live
+TILES = "amx"  # the set that needs a permission of the operating system
+settled: list[str] = []  # sets on which runs of this process agreed
 CAP = "HPCSGD_ISA"  # the best set that may be used, for comparisons and tests
 
 
 @lru_cache(maxsize=1)
 def best() -> tuple[Any, str, str]:
-    """(library or None, its set, why): the best object that this processor can run."""
+    """Return (library or None, its set, why) of the best object for this processor."""
     if "" in settled:
         return None, "", "another rank has no compiled kernels; NumPy is used"
     library, why = load_library("portable")
@@ -97,16 +97,16 @@ def _cap() -> int:
 
 
 def load_library(name: str) -> tuple[Any, str]:
-    """(library or None, why) of one set of instructions."""
+    """Return (library or None, why) of one set of instructions."""
     return load_kernels(Path(__file__).parent, f"_cpu_{name}", "the NumPy path")
 
 
 # The table of kernels; NumPy does their work where they are missing.
 #
-# Arguments are not checked again: dtypes, shapes and row numbers are for the caller to
-# know. `rows` are int64 and contiguous, matrices float32 or bf16 bits (uint16) with
+# Kernels do not check their arguments: the caller ensures dtypes, shapes and row
+# numbers. `rows` are int64 and contiguous, matrices float32 or bf16 bits (uint16) with
 # contiguous rows, everything else is contiguous. Columns of CSR rows are int32 or
-# int64; what is stored of them was checked when it was read.
+# int64; they were checked when the data were read.
 
 # By the letter of the element type: asking for its name takes longer than a kernel.
 MATRICES = {"f": "_f32", "H": "_bf16"}
@@ -116,8 +116,8 @@ _ALONE = ("",)
 _DENSE = tuple(MATRICES.values())
 _REAL = tuple(REALS.values())
 _CSR = tuple(f"{matrix}{column}" for matrix in _DENSE for column in COLUMNS.values())
-# Kernel -> the element types that it is compiled for. What each one takes is said where
-# it is defined, in kernels/cpu.
+# Kernel -> the element types that it is compiled for. The definitions in kernels/cpu
+# describe the arguments.
 KERNELS = {
     "widen_rows": ("_bf16",),
     "round": ("_bf16",),
@@ -175,7 +175,7 @@ def kernels_of(library: Any) -> dict[str, Any]:
 
 
 def bf16_gram(library: Any) -> dict[str, Any]:
-    """The Gram of this set and its scratch: by tiles, by pairs, or none."""
+    """Return the Gram kernel of this set for bf16, with its scratch; {} if none."""
     for room, name in BF16_GRAMS:
         words = declare(library, room, "l", "l")
         if words(1):
@@ -184,49 +184,49 @@ def bf16_gram(library: Any) -> dict[str, Any]:
 
 
 def kernel(name: str, matrix: Array) -> Call:
-    """The kernel of this name for what `matrix` is stored as."""
+    """Return the kernel of this name for the storage of `matrix`."""
     call: Call = functions()[name + MATRICES[matrix.dtype.char]]
     return call
 
 
 def available() -> bool:
-    """True where the compiled kernels are in use."""
+    """Return whether the compiled kernels are in use."""
     return bool(functions())
 
 
 def why() -> str:
-    """What is in use, or why nothing is."""
+    """Return a text: which kernels are in use, or the reason why none are."""
     return best()[2]
 
 
 def instructions() -> str:
-    """The set of instructions that the kernels in use are compiled for."""
+    """Return the instruction set of the kernels in use; "" if none are."""
     return best()[1]
 
 
 def has_pairs() -> bool:
-    """True where bf16 is multiplied in pairs, at twice the speed of float32."""
+    """Return whether the Gram multiplies bf16 in pairs, faster than float32."""
     return "strict_gram_pairs" in functions()
 
 
 def has_tiles() -> bool:
-    """True where this processor has tiles and the system lets us use them."""
+    """Return whether this processor has tiles and the system permits their use."""
     return instructions() == TILES
 
 
 def settle(sets: Sequence[str]) -> None:
-    """Use what all ranks have; `sets` is what each of them said of `instructions`.
+    """Use an instruction set of all ranks; `sets` are their results of `instructions`.
 
-    Ranks that compute the same thing would otherwise differ in its last bits.
+    Otherwise, ranks that compute the same value would differ in its last bits.
     """
     if resolve_isa(sets):
         functions.cache_clear()
 
 
 def tile_peak() -> Callable[[int], int] | None:
-    """Multiplies tiles in registers that many rounds, says how many products it took.
+    """Return a function that multiplies tiles in registers; None if there are no tiles.
 
-    None where there are no tiles.
+    It takes the number of rounds, and returns the number of products.
     """
     if not has_tiles():
         return None
@@ -255,37 +255,37 @@ class KernelScratch:
 
 
 def stride_of(matrix: Array) -> int:
-    """From row to row, in elements."""
+    """Return the number of elements from one row of `matrix` to the next."""
     return matrix.strides[0] // matrix.itemsize
 
 
 def widen_rows(matrix: Array, rows: Array, out: Array) -> None:
-    """out[i] ← matrix[rows[i]], bf16 bits to float32."""
+    """Compute out[i] ← matrix[rows[i]], bf16 bits to float32."""
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     call = functions()["widen_rows_bf16"]
     call(matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], out)
 
 
 def round_bf16(values: Array) -> None:
-    """Each float32 to the nearest that bf16 has, in place."""
+    """Round each float32 to the nearest bf16 number, in place."""
     functions()["round_bf16"](values, values.size)
 
 
 def exact_scores(block: Array, weights: Array, out: Array) -> None:
-    """out ← block · weights for float32 rows, in float64."""
+    """Compute out ← block · weights for float32 rows, in float64."""
     call = functions()["exact_scores"]
     call(block, stride_of(block), *block.shape, weights, out)
 
 
 def has_bad(block: Array) -> bool:
-    """Whether a float32 of the block is infinite or no number."""
+    """Return whether a value of the float32 block is infinite or NaN."""
     bad = np.zeros(1, dtype=np.int64)
     functions()["find_bad"](block, stride_of(block), *block.shape, bad)
     return bool(bad[0])
 
 
 def fingerprint(bits: Array, rows: Array, columns: Array) -> np.uint64:
-    """Σ rows_i columns_j bits_ij mod 2⁶⁴."""
+    """Return Σ rows_i columns_j bits_ij mod 2⁶⁴."""
     total = np.zeros(1, dtype=np.uint64)
     call = functions()["fingerprint"]
     call(bits, stride_of(bits), *bits.shape, rows, columns, total)
@@ -298,13 +298,13 @@ def fingerprint(bits: Array, rows: Array, columns: Array) -> np.uint64:
 
 
 def margins(matrix: Array, rows: Array, weights: Array, out: Array) -> None:
-    """out[i] ← matrix[rows[i]] · weights."""
+    """Compute out[i] ← matrix[rows[i]] · weights."""
     call = kernel("margins", matrix)
     call(matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], weights, out)
 
 
 def update(matrix: Array, rows: Array, residuals: Array, weights: Array) -> None:
-    """weights += Σ_i residuals[i] matrix[rows[i]]."""
+    """Compute weights ← weights + Σ_i residuals[i] matrix[rows[i]]."""
     call = kernel("update", matrix)
     call(
         matrix, stride_of(matrix), rows, len(rows), matrix.shape[1], residuals, weights
@@ -358,7 +358,7 @@ def _by_columns(
 
 
 def strict_gram(matrix: Array, rows: Array, starts: Array, out: Array) -> None:
-    """out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed."""
+    """Compute out ← the strictly-lower blocks of Y Yᵀ, packed, for sampled rows Y."""
     call = kernel("strict_gram", matrix)
     stride, width = stride_of(matrix), matrix.shape[1]
     call(matrix, stride, rows, width, starts, len(starts) - 1, out)
@@ -373,7 +373,10 @@ def pair_room_bytes(rows: int) -> int:
 def strict_gram_pairs(
     matrix: Array, rows: Array, starts: Array, out: Array, scratch: KernelScratch
 ) -> None:
-    """The same for bf16 rows, on processors that multiply bf16 in pairs or tiles."""
+    """Compute out ← the strictly-lower blocks of Y Yᵀ for sampled bf16 rows Y, packed.
+
+    The processor has to multiply bf16 in pairs or tiles.
+    """
     call, batches = functions()["strict_gram_pairs"], len(starts) - 1
     words = functions()["gram_room"](len(rows))
     call(
@@ -395,7 +398,7 @@ ABREAST = 16  # as in kernels/cpu/csr.c
 
 
 def csr_kernel(name: str, csr: Csr) -> Call:
-    """The kernel of this name for what `csr` is stored as."""
+    """Return the kernel of this name for the storage of `csr`."""
     kind = MATRICES[csr.data.dtype.char] + COLUMNS[csr.indices.itemsize]
     call: Call = functions()[name + kind]
     return call
@@ -408,21 +411,21 @@ def call_csr(name: str, csr: Csr, rows: Array, *rest: Any) -> None:
 
 
 def csr_margins(csr: Csr, rows: Array, weights: Array, out: Array) -> None:
-    """out[i] ← row i of the sample times the weights, (width, K)."""
+    """Compute out[i] ← row i of the sample times the weights, (width, K)."""
     call_csr("csr_margins", csr, rows, weights.shape[1], weights, out)
 
 
 def csr_update(csr: Csr, rows: Array, residuals: Array, weights: Array) -> None:
-    """weights += Yᵀ residuals, (m, K)."""
+    """Compute weights ← weights + Yᵀ residuals, with residuals (m, K)."""
     call_csr("csr_update", csr, rows, weights.shape[1], residuals, weights)
 
 
 def csr_strict_gram(
     csr: Csr, rows: Array, starts: Array, out: Array, scratch: KernelScratch
 ) -> None:
-    """out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed.
+    """Compute out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed.
 
-    What the kernels take from the scratch they leave as zeros.
+    The kernels reset the scratch that they use to zeros.
     """
     stored = int((csr.indptr[rows + 1] - csr.indptr[rows]).sum())
     edges = np.empty(len(rows) + 1, dtype=np.int64)
@@ -431,7 +434,7 @@ def csr_strict_gram(
     count = np.empty(1, dtype=np.int64)
     places = scratch.array("places", csr.width, np.int32)
     call_csr("csr_shared", csr, rows, places, edges, columns, values, count)
-    # Rows abreast, and what they take to begin where a vector does.
+    # Rows abreast, and padding so that they begin where a vector does.
     abreast = scratch.array("abreast", (int(count[0]) + 1) * ABREAST, np.float32)
     gram = functions()["csr_gram"]
     gram(edges, columns, values, starts, len(starts) - 1, out, abreast)
@@ -446,7 +449,7 @@ SOFTMAX = "softmax"  # K scores a row have kernels of their own
 
 
 class CStruct:
-    """A C struct of whole numbers, a float64 where there is one, and addresses."""
+    """A C struct of integers, a float64 if there is a setting, and addresses."""
 
     def __init__(
         self, numbers: Sequence[int], setting: float | None, arrays: Sequence[Array]
@@ -454,21 +457,21 @@ class CStruct:
         bits = [] if setting is None else [int(np.float64(setting).view(np.int64))]
         addresses = [array.ctypes.data for array in arrays]
         self.words = np.array([*numbers, *bits, *addresses], dtype=np.int64)
-        self._arrays = arrays  # what the addresses point to
+        self._arrays = arrays  # keeps alive what the addresses point to
 
 
 def family_number(family: Family) -> int:
-    """The number of a family in the kernels; softmax needs none."""
+    """Return the number of a family in the kernels; 0 for softmax, which needs none."""
     return 0 if family.name == SOFTMAX else FAMILIES.index(family.name)
 
 
 def family_setting(family: Family, dtype: Any) -> float:
-    """The δ of huber, the bound of exponents of the others."""
+    """Return δ for huber, and the bound of exponents for other families."""
     return float(getattr(family, "delta", exp_bound(dtype)))
 
 
 class CompiledRecurrence:
-    """The coefficients of an exchange as `hpcsgd_recur` and its like take them.
+    """The coefficients of an exchange as `hpcsgd_recur` and its variants take them.
 
     Parameters
     ----------
@@ -504,7 +507,7 @@ class CompiledRecurrence:
     def __call__(
         self, margins: Array, gram: Array, batch: StepBatch, intercept: Array | None
     ) -> Array:
-        """Residuals (m, K) of all steps; the intercept advances in place."""
+        """Return residuals (m, K) of all steps; the intercept advances in place."""
         m, K = len(margins), margins.shape[1] // self.states
         residuals: Array = np.empty((m, K), dtype=margins.dtype)
         words = m * K
@@ -531,7 +534,7 @@ class CompiledRecurrence:
 
 
 class PlainStepsPlan:
-    """The coefficients of plain steps as `walk` of kernels/cpu/steps.c."""
+    """The coefficients of plain steps, as the struct `walk` of the kernels in C."""
 
     def __init__(self, plain: StepSequence, width: int, rounds: bool) -> None:
         steps, family = plain.steps, plain.family
@@ -542,7 +545,7 @@ class PlainStepsPlan:
         self._plan = CStruct(numbers, family_setting(family, np.float32), arrays)
         self.columns = width // steps.states  # scores of a row
         self.is_turned = family.name == SOFTMAX
-        # What each call begins with.
+        # The first arguments of each call.
         self.words: tuple[Any, ...] = (self._plan.words,)
         if self.is_turned:
             self.words = (self._plan.words, self.columns)
@@ -560,9 +563,9 @@ class CompiledSteps:
 
     Parameters
     ----------
-    kernel : callable, of the family and of what the rows are stored as
+    kernel : callable, for the family and the storage of the rows
     plan : PlainStepsPlan
-    rows : tuple, what the rows are in, its stride, their numbers, how many columns
+    rows : tuple, the result of `place` of the sampled rows
     weights : ndarray, advances in place
     plain : StepSequence; its intercept advances in place
     """
@@ -577,8 +580,8 @@ class CompiledSteps:
     ) -> None:
         batch, d, m = plain.batch, len(weights), len(plain.batch.targets)
         self.residuals = np.empty((m, plan.columns), dtype=np.float32)
-        # Room for a point, a gradient, and scaled residuals. Softmax also has room for
-        # weights that are turned, and one state of it reads those as they are.
+        # Workspace of a point, a gradient, and scaled residuals. Softmax also needs
+        # transposed weights, which with one state replace point and gradient.
         many = 0 if plan.is_turned and plain.steps.states == 1 else 2
         words = (many * d + m) * plan.columns + plan.is_turned * weights.size
         fields = (
@@ -606,19 +609,19 @@ log = logging.getLogger(__name__)
 
 
 def use(count: int, grain: int = 0) -> None:
-    """From now on, in this process; the bits are the same for any number.
+    """Set the number of threads of kernels in this process; results keep their bits.
 
-    A call of fewer than two times `grain` nanoseconds stays with its thread; 0 is what
-    pays.
+    A call of fewer than two times `grain` nanoseconds stays with its thread; `grain` 0
+    selects the threshold that pays.
     """
     if available():
         functions()["set_threads"](count, grain)
 
 
 def warn(count: int, places: Sequence[tuple[str, Sequence[int]]], rank: int) -> None:
-    """Say on one rank of a node that its ranks want more cores than they may use.
+    """Warn on one rank of a node if its ranks use more threads than available cores.
 
-    `places` is what each rank said of `place`.
+    `places` contains the result of `place` of each rank.
     """
     node = places[rank][0]
     here = [cores for name, cores in places if name == node]
@@ -630,7 +633,7 @@ def warn(count: int, places: Sequence[tuple[str, Sequence[int]]], rank: int) -> 
 
 @lru_cache
 def _say(*figures: Any) -> None:
-    """Once a process, however many runs it makes."""
+    """Log the warning once a process for the same figures, in however many runs."""
     log.warning(
         "%d x %d threads share %d cores of %s and wait for one another;"
         " use fewer --threads or ranks",
@@ -639,7 +642,7 @@ def _say(*figures: Any) -> None:
 
 
 def place() -> tuple[str, tuple[int, ...]]:
-    """The node that this rank runs on, and the cores that it may use there."""
+    """Return the node of this rank, and the cores that the rank may use."""
     if hasattr(os, "sched_getaffinity"):
         return socket.gethostname(), tuple(sorted(os.sched_getaffinity(0)))
     return socket.gethostname(), tuple(range(os.cpu_count() or 1))

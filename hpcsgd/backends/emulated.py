@@ -17,18 +17,18 @@ from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.precision import Precision
 
-# Formats that nothing here computes in: emulated, every value rounded in its place.
+# Emulation of formats that the host does not compute in: every value is rounded.
 #
 # An accumulator of a narrow format works as those of matrix units do: the products of
 # `TOGETHER` terms are summed wide, their total is added, and the sum is rounded. Values
-# lie in float32 or float64 meanwhile. Numbers are those of such a machine; times are
-# not.
+# are stored in float32 or float64 meanwhile. Numbers are those of a machine with the
+# formats; times are not.
 
 TOGETHER = 16  # products that a matrix unit sums before it rounds
 
 
 def accumulate(left: Array, right: Array, name: str) -> Array:
-    """left @ right with an accumulator of format `name`."""
+    """Return left @ right, summed by an accumulator of format `name`."""
     form = get_format(name)
     if form.is_wide and form.carrier == left.dtype:
         whole: Array = left @ right
@@ -42,28 +42,28 @@ def accumulate(left: Array, right: Array, name: str) -> Array:
 
 
 class RoundedBackend(HostBackend):
-    """The NumPy backend where fields of the precision differ, each one as it says."""
+    """The NumPy backend for a precision whose fields have different formats."""
 
     def __init__(self, precision: Precision) -> None:
         super().__init__(precision)
         self.inner = self.working
         narrow = get_format(precision.residual).wants_scale
         self.loss_scale = LossScale() if narrow else None
-        self._leaves_out = False  # the steps whose residuals were formed last
+        self._leaves_out = False  # whether the last s steps are left out
 
     def widen(self, stored: Csr) -> DenseRows:
         """Return all rows in an array of the columns that occur."""
         return DenseRows(*super().widen(stored).dense())
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
-        """out ← Y W."""
+        """Compute out ← Y W."""
         values, columns = rows.dense()
         point = weights[columns].astype(self.working, copy=False)
         out[...] = accumulate(values, point, self.precision.margin_sum)
         return out
 
     def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
-        """Packed G; a narrow accumulator goes through the whole square at once."""
+        """Compute packed G; a narrow accumulator computes the whole square first."""
         name = self.precision.gram_sum
         if get_format(name).carrier == self.working and get_format(name).is_wide:
             return super().strict_gram(rows, blocks, out)
@@ -84,7 +84,10 @@ class RoundedBackend(HostBackend):
         batch: StepBatch,
         intercept: Array | None,
     ) -> Array:
-        """As on the host, with G, scaled residuals and scores in `precision.inner`."""
+        """Return the residuals (m, K), with G and scores rounded to `precision.inner`.
+
+        The intercept stays if the loss scale leaves the steps out.
+        """
         gram = gram.astype(self.working)
         round_values(gram, self.precision.inner)
         given = margins.astype(self.working)
@@ -101,18 +104,18 @@ class RoundedBackend(HostBackend):
     def apply_update(
         self, weights: Array, rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
-        """Nothing where residuals overflowed: scaled by less, they fit next time."""
+        """Apply the update, unless residuals overflowed: the scale then decreases."""
         if not self._leaves_out:
             super().apply_update(weights, rows, residuals, plan)
 
     def _correct(self, score: Array, panel: Array, scaled: Array) -> None:
-        """score ← score + panel · scaled."""
+        """Compute score ← score + panel · scaled, rounded to `precision.inner`."""
         name = self.precision.inner
         round_values(scaled, name)
         score += accumulate(panel, scaled, name)
 
     def _residual(self, family: Family, score: Array, targets: Array) -> None:
-        """score ← ∂ℓ/∂t at the score, both in `precision.residual`."""
+        """Compute score ← ∂ℓ/∂t at the score, both in `precision.residual`."""
         round_values(score, self.precision.inner)
         form = get_format(self.precision.residual)
         given = score.astype(form.carrier)
@@ -121,7 +124,7 @@ class RoundedBackend(HostBackend):
         self._round_residual(score)
 
     def _weigh(self, score: Array, weights: Array) -> None:
-        """score ← score · c."""
+        """Compute score ← score · c, rounded."""
         score *= weights
         self._round_residual(score)
 
@@ -134,7 +137,7 @@ class RoundedBackend(HostBackend):
         score /= self.loss_scale.value
 
     def _move(self, weights: Array, rows: Rows, scaled: Array, plan: HostPlan) -> None:
-        """weights ← Φ weights + Yᵀ scaled, rounded once."""
+        """Compute weights ← Φ weights + Yᵀ scaled, rounded once."""
         moved = weights.astype(self.working)
         plan.apply_transition(moved)
         values, columns = rows.dense()
@@ -144,7 +147,7 @@ class RoundedBackend(HostBackend):
         weights[...] = moved
 
     def _settle(self, weights: Array) -> None:
-        """To the format in which weights are kept."""
+        """Round the weights to the format in which they are stored."""
         if self.dice is None:
             round_values(weights, self.precision.weights)
         else:

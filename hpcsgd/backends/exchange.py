@@ -28,7 +28,7 @@ class Scratch:
         self._messages: dict[tuple[Any, ...], Message] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An uninitialised array, the same one for the same arguments."""
+        """Return an uninitialised array, the same one for the same arguments."""
         key = (name, shape, dtype)
         found = self._arrays.get(key)
         if found is None:
@@ -43,10 +43,11 @@ class Scratch:
         form: str,
         travels: bool = False,
     ) -> Message:
-        """What members sum in format `form`, the same one for the same arguments.
+        """Return a message that members sum in format `form`, one for equal arguments.
 
-        It is opened where it is first summed: members that sum in one order, as they
-        must, open in one order too. `travels`: it is started, and waited for later.
+        A message is opened before its first sum: members sum in the same order, and so
+        they also open in the same order. `travels`: the sum is started, and waited for
+        later.
         """
         key = (name, words, form, travels)
         found = self._messages.get(key)
@@ -95,7 +96,7 @@ def rounds_margins(precision: Precision) -> bool:
 def store_margins(task: Task, margins: Array) -> Array:
     """Round the summed margins to the format they are stored in."""
     if rounds_margins(task.precision):
-        # What several members read in place is not for one of them to write.
+        # An array that several members read in place must not be changed by one.
         margins = margins if margins.flags.writeable else margins.copy()
         task.backend.round(margins, task.precision.margin)
     return margins
@@ -113,7 +114,7 @@ def probed(task: Task, weights: Array) -> Array:
 
 
 def score(task: Task, state: State, rows: Rows, point: Array, out: Array) -> None:
-    """Compute out ← Y w of this member, where another class holds the weights there."""
+    """Compute out ← Y w of this member, by `task.gradient` if there is one."""
     if task.gradient is None:
         task.backend.scores(rows, point, out)
     else:
@@ -121,7 +122,10 @@ def score(task: Task, state: State, rows: Rows, point: Array, out: Array) -> Non
 
 
 def movable_intercept(task: Task, state: State) -> Array | None:
-    """What residuals move along: a copy, where replicas agree on its gradient first."""
+    """Return the intercept that the steps advance.
+
+    Return a copy if replicas combine the gradient of the intercept first.
+    """
     if task.gradient is None or state.intercept is None:
         return state.intercept
     return state.intercept.copy()
@@ -153,7 +157,7 @@ class HostExchange:
 
     group: Group
     state: State
-    rows: Rows  # the sampled ones
+    rows: Rows  # sampled
     gram: Array  # packed: written before a sum, and its total after it
     margins: Array  # (m, states · K)
     more: Array  # the words of the monitor
@@ -207,9 +211,9 @@ class HostExchange:
         task.clock.lap("scores")
 
     def messages(self, *names: str, travels: bool = False) -> Sequence["HostSum"]:
-        """Return the sums of `gram` and `margins`: what is computed next goes there.
+        """Return the sums of `gram` and `margins`, where the next products are written.
 
-        `travels`: they are started, and waited for later.
+        `travels`: the sums are started, and waited for later.
         """
         key = names, travels, self.task.monitor_words
         sums = self._messages.get(key)
@@ -320,7 +324,7 @@ class HostSum:
         self._views: dict[str, Array] = {}
 
     def aim(self) -> None:
-        """Let the exchange write its products into the message."""
+        """Have the exchange write its products into the message."""
         array = self.message.array
         if array is not self._written:  # most messages write to one array
             self._written = array
@@ -328,7 +332,7 @@ class HostSum:
         self.exchange.place(self._views)
 
     def sum(self) -> None:
-        """Sum it over members."""
+        """Sum the message over members, and put the total into its places."""
         if self.travels:
             self.start().wait()
         else:
@@ -389,9 +393,9 @@ class HostSequence:
         return Pending(NOTHING, lambda: wait_for_all(pending))
 
     def run_beside(self, ahead: "HostSequence | None", earlier: Pending) -> Pending:
-        """Call all parts; begin `ahead` while the sums are under way.
+        """Call all parts; begin `ahead` while the sums are in transit.
 
-        The parts behind the sums need `earlier`, too. Returns the sums of `ahead`.
+        The parts behind the sums need `earlier`, too. Return the sums of `ahead`.
         """
         own = self.start()
         following = NO_SUMS if ahead is None else ahead.start()
@@ -408,7 +412,7 @@ def wait_for_all(pending: Sequence[Pending]) -> None:
         one.wait()
 
 
-# Plain SGD: steps one after the other on rows that are there.
+# Plain SGD: steps one after the other on rows that were gathered.
 
 
 class HostStep(HostExchange):
@@ -504,10 +508,10 @@ class HostPlainSteps:
         self.batch = batch_of(self.task, self.group.rows)
 
     def fused_steps(self) -> bool:
-        """Take all steps by one kernel; False, and nothing done, where none does."""
+        """Sample the rows, take all steps by one kernel; False if no kernel does."""
         self.sample()
         task, state = self.task, self.state
-        # Nothing may lie between two steps that a kernel does not know.
+        # Kernels do not cover gradient sinks, several models and anchors.
         if task.gradient_sink is not None or task.models is not None or task.anchored:
             return False
         if self.is_alone or task.members.size == 1:
@@ -536,7 +540,7 @@ class HostPlainSteps:
         )
 
     def _between_messages(self, between: Any) -> None:
-        """Sum, call, sum, call: nothing else lies between two steps."""
+        """Alternate sums over members with calls of `between`, one for each step."""
         sizes = self.blocks.sizes
         clock, message = self.task.clock, self._message(sizes[0])
         between(-1, None, message.array)
@@ -557,7 +561,7 @@ class HostPlainSteps:
         return self.scratch.message(task.members, "margins", words, form)
 
     def each_step(self) -> Iterator[HostStep]:
-        """Yield the steps one by one, where something lies between two of them."""
+        """Yield the steps one by one, if there is other work between two of them."""
         residuals, starts = [], self.blocks.starts
         for j, plan in enumerate(self.group.steps):
             part = slice(starts[j], starts[j + 1])
@@ -584,23 +588,23 @@ class HostPlainSteps:
 #
 # How many values every row has on every member is exchanged once, before the first
 # group. A member then sends its k values of m rows as k column numbers and k values
-# behind each other, k·(4 + e_Y) bytes, and everybody knows how much to expect.
+# behind each other, k·(4 + e_Y) bytes, and every member knows the size of each part.
 
 
 def piece_of(storage: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """What is sent is counted in these: 16 bits, 8 where values are as short."""
+    """Return the dtype of messages of sparse rows: 16 bits, or 8 for 8-bit values."""
     return np.dtype(np.uint8 if storage.itemsize == 1 else np.uint16)
 
 
 class SparseGather:
-    """Whole rows of all members from the columns that each holds."""
+    """Sparse rows of all columns, gathered from the columns of each member."""
 
     def __init__(self, task: Task, matrix: Csr, widths: tuple[int, ...]) -> None:
         self.task = task
         self.matrix = matrix
         self.widths = widths
         self.column = index_dtype(max(widths))
-        self.lengths: Array | None = None  # (members, rows), what each row has there
+        self.lengths: Array | None = None  # (members, rows): values of each row
 
     def pack(self, rows: Array) -> Array:
         """Return these rows of this member as one message."""
@@ -644,7 +648,7 @@ class SparseGather:
 
 
 def pack(rows: Csr, column: np.dtype[np.generic]) -> Array:
-    """Column numbers, then values, in pieces of one size."""
+    """Return the column numbers, then the values, of `rows` in pieces of one size."""
     piece = piece_of(rows.data.dtype)
     numbers = rows.indices.astype(column, copy=False).view(piece)
     return np.concatenate([numbers, np.ascontiguousarray(rows.data).view(piece)])
@@ -657,10 +661,10 @@ def unpack(
     column: np.dtype[np.generic],
     storage: np.dtype[np.generic],
 ) -> Csr:
-    """What `pack` made, as rows of these lengths."""
+    """Return the rows, with `lengths` values each, of an array that `pack` returned."""
     indptr = edges_of(lengths)
     cut = int(indptr[-1]) * column.itemsize // flat.itemsize
-    # Copies: a part of a message need not begin where wider words may.
+    # Copies, since a part of a message need not be aligned for wider words.
     numbers, values = flat[:cut].copy(), flat[cut:].copy()
     return Csr(indptr, numbers.view(column), values.view(storage), width)
 
@@ -669,7 +673,7 @@ def unpack(
 
 
 class DenseGather:
-    """Whole dense rows of all members from the columns that each stores."""
+    """Dense rows of all columns, gathered from the columns of each member."""
 
     def __init__(
         self,
@@ -735,7 +739,7 @@ class DenseGather:
 
 
 class HostRows:
-    """Rows that were gathered: those of one exchange, or all that ever came."""
+    """Gathered rows with all columns: those of one exchange, or of all so far."""
 
     def __init__(self, task: Task, keeps: bool) -> None:
         self.task = task
@@ -818,7 +822,7 @@ class HostExchanges:
         self._rows: HostRows | None = None
 
     def exchange(self, blocks: Blocks, number: int = 0) -> HostExchange:
-        """Return the exchange of these sizes; `number` tells several of them apart."""
+        """Return the exchange of these sizes; `number` distinguishes several."""
         key = blocks, number
         exchange = self._exchanges.get(key)
         if exchange is None:
@@ -835,7 +839,7 @@ class HostExchanges:
         after: Sequence[Part],
         once: bool = False,
     ) -> HostSequence:
-        """Return the parts in their order; `once`: they do not come again."""
+        """Return the parts in their order; `once`: they run only once."""
         return HostSequence(before, sums, after)
 
     def plain(self, blocks: Blocks) -> HostPlainSteps:
@@ -847,7 +851,7 @@ class HostExchanges:
         return found
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> HostGatheredSteps:
-        """Return steps on rows of all columns; `keeps`: rows that came once stay."""
+        """Return steps on rows of all columns; `keeps`: gathered rows are kept."""
         if self._rows is None:
             self._rows = HostRows(self.task, keeps)
         found = self._gathered.get(blocks)

@@ -29,15 +29,15 @@ from hpcsgd.precision import Precision
 
 @dataclass(frozen=True)
 class ManyPlan(HostPlan):
-    """As a `HostPlan`, with (m, K) where that one has (m, 1).
+    """A `HostPlan` for several models, with (m, K) where a `HostPlan` has (m, 1).
 
-    `couple` is not spread over rows: entry j is (j, K), and meets as many batches.
+    `couple` is not spread over rows: entry j is (j, K), a row for each earlier batch.
     """
 
     by_column: ClassVar[bool] = True
 
     def scale(self, step: int, residuals: Array, out: Array) -> None:
-        """out ← what earlier residuals count in the scores of `step`."""
+        """Compute out ← earlier residuals times their factors in scores of `step`."""
         sizes, couple = self.blocks.sizes, self.couple[step]
         # Only the last batch of an epoch is ragged, and nothing comes after it.
         shape = (step, sizes[0], residuals.shape[1])
@@ -55,14 +55,14 @@ class ManyPlan(HostPlan):
         weights[...] = mixed.reshape(weights.shape)
 
     def advance(self, intercept: Array, step: int, residuals: Array) -> None:
-        """β ← M β + u Σr, for every column."""
+        """Advance the intercept by one step: β ← M β + u Σr, for every column."""
         unrolled, total = self.unrolled, residuals.sum(axis=0, dtype=np.float64)
         moved = np.einsum("pqk,qk->pk", unrolled.free[step], intercept)
         intercept[...] = moved + unrolled.push[step] * total
 
 
 def plan_many(unrolled: ManyUnrolledSteps, blocks: Blocks, dtype: Any) -> ManyPlan:
-    """The coefficients of `unrolled` over the rows of `blocks`."""
+    """Return the coefficients of `unrolled`, spread over the rows of `blocks`."""
 
     def spread(values: Array) -> Array:
         return np.repeat(values, blocks.sizes, axis=0).astype(dtype)
@@ -82,11 +82,11 @@ def plan_many(unrolled: ManyUnrolledSteps, blocks: Blocks, dtype: Any) -> ManyPl
     )
 
 
-# The NumPy backend: the reference every other backend is held against.
+# The NumPy backend: the reference with which every other backend is compared.
 
 
 class HostBackend:
-    """Products by NumPy and SciPy, the recurrence by one small product per step."""
+    """The NumPy backend: its recurrence makes one small product per step."""
 
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
@@ -100,13 +100,13 @@ class HostBackend:
         self._marks = Marks()  # threads share no scratch
 
     def store(self, block: Array) -> Array:
-        """The block rounded into the storage of `precision.matrix`."""
+        """Return the block, rounded into the storage of `precision.matrix`."""
         if self.scaling is not None:
             block = self.scaling.up(block)
         return encode(block, self.precision.matrix)
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """Weights of this shape."""
+        """Return weights of this shape, all zeros."""
         return np.zeros(shape, dtype=self.weights)
 
     def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> HostPlan:
@@ -129,7 +129,7 @@ class HostBackend:
         )
 
     def _spread(self, values: Array, sizes: tuple[int, ...]) -> Array:
-        """One value for each batch, as a column over its rows."""
+        """Return one value for each batch, as a column over its rows."""
         return np.repeat(values, sizes).astype(self.inner)[:, None]
 
     def gather(self, matrix: Array, rows: Array, out: Array | None) -> Rows:
@@ -161,20 +161,20 @@ class HostBackend:
         return CsrRows(stored.with_data(data), self._marks)
 
     def some_columns(self, rows: Rows, part: slice) -> Rows:
-        """The rows in these columns alone."""
+        """Return the rows in the columns `part` alone."""
         return rows.part(part)
 
     def round(self, values: Array, name: str) -> None:
-        """Each value to the nearest that format `name` has, in place."""
+        """Round each value to the nearest number of format `name`, in place."""
         round_values(values, name)
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
-        """out ← Y W."""
+        """Compute out ← Y W."""
         rows.margins(weights, out)
         return out
 
     def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
-        """out ← the strictly-lower blocks of Y Yᵀ, packed."""
+        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed."""
         rows.gram(blocks, out)
         return out
 
@@ -187,7 +187,7 @@ class HostBackend:
         batch: StepBatch,
         intercept: Array | None,
     ) -> Array:
-        """t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + β + offset, then r_j."""
+        """Return r of t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + β + offset."""
         panels = block_rows(gram.astype(self.inner, copy=False), plan.blocks)
         anchors = self._anchored(family, batch, intercept)
         residuals = _lead(margins.astype(self.inner, copy=False), plan)
@@ -214,7 +214,7 @@ class HostBackend:
     def _anchored(
         self, family: Family, batch: StepBatch, intercept: Array | None
     ) -> Array | None:
-        """The residuals at the anchors, which no step moves; None without any."""
+        """Return the residuals at the anchors, which no step moves, or None."""
         if batch.anchors is None:
             return None
         score: Array = batch.anchors.astype(self.inner)
@@ -226,56 +226,59 @@ class HostBackend:
         return score
 
     def _correct(self, score: Array, panel: Array, scaled: Array) -> None:
-        """score ← score + panel · scaled."""
+        """Compute score ← score + panel · scaled."""
         score += np.dot(panel, scaled)
 
     def _residual(self, family: Family, score: Array, targets: Array) -> None:
-        """score ← ∂ℓ/∂t at score."""
+        """Compute score ← ∂ℓ/∂t at score."""
         family.residual(score, targets, out=score)
 
     def _weigh(self, score: Array, weights: Array) -> None:
-        """score ← score · c."""
+        """Compute score ← score · c."""
         score *= weights
 
     def apply_update(
         self, weights: Array, rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
-        """One transposed product for every state that moves, and all s steps."""
+        """Apply all s steps by one transposed product, for every state that moves."""
         scaled = [residuals * gain for gain in plan.gain]
         self._move(weights, rows, np.hstack(scaled) if scaled[1:] else scaled[0], plan)
 
     def _move(self, weights: Array, rows: Rows, scaled: Array, plan: HostPlan) -> None:
-        """weights ← Φ weights + Yᵀ scaled."""
+        """Compute weights ← Φ weights + Yᵀ scaled."""
         plan.apply_transition(weights)
         rows.add_transposed(scaled, weights)
 
     def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
-        """None: NumPy takes the steps one by one."""
+        """Return None: NumPy takes the steps one by one."""
         return None
 
     def pipelined_steps(
         self, weights: Array, plain: StepSequence
     ) -> tuple[Callable[..., None], Array] | None:
-        """None: NumPy takes the steps one by one."""
+        """Return None: NumPy takes the steps one by one."""
         return None
 
     def to_host(self, array: Array) -> Array:
-        """The array itself: it is here."""
+        """Return the array itself, which is on the host."""
         return array
 
     def synchronize(self) -> None:
-        """NumPy is done when it returns."""
+        """Do nothing: NumPy is done when it returns."""
 
 
 def moving(gain: Array) -> list[Array]:
-    """Of each state but those at the end that gradients never touch; gain (s, S)."""
+    """Return the gains (s,) of each state, without last states of zero gain.
+
+    `gain` is (s, S).
+    """
     touched = np.flatnonzero(gain.any(axis=0))
     last = touched[-1] if len(touched) else 0
     return list(gain.T[: last + 1])
 
 
 def _lead(margins: Array, plan: HostPlan) -> Array:
-    """Σ_k lead_k z_k for all rows, z_k the K columns that belong to state k."""
+    """Return Σ_k lead_k z_k for all rows; z_k are the K columns of state k."""
     width = margins.shape[1] // len(plan.lead)
     parts = [margins[:, k * width : (k + 1) * width] for k in range(len(plan.lead))]
     total: Array = parts[0].copy() if plan.lead[0] is None else parts[0] * plan.lead[0]
@@ -314,7 +317,7 @@ class DenseRows:
         return DenseRows(self.values[part], self.columns)
 
     def part(self, columns: slice) -> "DenseRows":
-        """A view; BLAS takes it with its stride."""
+        """Return the rows in `columns`, a view that BLAS takes with its stride."""
         if isinstance(self.columns, slice):
             return DenseRows(self.values[:, columns])
         first, last = np.searchsorted(self.columns, (columns.start, columns.stop))
@@ -322,16 +325,16 @@ class DenseRows:
         return DenseRows(self.values[:, first:last], numbers)
 
     def dense(self) -> tuple[Array, Array | slice]:
-        """The values, and the numbers of their columns."""
+        """Return the values, and the numbers of their columns."""
         return self.values, self.columns
 
     def margins(self, weights: Array, out: Array) -> None:
-        """out ← Y W, computed in the dtype of the rows."""
+        """Compute out ← Y W in the dtype of the rows."""
         point = weights[self.columns].astype(self.values.dtype, copy=False)
         _product(self.values, point, out)
 
     def gram(self, blocks: Blocks, out: Array) -> None:
-        """Packed G: whole block rows where they are small, else by halving."""
+        """Compute packed G: whole block rows if they are small, else by halving."""
         rows, panels = self.values, block_rows(out, blocks)
         if blocks.gram_words * rows.shape[1] >= HALVING_WORK:
             _halve(rows, blocks, panels, 0, len(blocks.sizes))
@@ -347,7 +350,7 @@ class DenseRows:
         weights[self.columns, : scaled.shape[1]] += np.dot(self.values.T, scaled)
 
     def first_not_finite(self) -> tuple[int, int] | None:
-        """Row and column of the first value that is no number."""
+        """Return row and column of the first value that is not finite, or None."""
         places = np.argwhere(~np.isfinite(self.values))
         if not len(places):
             return None
@@ -359,7 +362,7 @@ class DenseRows:
 def _halve(
     rows: Array, blocks: Blocks, panels: list[Array], low: int, high: int
 ) -> None:
-    """Batches low..high−1: the second half against the first, then each half alone.
+    """Multiply batches low..high−1: second half against first, then each half alone.
 
     The rectangles are as square as can be, where BLAS is fastest; together they are
     the strictly-lower blocks and nothing else.
@@ -377,7 +380,7 @@ def _halve(
 
 
 def block_rows(packed: Array, blocks: Blocks) -> list[Array]:
-    """The dense panels of packed G: entry j − 1 is block row j, b_j × start_j."""
+    """Return dense panels of packed G: entry j − 1 is block row j, b_j × start_j."""
     return [
         packed[blocks.gram_starts[j] : blocks.gram_starts[j + 1]].reshape(
             blocks.sizes[j], blocks.starts[j]
@@ -387,16 +390,16 @@ def block_rows(packed: Array, blocks: Blocks) -> list[Array]:
 
 
 def _product(left: Array, right: Array, out: Array) -> Array:
-    """out ← left @ right, computed in the dtype of the factors."""
+    """Compute and return out ← left @ right, in the dtype of the factors."""
     if out.dtype == left.dtype:
         return np.dot(left, right, out=out)
     out[...] = np.dot(left, right)
     return out
 
 
-# Of CSR rows scores and gradients touch stored values alone. The Gram is a sum of two:
-# columns that many of the sampled rows share are made a dense panel for BLAS, the
-# others are multiplied as they are.
+# Scores and gradients of CSR rows touch stored values alone. The Gram is a sum of two:
+# columns that many of the sampled rows share become a dense panel for BLAS, the others
+# are multiplied as sparse rows.
 
 # Share of the sampled rows from which BLAS multiplies a column faster; measured by
 # benchmarks/bench_sparse.py, part "gram": a multiply-add between sparse rows costs as
@@ -406,13 +409,13 @@ SPLIT_WORK = 5e5  # multiply-adds of a sparse Gram from which halves pay
 
 
 class Marks:
-    """Which columns were touched: scratch as wide as the shard, clean between calls."""
+    """Marks of touched columns: scratch as wide as the shard, reset in each call."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Array, Array]] = {}
 
     def compact(self, indices: Array, width: int) -> tuple[Array, Array]:
-        """The touched columns in ascending order, and each index among them."""
+        """Return the touched columns in ascending order, and each index in them."""
         if width not in self._seen:
             self._seen[width] = np.zeros(width, dtype=bool), np.empty(width, np.int32)
         seen, place = self._seen[width]
@@ -432,12 +435,12 @@ class CsrRows:
 
     @cached_property
     def matrix(self) -> Any:
-        """All columns, as scipy multiplies them."""
+        """Return the rows in all columns, as SciPy multiplies them."""
         return self.csr.to_scipy()
 
     @cached_property
     def compact(self) -> tuple[Any, Any]:
-        """The touched columns, and the matrix of these alone; or of all, if many."""
+        """Return the touched columns and the matrix of these; or of all, if many."""
         if self.csr.nnz >= self.csr.width:
             return slice(None), self.matrix
         touched, csr = self._touched()
@@ -445,7 +448,7 @@ class CsrRows:
 
     @cached_property
     def by_columns(self) -> ByColumns:
-        """The same, for tiles of columns."""
+        """Return the rows sorted by column, for tiles of columns."""
         return ByColumns(self.csr)
 
     def __len__(self) -> int:
@@ -455,20 +458,20 @@ class CsrRows:
         return CsrRows(self.csr[part], self.marks)
 
     def part(self, columns: slice) -> "CsrRows":
-        """A copy of their values, sorted by column for the first call."""
+        """Return a copy of the rows in `columns`; the first call sorts by column."""
         return CsrRows(self.by_columns.tile(columns), self.marks)
 
     def dense(self) -> tuple[Array, Array | slice]:
-        """A dense copy of the touched columns, and their numbers."""
+        """Return a dense copy of the touched columns, and their numbers."""
         touched, csr = self._touched()
         return csr.to_scipy().toarray(), touched
 
     def margins(self, weights: Array, out: Array) -> None:
-        """out ← Y W over stored values."""
+        """Compute out ← Y W over stored values."""
         out[...] = times(self.matrix, weights.astype(self.csr.dtype, copy=False))
 
     def gram(self, blocks: Blocks, out: Array) -> None:
-        """Packed G: shared columns by BLAS, the others by sparse products."""
+        """Compute packed G: shared columns by BLAS, the others by sparse products."""
         _, matrix = self.compact
         counts = np.bincount(matrix.indices, minlength=matrix.shape[1])
         heavy = counts > max(HEAVY * len(self), 1.0)
@@ -493,7 +496,7 @@ class CsrRows:
         weights[touched, : scaled.shape[1]] += total
 
     def first_not_finite(self) -> tuple[int, int] | None:
-        """Row and column of the first stored value that is no number."""
+        """Return row and column of the first stored value not finite, or None."""
         bad = np.flatnonzero(~np.isfinite(self.csr.data))
         return self.csr.place(int(bad[0])) if len(bad) else None
 
@@ -503,7 +506,7 @@ class CsrRows:
 
 
 def times(matrix: Any, right: Array) -> Array:
-    """matrix @ right, (m, K); one column is faster as a vector."""
+    """Return matrix @ right, (m, K); one column is faster as a vector."""
     if right.shape[1] == 1:
         one: Array = matrix @ right[:, 0]
         return one[:, None]
@@ -512,7 +515,7 @@ def times(matrix: Any, right: Array) -> Array:
 
 
 def split(matrix: Any, heavy: Array) -> tuple[Array, Any]:
-    """The heavy columns as a dense array, and the matrix of the light ones."""
+    """Return the heavy columns as a dense array, and the matrix of the light ones."""
     if heavy.all():
         return matrix.toarray(), _chosen(matrix, np.zeros_like(matrix.indices, bool))
     is_heavy = heavy[matrix.indices]
@@ -524,7 +527,7 @@ def split(matrix: Any, heavy: Array) -> tuple[Array, Any]:
 
 
 def _chosen(matrix: Any, values: Array) -> Any:
-    """The matrix with the chosen stored values alone."""
+    """Return the matrix with the chosen stored values alone."""
     before = np.concatenate([[0], np.cumsum(values)])
     indptr = before[matrix.indptr]
     parts = indptr, matrix.indices[values], matrix.data[values]
@@ -532,7 +535,7 @@ def _chosen(matrix: Any, values: Array) -> Any:
 
 
 def _add_light(matrix: Any, blocks: Blocks, panels: list[Array], work: float) -> None:
-    """panels += the strictly-lower blocks of matrix · matrixᵀ."""
+    """Add the strictly-lower blocks of matrix · matrixᵀ to `panels`."""
 
     def part(low: int, high: int, work: float) -> None:
         if high - low < 2:
@@ -628,7 +631,7 @@ def sparse_gram_workspace(
 
 
 def exact_scores(rows: Any, weights: Array) -> Array:
-    """rows @ weights in float64; `rows` are an array, or sparse ones that multiply."""
+    """Return rows @ weights in float64; `rows` are dense, or sparse with `@`."""
     is_column = weights.shape[1:] == (1,) and weights.dtype == np.float64
     if not (is_column and weights.flags.c_contiguous and _has_kernel(rows, np.float32)):
         scores: Array = rows.astype(np.float64, copy=False) @ weights
@@ -639,7 +642,7 @@ def exact_scores(rows: Any, weights: Array) -> Array:
 
 
 def all_finite(block: Array) -> bool:
-    """Whether no value of it is infinite or no number."""
+    """Return whether no value of the block is infinite or NaN."""
     if _has_kernel(block, np.float32):
         return not compiled_calls.has_bad(block)
     # A sum is finite only if all terms are: one pass without a mask in the good case.
@@ -649,7 +652,7 @@ def all_finite(block: Array) -> bool:
 
 
 def weigh(bits: Array, rows: Array, columns: Array) -> np.uint64:
-    """Σ rows_i columns_j bits_ij mod 2⁶⁴, of the numbers as they are stored."""
+    """Return Σ rows_i columns_j bits_ij mod 2⁶⁴, of the numbers as they are stored."""
     if _has_kernel(bits, np.uint32):
         return compiled_calls.fingerprint(bits, rows, columns)
     with np.errstate(over="ignore"):
@@ -658,7 +661,7 @@ def weigh(bits: Array, rows: Array, columns: Array) -> np.uint64:
 
 
 def _has_kernel(block: Any, dtype: Any) -> bool:
-    """True for an array of this dtype with contiguous rows, where kernels are."""
+    """Return whether kernels take the block: of this dtype, with contiguous rows."""
     return (
         isinstance(block, np.ndarray)
         and block.dtype == dtype
@@ -671,7 +674,7 @@ def _has_kernel(block: Any, dtype: Any) -> bool:
 
 
 def round_values(values: Array, name: str) -> None:
-    """`round_through`, by a kernel where there is one."""
+    """Round values to format `name` in place, by a kernel where there is one."""
     has = name == "bf16" and values.dtype == np.float32 and values.flags.c_contiguous
     if has and compiled_calls.available():
         compiled_calls.round_bf16(values)

@@ -42,7 +42,7 @@ class Monitor(Protocol):
     every exchange.
     """
 
-    checks: int  # at the recurrence that ended in a verdict
+    checks: int  # of the recurrence that were judged
     alarm: dict[str, Any] | None  # the first failed check, until it is taken
 
     @property
@@ -97,8 +97,7 @@ class GradientSink(Protocol):
 
 
 class GradientReducer(GradientSink, Protocol):
-    """A consumer that shares gradients with other replicas, and scores by weights that
-    it holds.
+    """A consumer that shares gradients with other replicas, and also computes scores.
 
     Rows are those of the backend of the host, or of a device, which needs no plan.
     """
@@ -123,7 +122,7 @@ class GradientReducer(GradientSink, Protocol):
 class Clip:
     """A sink that makes gradients of the data smaller, value by value or in norm.
 
-    Every member does so to its own columns, alike on all of them.
+    Every member clips its own columns, and all members apply the same rule.
     """
 
     how: str
@@ -157,7 +156,7 @@ class Clip:
         np.clip(parts, -bound, bound, out=parts)
 
     def _by_norm(self, task: "Task", parts: Array, limit: float) -> None:
-        """Every state is the same gradient times its own gain: one factor for all."""
+        """Scale all states by one factor: each is the same gradient times its gain."""
         word = self._word
         word[0] = np.square(parts[:, 0], dtype=np.float64).sum()
         if len(parts) != task.shard.total_columns:
@@ -187,7 +186,7 @@ class Task:
     clip: Clip | None = None
     gradient: GradientReducer | None = None  # shares it with other replicas first
     monitor: Monitor | None = None  # checks the recurrence now and then
-    anchored: bool = False  # residuals are less those at the second state
+    anchored: bool = False  # residuals minus those at the second state
     models: Models | None = None  # several at once; `columns` are those of all
 
     @property
@@ -256,18 +255,19 @@ class State:
     sent back.
     """
 
-    # (columns held, states · K)
+    # (local columns, states · K)
     weights: Array = cast(Array, HostCopy())
     # (states, K), the same on every member
     intercept: Array | None = cast(Array, HostCopy())
     # of the last exchange, the same on every member
     residuals: Array | None = cast(Array, HostCopy(is_optional=True))
-    # What agreements and codecs keep between calls, one row a column held: checkpoints
+    # What agreements and codecs keep between calls, one row a local column: checkpoints
     # save it by name.
     memory: dict[str, Array] = field(default_factory=dict)
-    # And arrays of any shape, each rank's own: saved for the same grid alone.
+    # Arrays of any shape, different on each rank: checkpoints restore them only on the
+    # same grid.
     rank_arrays: dict[str, Array] = field(default_factory=dict)
-    # And what they keep beside the intercept: (k, K), the same on every member.
+    # What agreements and codecs keep for the intercept: (k, K), equal on every member.
     shared: dict[str, Array] = field(default_factory=dict)
     copies: "DeviceCopies | None" = field(default=None, init=False)  # None: on a host
 
@@ -285,7 +285,7 @@ class State:
         return copy
 
     def remember(self, name: str, width: int) -> Array:
-        """The kept array of that name, zeros at first: `width` words a column held."""
+        """Return the array `name` of `memory`, zeros at first, `width` words a row."""
         if name not in self.memory:
             shape = len(self.weights), width
             self.memory[name] = np.zeros(shape, dtype=self.weights.dtype)
@@ -337,9 +337,9 @@ class State:
         )
 
     def portion(self, share: float, group: Communicator) -> Any:
-        """What evolves, times `share`, in one array that `group` can sum.
+        """Return weights and intercept times `share`, in an array that `group` sums.
 
-        It is on the device, where the group sums arrays of devices.
+        The array is on the device if the group sums arrays of devices.
         """
         if self.copies is not None and self.copies.sums(group):
             return self.copies.portion(share)
@@ -352,7 +352,10 @@ class State:
         return buffer
 
     def become(self, total: Any) -> Any:
-        """Such an array from now on; the intercept of it, to be written to."""
+        """Set weights and intercept from a sum of arrays that `portion` returned.
+
+        Return the intercept, to be written to.
+        """
         if self.copies is not None and self.copies.has_made(total):
             return self.copies.become()
         weights, intercept = self.weights, self.intercept
@@ -473,7 +476,7 @@ class Group:
     rows: Array  # local row numbers, m of them
     coefficients: ExchangeCoefficients
     order: Array  # of all rows of the epoch, of which `rows` are a part
-    first: int  # where they begin there
+    first: int  # position of the first of them in `order`
 
     @property
     def blocks(self) -> Blocks:
@@ -522,9 +525,9 @@ class Exchange(Protocol):
         """Compute the margins of this member."""
 
     def messages(self, *names: str, travels: bool = False) -> Sequence[Any]:
-        """Return the sums of `gram` and `margins`: what is computed next goes there.
+        """Return the sums of `gram` and `margins`, where the next products are written.
 
-        `travels`: they are started, and waited for later.
+        `travels`: the sums are started, and waited for later.
         """
 
     def steps(self) -> None:
@@ -534,7 +537,7 @@ class Exchange(Protocol):
         """Add the steps to the weights."""
 
     def finish(self) -> None:
-        """Let the state know that its arrays were written."""
+        """Mark the arrays of the state as written."""
 
     def keep(self) -> Any:
         """Return the summed Gram in memory of its own. Collective."""
@@ -562,18 +565,18 @@ class PartSequence(Protocol):
     """
 
     def run(self) -> None:
-        """Do all of it."""
+        """Run all parts and sums."""
 
     def up_to_sums(self) -> None:
-        """Do the parts up to the sums one by one, and wait for these."""
+        """Run the parts up to the sums one by one, and wait for the sums."""
 
     def start(self) -> Pending:
-        """Do the parts ahead of the sums, and begin these; `wait` ends them."""
+        """Run the parts ahead of the sums, and begin these; `wait` completes them."""
 
     def run_beside(self, ahead: Any, earlier: Pending) -> Pending:
-        """Do all of it; begin the sequence `ahead` while the sums are under way.
+        """Run all parts and sums; begin `ahead` while the sums are in transit.
 
-        The parts behind the sums need the sums `earlier`, too. Returns the sums of
+        The parts behind the sums need the sums `earlier`, too. Return the sums of
         `ahead`, which is a sequence of the same device, or None.
         """
 
@@ -588,20 +591,20 @@ class PlainStepSequence(Protocol):
         """Advance this state in the steps that follow."""
 
     def fused_steps(self) -> bool:
-        """Take all steps by one kernel; False, and nothing done, where none does."""
+        """Take all steps by one kernel; return False, without a step, if none does."""
 
     def each_step(self) -> Iterator[Exchange]:
         """Yield the steps one by one: each is an exchange of one batch."""
 
     def finish(self) -> None:
-        """Let the state know that its arrays were written."""
+        """Mark the arrays of the state as written."""
 
 
 class GatheredSteps(PlainStepSequence, Protocol):
     """s plain steps on rows with the columns of all members, which need no sum."""
 
     def has_rows(self) -> bool:
-        """Return whether the rows of this group are here already."""
+        """Return whether the rows of this group are gathered already."""
 
     def pack(self) -> None:
         """Pack the rows of this member, as they are stored."""
@@ -620,7 +623,7 @@ class MemberExchanges(Protocol):
     gram_kernel: str  # which kernel of a GPU makes Grams; "" for a host
 
     def exchange(self, blocks: Blocks, number: int = 0) -> Exchange:
-        """Return the exchange of these sizes; `number` tells several apart."""
+        """Return the exchange of these sizes; `number` distinguishes several."""
 
     def sequence(
         self,
@@ -630,10 +633,10 @@ class MemberExchanges(Protocol):
         after: Sequence[Callable[[], None]],
         once: bool = False,
     ) -> PartSequence:
-        """Return the parts in their order; `once`: they do not come again."""
+        """Return the parts in their order; `once`: they run only once."""
 
     def plain(self, blocks: Blocks) -> PlainStepSequence:
         """Return steps that are taken one by one."""
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> GatheredSteps:
-        """Return steps on rows of all columns; `keeps`: rows that came once stay."""
+        """Return steps on rows of all columns; `keeps`: gathered rows are kept."""

@@ -1,4 +1,4 @@
-"""What every product has: messages, memory, and the coefficients of its groups."""
+"""The base of all products: messages, memory, and the coefficients of groups."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -23,20 +23,20 @@ from hpcsgd.glm.updates import LinearUpdate
 from hpcsgd.precision import Precision
 from hpcsgd.products import PRODUCTS, get_product
 
-# Gradients that are too large, made smaller: value by value, or in norm.
+# Clipping: gradients that are too large are made smaller, value by value or in norm.
 #
-# What is clipped is the gradient of the data, g = Yᵀr/b: neither the penalty nor the
-# intercept. One step at a time this is what it says. Where s steps are taken together
-# no step's own gradient is known before the next; clipping `over` the exchange is
-# another method, by that name: the sum of the s steps is clipped as one step of all
-# their rates, that is, the mean of their gradients, weighted by rate.
+# The gradient of the data is clipped, g = Yᵀr/b, without penalty and intercept. A
+# product that takes one step at a time clips the gradient of each step. Where s steps
+# are taken together, no gradient of a step is known before the next step. Clipping
+# `over` the exchange is another method: the sum of the s steps is clipped like one step
+# with the sum of their rates, that is, the mean of their gradients, weighted by rate.
 
 WAYS = ("none", "value", "norm", "percentile")  # the last where gradients are shared
 OVERS = ("step", "exchange")
 
 
 def make_clip(how: str, at: float) -> Clip | None:
-    """Return what clips as a configuration asks for; None where nothing is clipped."""
+    """Return the `Clip` of kind `how` with limit `at`; None if `how` is "none"."""
     return None if how == "none" else Clip(how, at)
 
 
@@ -57,10 +57,10 @@ def refuse(product: str, how: str) -> ConfigError:
 
 @dataclass(frozen=True)
 class ExchangeMessage:
-    """What a member gives to others in one step of an exchange, before formats.
+    """A message of an exchange: how many words a member sends, and in which format.
 
-    `field` names the field of a `Precision` whose format the words travel in. A column
-    number of `index` bytes goes with each word of sparse rows.
+    `field` names the field of `Precision` with the format of the words. With sparse
+    rows, a column number of `index` bytes goes with each word.
     """
 
     words: int
@@ -71,7 +71,7 @@ class ExchangeMessage:
     def sent(
         self, precision: Precision, members: int, reproducible: bool
     ) -> Iterator[SentWords]:
-        """Yield the collectives that member 0 sends it in."""
+        """Yield words and bytes of each collective that sends it from member 0."""
         name = getattr(precision, self.field)
         if not self.is_gathered:
             yield from sent_for_sum(self.words, name, members, reproducible)
@@ -98,12 +98,12 @@ class ExchangeShape:
 
     @property
     def gram(self) -> ExchangeMessage:
-        """The packed Gram."""
+        """Return the message of the packed Gram matrix."""
         return ExchangeMessage(blocks_of(self.sizes).gram_words, "gram_wire")
 
     @property
     def margins(self) -> ExchangeMessage:
-        """The margins of all rows, and the words of the monitor behind them."""
+        """Return the message of the margins of all rows, with the monitor's words."""
         words = sum(self.sizes) * self.scores * self.states + self.monitor_words
         return ExchangeMessage(words, "margin_sum")
 
@@ -114,7 +114,7 @@ VECTORS = 4  # margins, residuals, scaled ones, targets: words of a row and stat
 
 @dataclass(frozen=True)
 class MemoryShape:
-    """The sizes that decide what a member holds for its exchanges."""
+    """The sizes that decide how many bytes a member stores for its exchanges."""
 
     rows: int = 0  # m, of one exchange
     local_columns: int = 0
@@ -132,26 +132,26 @@ class MemoryShape:
     all_gram_words: int = 0
 
     def sampled(self, columns: int) -> int:
-        """Bytes of sparse rows in so many columns, with what is worked out of them."""
+        """Return the bytes of sampled sparse rows in `columns` columns, with copies."""
         stored = int(self.rows * columns * (self.density or 0.0))
         return 2 * COPIES * stored * self.working
 
     def own_rows(self) -> int:
-        """Bytes of sampled rows in the own columns, as they are stored and widened."""
+        """Return the bytes of sampled rows in local columns, as stored and widened."""
         if self.density is not None:
             return self.sampled(self.local_columns)
         narrow = self.matrix if self.matrix < self.working else 0
         return int(self.rows * self.local_columns * (self.working + narrow))
 
     def vectors(self) -> tuple[str, int]:
-        """Margins and what follows from them, by name."""
+        """Return ("vectors", bytes) of margins, residuals, scaled ones and targets."""
         return "vectors", VECTORS * self.rows * self.states * self.working
 
     def message(self, ahead: bool = False) -> tuple[str, int]:
-        """The Gram in messages, by name; `ahead`: the next one is under way, too.
+        """Return ("messages", bytes) of the Gram; `ahead`: the next one travels, too.
 
-        In memory that ranks of a node share that is the slot of this rank, the total,
-        and a slice of the slots of all others.
+        In memory that the ranks of a node share, the bytes are those of the slot of
+        this rank, of the total, and of a slice of the slots of all other ranks.
         """
         word = float(bytes_of_word(self.gram_wire, self.members))
         second = 2 * word if ahead else 0.0
@@ -161,7 +161,7 @@ class MemoryShape:
 
 
 class Product(Protocol):
-    """How the members of a replica take s steps with one synchronisation.
+    """The base class of products: s steps of a replica with one synchronisation.
 
     The attributes are facts, which the choice of a product, the prediction of memory
     and the monitor read from the class. A subclass sets those that are true of it.
@@ -216,7 +216,7 @@ KEPT = 16  # coefficients remembered; a constant rate needs two or three
 
 
 class Planner:
-    """Coefficients of any group; the same rates and sizes are prepared once."""
+    """A maker of groups, which prepares equal rates and sizes only once."""
 
     def __init__(
         self,

@@ -42,10 +42,10 @@ RATES = ("gram", "read", "again", "plain", "inner")  # of a machine: more is fas
 
 @dataclass(frozen=True)
 class Machine:
-    """What one rank and its network can do; measured by `hpcsgd.runs.machine`.
+    """The speeds of one rank and its network, which `hpcsgd.runs.machine` measures.
 
-    The defaults are those of one core with AVX-512 and of a good network: what is
-    assumed where nothing was measured.
+    The defaults are those of one core with AVX-512 and of a good network; they apply
+    if nothing was measured.
     """
 
     latency: float = 5e-6  # α, seconds of a sum of one batch
@@ -62,7 +62,7 @@ class Machine:
     turn: float = 0.0  # c_3, seconds around a step of the recurrence
 
     def slowest(self, other: "Machine") -> "Machine":
-        """What both of them can do: ranks wait for each other."""
+        """Return the slower value of each speed: ranks wait for each other."""
         return Machine(
             **{
                 f.name: (min if f.name in RATES else max)(
@@ -73,15 +73,15 @@ class Machine:
         )
 
     def as_dict(self) -> dict[str, float]:
-        """For a file."""
+        """Return the speeds by name, for a machine file."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class CostInputs:
-    """What is to be done, as far as time depends on it."""
+    """The sizes and formats of a run on which the time of a step depends."""
 
-    members: int  # that messages are felt with, also where they are emulated
+    members: int  # ranks of the modelled messages, also of an emulated network
     rows: int  # of a replica
     columns: int  # of the whole matrix
     local_columns: int  # of a member
@@ -97,7 +97,7 @@ class CostInputs:
 
 
 def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> float:
-    """Of one step, on average over the run."""
+    """Return the predicted seconds of a step of `product`, on average over the run."""
     if product not in _PRODUCTS:
         raise ConfigError(
             f"[products] kind = {product!r} has no formula of its time, which steps ="
@@ -107,7 +107,7 @@ def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> floa
 
 
 def kept_bytes(product: str, steps: int, job: CostInputs) -> int:
-    """What a member keeps from the first epoch on."""
+    """Return the bytes that a member keeps from the first epoch on."""
     shape = MemoryShape(
         columns=job.columns,
         matrix=job.matrix,
@@ -120,7 +120,7 @@ def kept_bytes(product: str, steps: int, job: CostInputs) -> int:
 
 @dataclass(frozen=True)
 class _Exchange:
-    """The parts of one exchange."""
+    """The predicted seconds of the parts of one exchange of s steps."""
 
     steps: int
     job: CostInputs
@@ -136,23 +136,23 @@ class _Exchange:
 
     @property
     def first_share(self) -> float:
-        """The part of the exchanges in which nothing is kept yet."""
+        """Return the share of the exchanges in which nothing is kept yet."""
         return 1.0 / self.job.epochs if self.job.comes_again else 1.0
 
     def messages(self, product: str, is_kept: bool = False) -> float:
-        """All that one exchange sends."""
+        """Return the seconds of all messages of one exchange of `product`."""
         job = self.job
         shape = ExchangeShape(
             sizes=(job.batch,) * self.steps,
             scores=job.scores * job.states,
-            local_columns=job.columns,  # what is gathered is that of all members
-            one_message=False,  # the two formats are paid for apart
+            local_columns=job.columns,  # a gather has those of all members
+            one_message=False,  # each of two formats has its own time
             is_kept=is_kept,
         )
         return sum(map(self._message, get_product(product).messages(shape)))
 
     def _message(self, message: ExchangeMessage) -> float:
-        """One message; G has no latency of its own where it travels with z."""
+        """Return the seconds of one message; G sent with z has no own latency."""
         members, machine = self.job.members, self.machine
         size = getattr(self.job, message.field)
         if message.is_gathered:
@@ -167,19 +167,25 @@ class _Exchange:
         return calls * machine.latency + machine.per_byte * wire_bytes + casts
 
     def passes(self, columns: int, rate: float) -> float:
-        """One pass over the sampled rows at `rate`, as arithmetic or memory allows."""
+        """Return the seconds of one pass over the sampled rows.
+
+        The pass reads `rate` bytes a second, or is limited by arithmetic.
+        """
         job = self.job
         work = self.rows * columns * job.matrix * job.states
         # More columns of weights: the same rows, more arithmetic.
         return max(work / rate, work * job.scores / self.machine.again)
 
     def twice(self, columns: int) -> float:
-        """Read, link and update of all steps together."""
+        """Return the seconds of scores, residuals and update of all steps together."""
         m = self.machine
         return self.passes(columns, m.read) + self.passes(columns, m.again) + self.links
 
     def plain(self, columns: int) -> float:
-        """The same one step after the other, the next rows fetched meanwhile."""
+        """Return the seconds of scores, residuals and update, one step after the other.
+
+        During each step, the next rows are fetched from memory.
+        """
         job = self.job
         work = self.rows * columns * job.matrix * job.states
         least = 2 * work * job.scores / self.machine.again
@@ -187,11 +193,11 @@ class _Exchange:
 
     @property
     def links(self) -> float:
-        """The residuals of all rows."""
+        """Return the seconds of the residuals of all rows."""
         return self.rows * self.job.scores * self.machine.link
 
     def inner(self, rate: float) -> float:
-        """The recurrence, its Gram read at so many bytes a second."""
+        """Return the seconds of the recurrence; it reads `rate` bytes of G a second."""
         words = self.gram_words
         work = words * self.job.scores / self.machine.inner
         return max(work, words * max(self.job.gram_wire, COMPUTED) / rate)
@@ -205,7 +211,7 @@ def _direct(x: _Exchange) -> float:
 
 
 def _recurrence(x: _Exchange, rate: float) -> float:
-    """Both passes and the recurrence, without messages."""
+    """Return the seconds of both passes and of the recurrence, without messages."""
     around = x.machine.exchange + x.steps * x.machine.turn
     return x.twice(x.job.local_columns) + x.inner(rate) + around
 
@@ -228,7 +234,7 @@ def _gather(x: _Exchange) -> float:
 
 
 def _once(x: _Exchange) -> float:
-    """An exchange on rows that are here."""
+    """Return the seconds of an exchange whose rows have the columns of all members."""
     around = x.machine.exchange + x.steps * x.machine.alone
     return x.plain(x.job.columns) + around
 
@@ -248,18 +254,18 @@ _PRODUCTS: dict[str, Callable[[_Exchange], float]] = {
 
 
 def machine_from(table: dict[str, Any]) -> Machine:
-    """What `as_dict` said."""
+    """Return the `Machine` of a table that `Machine.as_dict` returned."""
     known = {"alone": 0.0, "turn": 0.0, **table}  # older files have neither
     return Machine(**{f.name: float(known[f.name]) for f in fields(Machine)})
 
 
 # Which product, and how many steps: the fewest seconds that fit in memory.
 
-OF_SEVERAL = ("direct", "gram", "gather", "gather-once", "cached")  # of members
+OF_SEVERAL = ("direct", "gram", "gather", "gather-once", "cached")  # several members
 CACHE_BUDGET = 512 * 2**20  # bytes that each member may keep from the first epoch on
 GRAM_KERNELS = ("auto", "own", "cublas", "wgmma")
 WORTH_HIDING = 20e-6  # seconds of latency above which a second message pays
-# Steps that are tried: between two of them lie a few per cent.
+# Numbers of steps that are tried: neighbours differ by a few per cent in time.
 STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 
 
@@ -293,7 +299,7 @@ class ProductsConfig(Settings, section="products"):
 
 @dataclass(frozen=True)
 class Choice:
-    """What is fastest by the model, and how long a step of it takes."""
+    """A product, a number of steps, and the predicted seconds of one step."""
 
     product: str
     steps: int
@@ -301,7 +307,7 @@ class Choice:
 
 
 def choose(kind: str, steps: int, job: CostInputs, machine: Machine) -> Choice:
-    """The fastest of what is left open: kind "auto", steps 0."""
+    """Return the fastest choice; kind "auto" leaves the product open, steps 0 s."""
     return min(candidates(kind, steps, job, machine), key=lambda c: c.seconds)
 
 
@@ -313,10 +319,10 @@ def candidates(
     of_one: tuple[str, ...] = ("direct",),
     budget: int = 0,
 ) -> Iterator[Choice]:
-    """Every product and number of steps that may be used, with its seconds.
+    """Yield every product and number of steps that may be used, with its seconds.
 
-    `of_one`: what one member has to choose from; `budget`: bytes that may be kept,
-    `CACHE_BUDGET` of them where nothing is said.
+    `of_one`: products for a replica of one member; `budget`: bytes that a member may
+    keep, `CACHE_BUDGET` if 0.
     """
     budget = budget or CACHE_BUDGET
     for product in _products(kind, job, of_one):
@@ -333,15 +339,18 @@ def _products(kind: str, job: CostInputs, of_one: tuple[str, ...]) -> list[str]:
 
 
 def _steps(product: str, job: CostInputs) -> list[int]:
-    """No more rows than an epoch has, nor than `MOST_ROWS`; one at least."""
+    """Return the numbers of steps to try, at least one.
+
+    An exchange has at most the rows of an epoch, and at most `MOST_ROWS`.
+    """
     most = max(min(job.rows, MOST_ROWS) // job.batch, 1)
     return [s for s in STEPS if s <= most]
 
 
 def uses_look_ahead(config: ProductsConfig, kind: str, latency: float) -> bool:
-    """Look ahead where it is asked for, or where all is left to us and it pays.
+    """Return whether to look ahead: on request, or if all is automatic and it pays.
 
-    An explicit product keeps its one collective per exchange unless told otherwise.
+    A product that is named keeps one collective per exchange, unless look-ahead is on.
     """
     if config.look_ahead == "on" and kind != "gram":
         raise ConfigError(
@@ -355,7 +364,7 @@ def uses_look_ahead(config: ProductsConfig, kind: str, latency: float) -> bool:
 
 
 def look_ahead_reason(config: ProductsConfig, kind: str, is_ahead: bool) -> str:
-    """Return why `uses_look_ahead` leaves it on or off where nobody said which."""
+    """Return the reason for which an automatic look-ahead is on or off."""
     if is_ahead:
         return f"messages take {1e6 * WORTH_HIDING:g} µs or more, which it hides"
     if kind != "gram":
@@ -369,9 +378,9 @@ def look_ahead_reason(config: ProductsConfig, kind: str, is_ahead: bool) -> str:
 
 Array = NDArray[np.float64]
 NAMES = tuple(field.name for field in fields(Machine))
-STEP = 1e-4  # relative, of a constant, to see what hangs on it
-SMALL = 1e-6  # seconds: the size of a constant that was assumed to be nothing
-# What people call the parts, and the constants that they are made of.
+STEP = 1e-4  # relative change of a constant, for difference quotients
+SMALL = 1e-6  # seconds: the assumed size of a constant that is 0
+# The names of the parts in reports, and the constants of each part.
 TERMS = {
     "latency": ("latency",),
     "bandwidth": ("per_byte",),
@@ -385,7 +394,7 @@ TERMS = {
 def terms(
     product: str, steps: int, job: CostInputs, machine: Machine
 ) -> dict[str, float]:
-    """Seconds of a step by part; casts of narrow sums count as bandwidth."""
+    """Return the seconds of a step by part; casts of narrow sums count as bandwidth."""
 
     def step(costs: Array) -> float:
         return seconds(product, steps, job, machine_of(costs))
@@ -399,10 +408,10 @@ def terms(
 
 
 def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
-    """What there is of each constant, where the model stands at `costs`.
+    """Return the derivative of the model `time` by each constant, at `costs`.
 
-    The model grows as its constants grow together, so these times the constants are
-    the time, also where it takes the larger of two terms.
+    The model is homogeneous in its constants, apart from casts: derivatives times
+    constants add up to the time, also where it is the larger of two terms.
     """
     here, found = time(costs), np.empty(len(costs))
     for k in range(len(costs)):
@@ -414,13 +423,13 @@ def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
 
 
 def costs_of(machine: Machine) -> Array:
-    """The constants as what is paid: seconds a unit, for rates too."""
+    """Return the constants as costs, in seconds a unit: a rate is inverted."""
     values = [(name, getattr(machine, name)) for name in NAMES]
     return np.array([1.0 / v if name in RATES else v for name, v in values])
 
 
 def machine_of(costs: Array) -> Machine:
-    """Back again."""
+    """Return the `Machine` with these costs: the inverse of `costs_of`."""
     table = dict(zip(NAMES, costs.tolist(), strict=True))
     for name in RATES:
         table[name] = 1.0 / max(table[name], 1e-30)

@@ -38,7 +38,7 @@ from hpcsgd.products.base import (
 
 
 class Direct(Product):
-    """s sums of b·K words (none when a replica is one member)."""
+    """Plain SGD: s sums of b·K words (none if a replica is one member)."""
 
     def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task
@@ -46,18 +46,18 @@ class Direct(Product):
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
-        """Yield a sum of b·K words for each step: momentum is read at one point."""
+        """Yield a sum of b·K words for each step, also with momentum."""
         for rows in shape.sizes:
             yield ExchangeMessage(rows * shape.scores, "margin_sum")
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of what an exchange holds."""
+        """Yield name and bytes of the arrays of an exchange."""
         yield "rows", shape.own_rows()
         yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """One synchronisation per step."""
+        """Take s plain steps, with one synchronisation each, and return the state."""
         x = self.exchanges.plain(group.blocks)
         x.load(group)
         x.attach(state)
@@ -73,7 +73,7 @@ def take_plain_steps(exchanges: MemberExchanges, x: PlainStepSequence) -> None:
 
 
 def take_each_step(exchanges: MemberExchanges, x: PlainStepSequence) -> None:
-    """t = Σ_c Y w;  r = residual(t, y);  w ← M w + u Yᵀr."""
+    """Take the steps one by one: t = Σ_c Y w;  r = residual(t, y);  w ← M w + u Yᵀr."""
     for step in x.each_step():
         sums = step.messages("margins")
         before, after = (step.sample, step.scores), (step.steps, step.update)
@@ -84,14 +84,17 @@ def take_each_step(exchanges: MemberExchanges, x: PlainStepSequence) -> None:
 
 
 class BatchAccumulator(Protocol):
-    """Who sends gradients, once all batches of an exchange have been seen."""
+    """A consumer of gradients, which sends them after the last batch of an exchange."""
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """An exchange begins, with so many batches on this replica."""
+        """Begin exchange `index` of `epoch`, with `batches` batches on this replica."""
 
 
 class MicroBatches(Product):
-    """Any product that takes single steps; it never holds rows of more than a batch."""
+    """A product that passes the batches of a group to `product`, one by one.
+
+    It never stores the rows of more than one batch.
+    """
 
     def __init__(
         self, product: Product, gathering: BatchAccumulator, most: int
@@ -103,7 +106,7 @@ class MicroBatches(Product):
         self._known: dict[int, ExchangeCoefficients] = {}  # by the size of a batch
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """All batches of the group, at the weights that it found."""
+        """Take all batches at the weights of the group's start; return the state."""
         blocks = group.blocks
         self.gathering.begin(group.epoch, group.index, len(blocks.sizes))
         for number, size in enumerate(blocks.sizes):
@@ -115,7 +118,7 @@ class MicroBatches(Product):
         self.product.finish()
 
     def _one(self, group: Group, number: int, size: int) -> Group:
-        """One batch as a group of its own."""
+        """Return batch `number` of the group, which has `size` rows, as a group."""
         first = group.blocks.starts[number]
         return replace(
             group,
@@ -128,7 +131,7 @@ class MicroBatches(Product):
     def _coefficients(
         self, of_group: ExchangeCoefficients, size: int
     ) -> ExchangeCoefficients:
-        """Of one step; its rate is nobody's concern here."""
+        """Return the coefficients of one step of `size` rows; the rate is unused."""
         if size not in self._known:
             update, l2, backend = of_group.update, of_group.l2, of_group.backend
             self._known[size] = ExchangeCoefficients(
@@ -138,10 +141,13 @@ class MicroBatches(Product):
 
 
 class AtOnce(MicroBatches):
-    """All batches as one, for whoever would send its tiles once for each of them."""
+    """A product that takes all batches of a group as one batch.
+
+    A consumer that sends its tiles for each batch then sends them only once.
+    """
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """One pass over the tiles serves all of them."""
+        """Take all batches in one pass over the tiles, and return the state."""
         self.gathering.begin(group.epoch, group.index, 1)
         coefficients = self._coefficients(group.coefficients, len(group.rows))
         one = replace(group, coefficients=coefficients)
@@ -157,10 +163,10 @@ class AtOnce(MicroBatches):
 
 
 class RoundJudge(Protocol):
-    """Who says how long a round lasts."""
+    """The rule that decides how many chunks a replica takes in a round."""
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """A round begins, of up to so many chunks."""
+        """Begin round `index` of `epoch`, with at most `batches` chunks."""
 
     def has_next_chunk(self) -> bool:
         """Return whether another chunk is taken now."""
@@ -168,7 +174,7 @@ class RoundJudge(Protocol):
 
 @dataclass
 class Stream:
-    """The chunks of one replica, as many as anybody asks for."""
+    """The endless sequence of chunks of one replica, pass after pass over its rows."""
 
     sampler: Sampler
     planner: Planner
@@ -177,7 +183,7 @@ class Stream:
     _order: tuple[int, Array] | None = field(default=None, repr=False)
 
     def next(self) -> Group:
-        """The one after the last."""
+        """Return the next chunk, as a group of one batch."""
         turn, place = divmod(self.taken, len(self.sizes))
         first = sum(self.sizes[:place])
         sizes = (self.sizes[place],)
@@ -185,11 +191,11 @@ class Stream:
         return self.planner.group(place, turn, self._order_of(turn), first, sizes, 0)
 
     def rows_in(self, first: int, count: int) -> int:
-        """Rows of `count` chunks from number `first` on."""
+        """Return the number of rows in `count` chunks from chunk `first` on."""
         return self._rows_of(first + count) - self._rows_of(first)
 
     def _rows_of(self, chunks: int) -> int:
-        """Of that many from the beginning."""
+        """Return the number of rows in the first `chunks` chunks of the stream."""
         if not self.sizes:
             return 0
         turns, rest = divmod(chunks, len(self.sizes))
@@ -197,14 +203,17 @@ class Stream:
         return turns * ends[-1] + ends[rest]
 
     def _order_of(self, turn: int) -> Array:
-        """Shuffled once a pass."""
+        """Return the row order of pass `turn`, which is computed once a pass."""
         if self._order is None or self._order[0] != turn:
             self._order = (turn, self.sampler.order(turn))
         return self._order[1]
 
 
 class AnyBatches(Product):
-    """Any product that takes single steps; it never holds rows of more than a chunk."""
+    """A product that passes chunks of a stream to `product` until the round ends.
+
+    It never stores the rows of more than one chunk.
+    """
 
     def __init__(
         self, product: Product, judge: RoundJudge, stream: Stream, most: int
@@ -216,7 +225,10 @@ class AnyBatches(Product):
         self.holds_all_columns = product.holds_all_columns
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Chunks of the stream at the weights it found; `group` says which round."""
+        """Take chunks of the stream at the weights at the start of the round.
+
+        `group` only numbers the round. Return the state.
+        """
         self.judge.begin(group.epoch, group.index, self.most)
         while self.judge.has_next_chunk():
             state = self.product.advance(state, self.stream.next(), None)
@@ -227,11 +239,11 @@ class AnyBatches(Product):
         self.product.finish()
 
 
-# Sampled rows of which only some columns are there at a time.
+# Sampled rows of which only some columns are in memory at a time.
 
 
 class TiledRows:
-    """The rows of one exchange; every tile of columns is made when it is asked for."""
+    """The rows of one exchange, whose tiles of columns are made on demand."""
 
     def __init__(self, task: Task, scratch: Scratch, rows: Array, height: int) -> None:
         self.task = task
@@ -244,7 +256,7 @@ class TiledRows:
         return len(self.rows)
 
     def tile(self, part: slice) -> Rows:
-        """These columns, as the backend takes rows."""
+        """Return the rows in the columns `part`, as the backend takes rows."""
         matrix = self.task.shard.matrix
         backend = self.task.backend
         if matrix.is_sparse:
@@ -264,23 +276,23 @@ class TiledRows:
         return self._sorted
 
 
-# Plain SGD on rows and weights that are never there whole.
+# Plain SGD on rows and weights that are never in memory as a whole.
 #
 # Batches whose gradients travel together are one batch here: a pass over all tiles of
 # the weights serves all of them.
 
 
 class ByTiles(GradientReducer, Protocol):
-    """Who holds the weights, and passes them tile by tile."""
+    """A reducer of gradients that stores the weights, and processes them by tiles."""
 
     height: int  # columns of a tile
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """An exchange begins, with so many batches on this replica."""
+        """Begin exchange `index` of `epoch`, with `batches` batches on this replica."""
 
 
 class TiledProduct(Product):
-    """One pass over the tiles for scores, one for gradient and step."""
+    """A product with one pass over the tiles for scores, one for gradient and step."""
 
     def __init__(self, task: Task, by_tiles: ByTiles) -> None:
         self.task = task
@@ -289,7 +301,10 @@ class TiledProduct(Product):
         self._known: dict[int, ExchangeCoefficients] = {}
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """t = Σ_b Y_b w_b, summed over members;  r;  then Y_bᵀr, tile by tile."""
+        """Take one step: t = Σ_b Y_b w_b, summed over members;  r;  Y_bᵀr by tiles.
+
+        Return the state.
+        """
         task, plan = self.task, self._plan(group)
         self.by_tiles.begin(group.epoch, group.index, 1)
         rows = TiledRows(task, self.scratch, group.rows, self.by_tiles.height)
@@ -324,7 +339,7 @@ class TiledProduct(Product):
         self.task.clock.lap("scores")
 
     def _plan(self, group: Group) -> Any:
-        """Of one step of all rows; its rate is nobody's concern here."""
+        """Return the coefficients of one step of all rows; the rate is unused."""
         size, of_group = len(group.rows), group.coefficients
         if size not in self._known:
             update, l2, backend = of_group.update, of_group.l2, of_group.backend

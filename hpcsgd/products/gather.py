@@ -19,7 +19,7 @@ class Gather(Product):
     """One all-gather of m·d_c words from each member, then s exact local steps.
 
     Rows travel as they are stored, so a 16-bit matrix costs half the bytes.
-    Every member holds w whole.
+    Every member stores all of w.
     """
 
     holds_all_columns = True
@@ -40,7 +40,7 @@ class Gather(Product):
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield rows as they are stored, as they come from all members, and widened."""
+        """Yield name and bytes of the rows (stored, received, widened) and vectors."""
         if shape.density is not None:
             yield "rows", shape.sampled(shape.columns)
         else:
@@ -50,7 +50,10 @@ class Gather(Product):
         yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Gather rows of all columns that are not here, then take plain steps."""
+        """Gather the rows of `group` unless they are kept, then take plain steps.
+
+        Return the state.
+        """
         x = self.exchanges.gathered(group.blocks, self.keeps_batches)
         x.load(group)
         x.attach(state)
@@ -62,25 +65,25 @@ class Gather(Product):
         return state
 
 
-# Rows that come again: members exchange them once, and then need each other no more.
+# Rows that come again: members exchange them once, and later send no message.
 #
 # Under "shuffle once" every epoch has the same groups. After the first one every member
 # holds all columns of all rows, in the order in which they are taken.
 
 
 class GatherOnce(Gather):
-    """Epoch 1 as gather; later no message at all."""
+    """The product `gather` in the first epoch; later epochs send no message."""
 
     keeps_batches = True
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
-        """Yield what `gather` sends for rows that are not kept yet."""
+        """Yield the messages of `gather` for rows that are not kept yet."""
         if not shape.is_kept:
             yield from Gather.messages(shape)
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield what `gather` holds, and all rows, which are kept."""
+        """Yield name and bytes of the arrays of `gather`, and of all rows, kept."""
         yield from Gather.holds(shape)
         yield "kept", int(shape.all_rows * shape.columns * shape.matrix)

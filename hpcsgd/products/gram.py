@@ -29,7 +29,7 @@ Part = Callable[[], None]
 
 
 class Gram(Product):
-    """One sum of b² s (s−1)/2 + m·K·states words per s steps."""
+    """CA-SGD: one sum of b² s (s−1)/2 + m·K·states words per s steps."""
 
     has_recurrence = True
     is_monitored = True
@@ -49,13 +49,16 @@ class Gram(Product):
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of what an exchange holds."""
+        """Yield name and bytes of the arrays of an exchange."""
         yield "rows", shape.own_rows()
         yield shape.message()
         yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Products, one message, s steps."""
+        """Compute Gram and margins, sum them over members, and take s steps.
+
+        Return the state.
+        """
         x = self.exchanges.exchange(group.blocks)
         x.load(group)
         x.attach(state)
@@ -72,9 +75,9 @@ class Gram(Product):
 def run_watched(
     task: Task, state: State, group: Group, x: Exchange, parts: PartSequence
 ) -> bool:
-    """Do an exchange part by part, with the monitor around its steps.
+    """Run an exchange part by part, and check its steps with the monitor of `task`.
 
-    False, and nothing done, where no check is due.
+    Return False, without running a part, if no check is due.
     """
     monitor = task.monitor
     if monitor is None:
@@ -99,7 +102,7 @@ NO_MARGINS: Array = np.empty(0)
 
 
 class CachedGram(Product):
-    """Epoch 1 as gram; later one sum of m·K·states words and no Gram flops."""
+    """The product `gram` in epoch 1; later one sum of m·K·states words and no Gram."""
 
     has_recurrence = True
     is_monitored = True
@@ -112,9 +115,9 @@ class CachedGram(Product):
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
-        """Yield what `gram` sends for new rows, else a sum of z alone.
+        """Yield the messages of `gram` for new rows, else a sum of z alone.
 
-        Where a run goes on behind the first epoch, new rows take both.
+        If a run resumes after the first epoch, new rows need both.
         """
         if not shape.is_kept:
             yield from Gram.messages(shape)
@@ -124,12 +127,12 @@ class CachedGram(Product):
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield what `gram` holds, and the Grams that are kept."""
+        """Yield name and bytes of the arrays of `gram`, and of the kept Grams."""
         yield from Gram.holds(shape)
         yield "kept", shape.all_gram_words * shape.gram_size
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Look the Gram up, or sum it and keep it."""
+        """Take s steps with the kept Gram, or first sum it; return the state."""
         x = self.exchanges.exchange(group.blocks)
         x.load(group)
         x.attach(state)
@@ -141,8 +144,8 @@ class CachedGram(Product):
         before: tuple[Part, ...] = ()
         sums: Sequence[Any] = ()
         if is_known or group.epoch:
-            # New rows of a run that goes on from a checkpoint: their margins come by
-            # the message they would have come by, so that their sum has the same bits.
+            # A run that resumed from a checkpoint sums the margins of new rows in the
+            # message of a run without interruption, so that the sum has the same bits.
             x.use(kept)
             sums = x.messages("margins")
             before = (x.sample, x.scores) if is_known else (x.scores,)
@@ -155,7 +158,7 @@ class CachedGram(Product):
         return state
 
     def _sum_and_keep(self, x: Exchange) -> Any:
-        """Sum the products of new rows, and return what is kept of them."""
+        """Sum the products of new rows, and return their Gram for later epochs."""
         sums = x.messages("gram", "margins")
         before = x.sample, x.products
         self.exchanges.sequence(x, before, sums, (), once=True).run()
@@ -165,7 +168,7 @@ class CachedGram(Product):
 NOT_KEPT: tuple[Array, Any] = (np.empty(0, np.int64), None)
 
 
-# CA-SGD with the next Gram under way: only the margin sum is waited for.
+# CA-SGD with the next Gram in transit: steps wait only for the sum of the margins.
 #
 # G of the next group does not depend on w. While the sum of this group's margins
 # travels, the next Gram is computed; its own sum travels during the recurrence.
@@ -173,7 +176,7 @@ NOT_KEPT: tuple[Array, Any] = (np.empty(0, np.int64), None)
 
 @dataclass(frozen=True)
 class AheadGroup:
-    """A group whose rows are known and whose Gram is there, or on its way."""
+    """A group whose rows are loaded, and whose Gram is summed or in transit."""
 
     group: Group
     exchange: Exchange
@@ -181,7 +184,7 @@ class AheadGroup:
 
 
 class LookAheadGram(Product):
-    """Two sums per exchange: m·K·states words waited for, the Gram hidden."""
+    """CA-SGD with two sums per exchange: m·K·states words, and the Gram, hidden."""
 
     has_recurrence = True
     is_monitored = True
@@ -189,7 +192,7 @@ class LookAheadGram(Product):
     def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task
         self.exchanges = exchanges
-        # Two of each size: the steps of one are taken while the next is made.
+        # Two exchanges of each size: one takes its steps while the next is made.
         self.turn = 0
         self.prepared: AheadGroup | None = None
 
@@ -200,13 +203,16 @@ class LookAheadGram(Product):
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield what two exchanges hold, of which one is under way."""
+        """Yield name and bytes of the arrays of two exchanges, one in transit."""
         yield "rows", shape.own_rows() * (1 if shape.density is not None else 2)
         yield shape.message(ahead=True)
         yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Begin the margins, begin the next Gram, then take the steps of this one."""
+        """Start the sum of the margins, start the next Gram, then take the s steps.
+
+        Return the state.
+        """
         ready = self._take(group)
         x = ready.exchange
         x.attach(state)
@@ -221,7 +227,7 @@ class LookAheadGram(Product):
         return state
 
     def finish(self) -> None:
-        """A Gram that nobody will read still has to arrive."""
+        """Wait for the sum of a Gram that will not be used."""
         if self.prepared is not None:
             self.prepared.gram.wait()
             self.prepared = None

@@ -1,4 +1,4 @@
-"""The gap monitor: recurrence against fresh products, and what rounding allows."""
+"""The gap monitor: it compares the recurrence with fresh products, up to rounding."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -28,23 +28,26 @@ from hpcsgd.precision import FIELDS, Precision
 # standard deviations of the usual model (each rounding is independent and uniform);
 # what is allowed is `SAFETY` of them. No other number enters.
 
-SAFETY = 10.0  # standard deviations: a run takes very many looks
+SAFETY = 10.0  # standard deviations: a run makes very many checks
 UNIFORM = 1 / 3  # variance of what is uniform between -1 and 1
 
 
 def unit(name: str) -> float:
-    """The unit roundoff of a format."""
+    """Return the unit roundoff of the format `name`."""
     return get_format(name).unit_roundoff
 
 
 def grown(u: float, terms: float) -> float:
-    """u (1 + n u): the roundoff of a sum, with the bias of one that stops growing."""
+    """Return u (1 + n u), the roundoff of a sum of n terms.
+
+    The factor contains the bias of a sum that stops growing.
+    """
     return u * (1.0 + terms * u)
 
 
 @dataclass(frozen=True)
 class RoundoffModel:
-    """Variances of fresh products less the recurrence, in units of `unit`²."""
+    """Variances of fresh products minus the recurrence, in units of `unit`²."""
 
     precision: Precision
     blocks: Blocks
@@ -56,13 +59,19 @@ class RoundoffModel:
 
     @cached_property
     def unit(self) -> float:
-        """The coarsest roundoff there is, which all members know."""
+        """Return the coarsest roundoff of sums, weights and recurrence.
+
+        The value is the same on all members.
+        """
         used = [n for n in FIELDS if n not in ("matrix", "margin", "residual")]
         return self._unit(*used)
 
     @cached_property
     def of_weights(self) -> float:
-        """Of ‖y∘w‖²: its sum, that over members, and w rounded in every step."""
+        """Return the factor of ‖y∘w‖² in the variance of a score.
+
+        It covers the sum of a member, that over members, and w rounded in every step.
+        """
         add = grown(self._unit("margin_sum"), self.terms)
         summed = add**2 * (self.terms / 6 + self.members)
         rounded = len(self.blocks.sizes) * self._unit("weights") ** 2
@@ -70,7 +79,10 @@ class RoundoffModel:
 
     @cached_property
     def of_steps(self) -> float:
-        """Of ‖y∘Δw‖²: the Gram's sums, its message, gradients and their factors."""
+        """Return the factor of ‖y∘Δw‖² in the variance of a score.
+
+        It covers the sums of the Gram, its message, gradients and their factors.
+        """
         m, largest = self.blocks.rows, max(self.blocks.sizes)
         gram = grown(self._unit("gram_sum"), self.terms) ** 2 * self.terms / 6
         wire = self._unit("gram_wire") ** 2 * self.members
@@ -80,7 +92,11 @@ class RoundoffModel:
         return float((gram + wire + step * min(m, largest) + factors) / self.unit**2)
 
     def of_products(self, led: Array, correction: Array, total: Array) -> Array:
-        """Variance of every row from the summed products themselves, absolute."""
+        """Return the absolute variance of every score from the summed products, (m, K).
+
+        `led` is the size of the terms of margins, `correction` that of the terms of
+        the Gram, and `total` the scores.
+        """
         sums = grown(self._unit("margin_sum"), self.terms) ** 2
         gram = grown(self._unit("gram_sum"), self.terms) ** 2
         wire = self._unit("gram_wire") ** 2
@@ -90,7 +106,10 @@ class RoundoffModel:
         return whole
 
     def flushed(self, pushed: Array) -> Array:
-        """What disappears below the smallest numbers of the formats, by row."""
+        """Return a bound, by row, of the parts of sums that underflow in their formats.
+
+        `pushed` is the size of the factors of the Gram in each row.
+        """
         root = sqrt(self.terms)
         margin = _tiny(self.precision, ("margin_sum",)) * root
         gram = _tiny(self.precision, ("gram_sum", "gram_wire")) * root
@@ -101,7 +120,10 @@ class RoundoffModel:
 def recurrence_error(
     precision: Precision, blocks: Blocks, parts: Iterable[Any], size: Array
 ) -> Array:
-    """What `inner` may be off by at every score: `parts` are added, `size` corrects."""
+    """Return the error that rounding to `inner` may cause in every score.
+
+    A score is the sum of `parts` and of a correction, whose terms have the size `size`.
+    """
     u = unit(precision.inner)
     before = np.repeat(blocks.starts[:-1], blocks.sizes)[:, None]
     spread = 1.0 + np.sqrt(before / 6) * (1.0 + before * u)
@@ -115,7 +137,7 @@ def recurrence_error(
 def model_of(
     precision: Precision, blocks: Blocks, terms: float, members: int
 ) -> RoundoffModel:
-    """The one `RoundoffModel` of these: a run has two or three."""
+    """Return the `RoundoffModel` of these arguments; a run has two or three."""
     return RoundoffModel(precision, blocks, terms, members)
 
 
@@ -123,22 +145,23 @@ def _tiny(precision: Precision, fields: Iterable[str]) -> float:
     return max(get_format(getattr(precision, name)).tiny for name in fields)
 
 
-# Scores that steps should have seen: a walk through them, folded into few words.
+# Scores that the steps should have had, recomputed step by step, and folded into few
+# words.
 
-PROBES = 64  # rows whose sizes are estimated at least, by more than one look if need be
+PROBES = 64  # least rows in an estimate of sizes; fewer rows are repeated
 
 
 def words_of(sizes: tuple[int, ...]) -> int:
-    """b of them, and two where batches are single rows."""
+    """Return the words of a check: the largest batch size b, but at least two."""
     return max(*sizes, 2)
 
 
 class Fold:
-    """All m rows as few words: rows of one place, and their K scores, with signs."""
+    """A map of (m, K) scores to few words, each a sum of rows with random signs."""
 
     def __init__(self, blocks: Blocks, columns: int, seed: tuple[int, ...]) -> None:
         rng = np.random.default_rng(seed)
-        # One of the words says how large the partial scores are.
+        # One of the words is the bound of the rounding errors.
         self.places = words_of(blocks.sizes) - 1
         drawn = rng.integers(0, 2, size=(blocks.rows, columns), dtype=np.int8)
         self.signs = 2.0 * drawn - 1.0
@@ -146,11 +169,11 @@ class Fold:
         self.place = np.concatenate(rows) % self.places
 
     def signed(self, values: Array) -> Array:
-        """One word for each place."""
+        """Return one word for each place: the sum of (m, K) `values` with signs."""
         return self.added(self.signs * values)
 
     def added(self, values: Array) -> Array:
-        """The same without signs."""
+        """Return one word for each place: the sum of (m, K) `values` without signs."""
         total: Array = np.bincount(
             self.place, values.sum(axis=1, dtype=np.float64), self.places
         )
@@ -158,7 +181,10 @@ class Fold:
 
 
 def terms(task: Task) -> float:
-    """How many products a member adds for one score: those of the widest."""
+    """Return how many products a member adds for one score.
+
+    With dense rows, the number is that of the widest member.
+    """
     shard = task.shard
     if not shard.matrix.is_sparse:
         return float(max(part.stop - part.start for part in shard.parts))
@@ -178,7 +204,7 @@ def recompute_scores(
     """Return this member's recomputed scores, folded, and a bound of their rounding
     errors.
 
-    The size is in units of `model.unit`, the largest of all places.
+    The bound is in units of `model.unit`, the largest of all places.
     """
     weights, starts = state.weights.copy(), group.blocks.starts
     scores = np.empty((group.blocks.rows, task.columns), dtype=task.margin_dtype)
@@ -201,7 +227,10 @@ def recompute_scores(
 def _squares(
     task: Task, rows: Rows, spread: Array, fold: Fold, seed: tuple[int, ...]
 ) -> Array:
-    """‖y ∘ spread‖² of every row: the mean square of products with random signs."""
+    """Return ‖y ∘ spread‖² of every row, (m, K).
+
+    It is estimated as the mean square of products with random signs.
+    """
     rng = np.random.default_rng(seed)
     m = len(fold.place)
     total = np.zeros((m, task.columns))
@@ -229,12 +258,12 @@ class Corrections:
 
 
 def lead(unrolled: UnrolledSteps, blocks: Blocks, margins: Array) -> Array:
-    """Σ_k lead_k z_k for all rows."""
+    """Return Σ_k lead_k z_k for all rows, (m, K)."""
     return _led(unrolled.lead, blocks, margins)
 
 
 def lead_size(unrolled: UnrolledSteps, blocks: Blocks, margins: Array) -> Array:
-    """Σ_k |lead_k z_k|: what that is a sum of."""
+    """Return Σ_k |lead_k z_k| for all rows, (m, K): the size of the terms of `lead`."""
     return _led(np.abs(unrolled.lead), blocks, np.abs(margins))
 
 
@@ -250,7 +279,7 @@ def _led(factors: Array, blocks: Blocks, margins: Array) -> Array:
 def corrections(
     unrolled: UnrolledSteps, blocks: Blocks, gram: Array, residuals: Array
 ) -> Corrections:
-    """From G as it was summed and the residuals as they were used."""
+    """Return the corrections of all rows, from the summed G and the residuals used."""
     exact = residuals.astype(np.float64)
     total, size = np.zeros_like(exact), np.zeros_like(exact)
     pushed = np.zeros((len(exact), 1))
@@ -271,7 +300,7 @@ def corrections(
 def intercepts(
     unrolled: UnrolledSteps, blocks: Blocks, start: Array | None, residuals: Array
 ) -> Array | float:
-    """q·β at the step of every row, from where the exchange began."""
+    """Return q·β at the step of every row, for an exchange that began with `start`."""
     if start is None:
         return 0.0
     exact, at = residuals.astype(np.float64), start.astype(np.float64)
@@ -290,7 +319,7 @@ def intercepts(
 def residuals_at(
     family: Family, scores: Array, targets: Array, weights: Array | None, dtype: Any
 ) -> Array:
-    """∂ℓ/∂t · c in float64, with exponentials clipped where a run in `dtype` clips."""
+    """Return ∂ℓ/∂t · c in float64, with scores clipped where a run in `dtype` clips."""
     at = scores
     if not np.isfinite(family.curvature):
         bound = exp_bound(np.dtype(dtype))
@@ -315,7 +344,7 @@ def task_of_model(number: int, task: Task, group: Group) -> tuple[Task, Group]:
 
 
 def state_of(number: int, task: Task, state: State) -> State:
-    """A copy of its state, and its residuals."""
+    """Return a copy of the state of model `number`, with its residuals."""
     start, residuals = state.intercept, state.residuals
     return State(
         weights=columns_of(number, task, state.weights),
@@ -325,7 +354,7 @@ def state_of(number: int, task: Task, state: State) -> State:
 
 
 def columns_of(number: int, task: Task, values: Array) -> Array:
-    """Of all models' columns, state by state, those of that model."""
+    """Return the columns of model `number`, state by state, of those of all models."""
     models = task.models
     assert models is not None
     parts = values.reshape(len(values), -1, len(models), models.scores)
@@ -334,24 +363,24 @@ def columns_of(number: int, task: Task, values: Array) -> Array:
 
 # The gap monitor: the scores of the recurrence against fresh products, now and then.
 #
-# After the residuals of an exchange are known, every member walks its slice of the
-# weights through the steps as plain SGD would, and forms the scores that the steps
-# should have seen. These partial scores, folded with random signs into as many words as
-# a batch has rows, travel in the next message; their sum is compared with the same fold
-# of what the recurrence gives. Rounding to `margin` is in neither of the two. That the
-# residuals in use are those of the recurrence is seen at once, by every member alone.
+# After the residuals of an exchange are known, every member applies the steps to its
+# part of the weights as plain SGD would, and computes the scores that the steps should
+# have had. These partial scores, folded with random signs into as many words as a batch
+# has rows, travel in the next message; their sum is compared with the same fold of the
+# scores of the recurrence. Rounding to `margin` is in neither of the two. Every member
+# checks at once and alone whether the residuals in use are those of the recurrence.
 
 
 @dataclass(frozen=True)
 class StepsBefore:
-    """What the steps began with."""
+    """The margins and the intercept with which the steps of an exchange began."""
 
     number: int
     margins: Array  # before they were rounded to their storage
     intercept: Array | None
 
     def of(self, number: int, task: Task) -> "StepsBefore":
-        """What one of several models began with."""
+        """Return the margins and the intercept of model `number` of several."""
         start = self.intercept
         return StepsBefore(
             self.number,
@@ -362,12 +391,12 @@ class StepsBefore:
 
 @dataclass(frozen=True)
 class PendingCheck:
-    """What the next message is compared with."""
+    """The words of a check in the next message, their expected sum, and its errors."""
 
     number: int
     own: Array  # this member's words
     expected: Array
-    variance: Array  # of rounding, what the members' sizes do not say
+    variance: Array  # of rounding, without that of the members' sizes
     flushed: Array
     unit: float
 
@@ -384,7 +413,7 @@ class GapMonitor:
         self.seed = seed
         self.last = 0  # the exchange before this one
         self.waiting: PendingCheck | None = None
-        self.blank = 0  # words that nobody will read
+        self.blank = 0  # words of the next message that are not compared
         self.checks = 0
         self.alarm: dict[str, Any] | None = None
 
@@ -399,13 +428,13 @@ class GapMonitor:
         plans: list[tuple[int, ...]],
         trains: Callable[[int], bool] = lambda number: True,
     ) -> None:
-        """Look where the run that is gone on with would have.
+        """Resume after exchange `done`, with the checks of a run without interruption.
 
-        Messages keep their sizes, so that sums have the same bits: words of a look
-        that was not judged any more are sent, and mean nothing.
+        Messages keep their sizes, so that sums have the same bits: the words of a
+        check that was not judged any more are sent as zeros.
         """
         each, count = self.exchanges_per_epoch, len(plans)
-        # Where this replica had rows, and did not rest.
+        # The exchanges in which this replica had rows and trained, the last one first.
         worked = (
             number
             for number in range(done, 0, -1)
@@ -416,11 +445,11 @@ class GapMonitor:
             self.blank = words_of(plans[(self.last - 1) % each])
 
     def post(self, room: Array) -> None:
-        """Put what waits into its place in the message."""
+        """Write the waiting words, or zeros, into their place `room` in the message."""
         room[...] = 0.0 if self.waiting is None else self.waiting.own
 
     def judge(self, total: Array) -> None:
-        """Compare, and note where the difference is more than rounding."""
+        """Compare the sum of the words with its expectation, and note large errors."""
         found, self.waiting, self.blank = self.waiting, None, 0
         if found is None:
             return
@@ -431,7 +460,7 @@ class GapMonitor:
         self.note("scores", found.number, gap, SAFETY * spread + found.flushed)
 
     def before(self, state: State, group: Group, margins: Array) -> StepsBefore | None:
-        """Copies of what the steps begin with, where a look is due."""
+        """Return copies of margins and intercept ahead of the steps; None: no check."""
         number = self._number(group)
         last, self.last = self.last, number
         if not self._is_due(number, last):
@@ -448,15 +477,15 @@ class GapMonitor:
         rows: Rows,
         gram: Array,
     ) -> None:
-        """Check the residuals, walk, and leave words for the next message."""
-        if task.models is not None:  # one of them a look: they share what may be wrong
+        """Check the residuals, recompute scores, store words for the next message."""
+        if task.models is not None:  # one model a check: models share their faults
             number = seen.number // self.every % len(task.models)
             seen, state = seen.of(number, task), state_of(number, task, state)
             task, group = task_of_model(number, task, group)
         assert state.residuals is not None
         if not np.isfinite(state.residuals).all():
-            # Left out by the scale of residuals, or a divergence that others see; the
-            # message has the length that it would have had.
+            # The loss scale left the steps out, or the run diverged, which other checks
+            # report; the message keeps its length.
             self.blank = words_of(group.blocks.sizes)
             return
         exact = Exact.of(task, seen, group, gram, state.residuals)
@@ -481,14 +510,14 @@ class GapMonitor:
         task.clock.lap("gap")
 
     def is_due(self, group: Group) -> bool:
-        """Whether this exchange is looked at."""
+        """Return whether `before` and `after` check the exchange of `group`."""
         return self._is_due(self._number(group), self.last)
 
     def _number(self, group: Group) -> int:
         return group.epoch * self.exchanges_per_epoch + group.index + 1
 
     def _is_due(self, number: int, last: int) -> bool:
-        # Not "number % every": a replica with fewer rows has no exchange of some.
+        # Not "number % every": a replica with fewer rows takes part in fewer exchanges.
         return number // self.every > last // self.every
 
     def note(self, what: str, number: int, gap: Array, allowed: Array) -> None:
@@ -526,7 +555,7 @@ class Exact:
     def of(
         cls, task: Task, seen: StepsBefore, group: Group, gram: Array, residuals: Array
     ) -> "Exact":
-        """What exchange `seen` had."""
+        """Return the recurrence of the exchange that began with `seen`."""
         unrolled, blocks = group.coefficients.whole, group.blocks
         found = corrections(unrolled, blocks, gram, residuals)
         stored = store_margins(task, seen.margins.copy())
@@ -541,7 +570,7 @@ class Exact:
     def residual_gap(
         self, task: Task, group: Group, residuals: Array
     ) -> tuple[Array, Array]:
-        """How far residuals are from those of the scores, and may be."""
+        """Return the errors of the residuals and their bounds, both (m, K)."""
         batch, form = batch_of(task, group.rows), task.precision
         offset = 0.0 if batch.offsets is None else batch.offsets.astype(np.float64)
         parts = (self.led_size, self.shift, offset)
@@ -570,7 +599,7 @@ class Exact:
 def _rounded(
     task: Task, targets: Array, weights: Array | None, expected: Array
 ) -> Array:
-    """What a residual loses where it is the difference of a mean and a target."""
+    """Return a bound of rounding errors of residuals, each a mean minus a target."""
     form = task.precision
     real = task.family.targets in ("real", "counts", "positive")
     target = np.maximum(np.abs(targets), 1.0) if real else 1.0

@@ -14,17 +14,17 @@ from hpcsgd.glm.penalties import Penalty
 
 
 class Observer:
-    """Base class of what the loop of a run calls; every method does nothing.
+    """Base class of observers, which the loop of a run calls; its methods do nothing.
 
     All ranks call their observers alike, in the order of a list. What has to outlive a
     checkpoint is kept in `state.memory` or in the state itself.
     """
 
     def prepare(self, state: State) -> None:
-        """Make room in the state, before a checkpoint is put back into it."""
+        """Allocate arrays in the state, before a checkpoint is read into it."""
 
     def start(self, state: State, exchanges: int) -> None:
-        """Read the state that the run goes on from after exchange `exchanges`."""
+        """Read the state from which the run resumes after exchange `exchanges`."""
 
     def before_epoch(self, state: State, epoch: int) -> None:
         """Act before the first exchange of `epoch` (from 0 on)."""
@@ -36,22 +36,22 @@ class Observer:
         """Act after the steps of `group`, before replicas agree; None: no steps."""
 
     def after_exchange(self, state: State, number: int) -> None:
-        """Act after replicas agreed, or did not, in exchange `number`."""
+        """Act after exchange `number`, whether or not replicas synchronised in it."""
 
     def after_poll(self, number: int) -> None:
-        """Act after exchange `number`, behind which no rank has found a fault."""
+        """Act after the poll of exchange `number`, if no rank reported a fault."""
 
     def after_evaluation(self, state: State, view: Any) -> None:
-        """Act after a full loss, which is the last of `view.history`."""
+        """Act after an evaluation of the objective, the last of `view.history`."""
 
     def at_end(self, state: State, number: int, is_finished: bool) -> None:
-        """Act when training is over, before the last loss is taken.
+        """Act when training is over, before the last evaluation of the objective.
 
-        `is_finished` is False where the run diverged, or is to go on later.
+        `is_finished` is False if the run diverged, or is to resume later.
         """
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of the result has to say of this observer."""
+        """Return the facts of this observer for the report of the result, by name."""
         return {}
 
 
@@ -71,8 +71,9 @@ class Observers(Observer):
         self._at_end = self._methods("at_end")
 
     def _methods(self, event: str) -> list[Callable[..., None]]:
-        """Return the methods of those who do something at an event; others cost none
-        of an exchange's time.
+        """Return the methods of the observers that override `event`.
+
+        Other observers take no time of an exchange.
         """
         idle = getattr(Observer, event)
         return [
@@ -140,21 +141,24 @@ class Observers(Observer):
 
 
 class Proximal(Observer):
-    """For the columns that this member holds; each replica's before they average."""
+    """The proximal step of l1 and bounds, on the columns of this member.
+
+    Each replica takes it before replicas average.
+    """
 
     def __init__(
         self, penalty: Penalty, classes: int, store: Callable[[Array], object]
     ) -> None:
-        self.penalty = penalty  # of the columns held
+        self.penalty = penalty  # of the local columns
         self.classes = classes  # K
         self.store = store  # rounds weights to the format that they have
 
     def prepare(self, state: State) -> None:
-        """Begin within the bounds."""
+        """Move the initial weights into the bounds."""
         self._map(state, np.zeros(1))
 
     def after_steps(self, state: State, number: int, group: Group | None) -> None:
-        """One map for all steps of the group."""
+        """Apply one proximal map for all steps of the group."""
         if group is not None:
             self._map(state, reach(group.coefficients))
 
@@ -172,7 +176,7 @@ class Proximal(Observer):
 
 
 def reach(coefficients: Any) -> Array:
-    """−Σ_i b_i Φ_{s,i+1} u_i: how far one unit of ξ in every step moves each state."""
+    """Return −Σ_i b_i Φ_{s,i+1} u_i: how far one unit of ξ a step moves each state."""
     sizes = np.asarray(coefficients.blocks.sizes, dtype=np.float64)
     form = coefficients.plain if len(sizes) == 1 else coefficients.whole
     far: Array = -(sizes @ form.gain)

@@ -12,117 +12,117 @@ from hpcsgd.backends.cuda.driver import Cublas, DeviceLayer, check_arch, guard, 
 from hpcsgd.backends.cuda.kernels import Build
 from hpcsgd.formats import Array
 
-# What the work of a GPU is asked for: memory, copies, launches, in one order.
+# Requests to a GPU: memory, copies and launches, which it completes in one order.
 
 # grid, block, arguments: device arrays, NumPy scalars of the very size, None for NULL.
 Launch = Callable[..., None]
 
 
 class LaunchGraph:
-    """Launches that were recorded: called, it repeats them as one."""
+    """Recorded launches; a call repeats them as one launch."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch: Launch | None = launch
 
     def __call__(self) -> None:
-        """Queue all of them."""
+        """Queue all recorded launches."""
         assert self._launch is not None, "a graph was launched after its release"
         self._launch()
 
     def release(self) -> None:
-        """Let the GPU forget it; NCCL ends no group that a graph still speaks of."""
+        """Release the graph: NCCL ends no group that a graph still uses."""
         self._launch = None
 
 
 class Device(Protocol):
-    """One GPU as one rank sees it; whatever is asked for happens in that order."""
+    """One GPU as one rank uses it; it completes requests in their order."""
 
-    layer: Any  # what transports ask for
-    stream: Any  # on which all of it happens
-    # Called before the host waits: transports see there how their collectives ended.
+    layer: Any  # for transports
+    stream: Any  # of all requests
+    # Called before the host waits: transports then check how their collectives ended.
     settle: Callable[[], None]
-    arch: str  # as NVRTC calls it: "90a"
+    arch: str  # its name in NVRTC, such as "90a"
     multiprocessors: int
     cache: int  # bytes of what all of them share
     is_shared: bool  # by other ranks, whose kernels may run beside those of this one
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A device array; what is in it is not known."""
+        """Return a device array with undefined values."""
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A device array of zeros."""
+        """Return a device array of zeros."""
 
     def clear(self, array: Any) -> None:
-        """array ← 0, of an array without gaps."""
+        """Set all values of an array without gaps to 0."""
 
     def fill(self, array: Any, values: Array) -> None:
-        """array ← values of the host, of its shape; they may change at once."""
+        """Copy host values of the same shape into `array`; they may change at once."""
 
     def upload(self, array: Any, write: Callable[[Array], None]) -> None:
-        """array ← what `write` puts into the host's memory that it is given.
+        """Copy into `array` what `write` writes into a host array.
 
-        That has the array's shape and type, and what was there before in it; at most
-        `PIECE` bytes. Copies travel while the next array is written.
+        The host array has the same shape and type, at most `PIECE` bytes, and undefined
+        values. Copies travel while the next array is written.
         """
 
     def put_rows(self, array: Any, rows: Any) -> None:
-        """array ← rows that are there already, and zeros behind their ends."""
+        """Copy rows on the device into `array`, with zeros behind their ends."""
 
     def memory(self) -> tuple[int, int]:
-        """(bytes that are free, bytes in all)."""
+        """Return (free bytes, all bytes) of the GPU's memory."""
 
     def fetch(self, array: Any) -> Array:
-        """A copy on the host, when all that was asked for before is done."""
+        """Return a copy on the host, after all earlier requests."""
 
     def kernel(self, build: Build) -> Launch:
-        """launch(grid, block, arguments, shared=0, cluster=1)."""
+        """Return launch(grid, block, arguments, shared=0, cluster=1) of `build`."""
 
     def capture(self, action: Callable[[], None]) -> LaunchGraph:
-        """What repeats the launches of `action`, which has run once, as one launch."""
+        """Return a graph of the launches of `action`, which has run once before."""
 
     def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
-        """out ← left rightᵀ by the vendor's library: bits of bf16, sums in fp32.
+        """Compute out ← left rightᵀ by the vendor's library: bf16 bits, sums in fp32.
 
         All three have two dimensions, and no gaps along the second one.
         """
 
     def seconds(self, action: Callable[[], None], times: int) -> float:
-        """Of one of `times` runs of it, by the clock of the GPU."""
+        """Return the mean seconds of `times` runs of `action`, by the GPU's clock."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Launches within begin after what was asked for before, and wait for no more.
+        """Put launches of the context on a branch, which waits for earlier requests.
 
-        They go on beside those that follow, up to `join`.
+        The branch runs concurrently with later requests, up to `join`.
         """
 
     def join(self) -> None:
-        """What follows begins after what was asked for aside."""
+        """Make later requests wait for the launches of `aside`."""
 
     def wait(self) -> None:
-        """For the stream alone, whatever becomes of collectives."""
+        """Wait for the stream alone, without a check of collectives."""
 
     def synchronize(self) -> None:
-        """Wait until everything asked for is done."""
+        """Wait until all requests are done."""
 
 
 class Mirrored:
-    """One array on the host and on the device; the newer one is copied when asked for.
+    """One array on the host and on the device; the newer copy is sent on request.
 
-    Whoever is given the host's copy may write into it: from then on it is the newer
-    one, until the device has written again. Whoever only looks is given what cannot be
-    written to, and nothing goes up again for it.
+    A caller of `on_host` may write to the host's copy, which is then the newer one,
+    until the device writes again. A caller of `host_view` gets a read-only array, and
+    nothing is sent back to the device for it.
     """
 
     def __init__(
         self, device: Device, host: Array, kind: Any, scale: float = 1.0
     ) -> None:
-        self._device, self._scale = device, scale  # the device's copy times it: host's
+        self._device, self._scale = device, scale  # host = scale · device
         self._host = host
         self._held = device.empty(host.shape, kind)
         self._newer_here, self._newer_there = True, False
 
     def on_host(self) -> Array:
-        """To be read or written there."""
+        """Return the host's copy, to be read or written."""
         self._come()
         self._newer_here = True
         return self._host
@@ -135,7 +135,7 @@ class Mirrored:
         return seen
 
     def on_device(self) -> Any:
-        """To be read there; what may have changed on the host is sent first."""
+        """Return the device's copy, to be read; newer host values are sent first."""
         if self._newer_here:
             values = (self._host / self._scale).astype(self._held.dtype)
             self._device.fill(self._held, values)
@@ -143,11 +143,11 @@ class Mirrored:
         return self._held
 
     def written(self) -> None:
-        """The device's copy has been written: it is the newer one."""
+        """Mark the device's copy as the newer one: it has been written."""
         self._newer_there = True
 
     def replace(self, values: Array) -> None:
-        """From now on these, on the host."""
+        """Replace the array by values of the host."""
         self._host = np.asarray(values)
         self._newer_here, self._newer_there = True, False
 
@@ -158,7 +158,7 @@ class Mirrored:
 
 
 class MirroredArrays(dict[str, Array]):
-    """Arrays by name, some of them mirrored: who reads one reads the host's copy."""
+    """Arrays by name, some of them mirrored: reading one returns the host's copy."""
 
     def __init__(
         self, device: Device, kept: dict[str, Array], names: Iterable[str]
@@ -181,7 +181,7 @@ class MirroredArrays(dict[str, Array]):
         return [self[name] for name in self]
 
 
-# From the host to a device through pinned memory: nobody waits for a copy.
+# Copies from the host to a device through pinned memory, for which no rank waits.
 #
 # Small arrays take turns in a ring of buffers, large ones go in pieces through two of
 # them: while one travels, the next is written. A buffer is written again once the event
@@ -194,7 +194,7 @@ RING = 16  # larger = the host runs further ahead of its GPU
 
 
 class Slots:
-    """Pinned buffers that take turns; each grows to what it was asked for at most."""
+    """Pinned buffers that take turns; each grows to the largest request so far."""
 
     def __init__(self, layer: Any, stream: Any, count: int) -> None:
         self._layer, self._stream = layer, stream
@@ -203,7 +203,7 @@ class Slots:
         self._turn = 0
 
     def send(self, array: Any, write: Write) -> None:
-        """array ← what `write` puts into a buffer of its shape and type."""
+        """Copy into `array` what `write` writes into a buffer of its shape and type."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
         if self._copies[turn] is not None:
             self._layer.wait(self._copies[turn])
@@ -227,14 +227,14 @@ def bytes_of_uploads(row: int) -> int:
 
 
 class Uploads:
-    """All that one stream is sent."""
+    """Copies from the host to a device on one stream, through pinned buffers."""
 
     def __init__(self, layer: Any, stream: Any) -> None:
         self._small = Slots(layer, stream, RING)
         self._large = Slots(layer, stream, 2)
 
     def fill(self, array: Any, values: Array) -> None:
-        """array ← values, which may change at once."""
+        """Copy `values` into `array`; they may change at once."""
         values = np.asarray(values)
         assert values.shape == tuple(array.shape) and values.dtype == array.dtype
         if array.nbytes <= PIECE:
@@ -247,7 +247,7 @@ class Uploads:
             self.put(flat[first : first + step], _copying(part))
 
     def put(self, array: Any, write: Write) -> None:
-        """array ← what `write` makes of pinned memory of its shape; not too large."""
+        """Copy into `array`, in one piece, what `write` writes into pinned memory."""
         if array.nbytes == 0:
             return
         slots = self._small if array.nbytes <= SMALL else self._large
@@ -284,16 +284,16 @@ class CudaDevice:
         self._kernels: dict[Build, Callable[..., None]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A device array; what is in it is not known."""
+        """Return a device array with undefined values."""
         return self._room(shape, dtype, self.cupy.empty)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A device array of zeros."""
+        """Return a device array of zeros."""
         return self._room(shape, dtype, self.cupy.zeros)
 
     def _room(self, shape: tuple[int, ...], dtype: Any, make: Any) -> Any:
         try:
-            # CuPy gives what is let go of to whoever asks next on the same stream.
+            # CuPy reuses released memory for the next request on the same stream.
             with self.stream:
                 return make(shape, dtype=dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
@@ -301,27 +301,27 @@ class CudaDevice:
             raise self.faults.out_of_memory_error(size) from error
 
     def memory(self) -> tuple[int, int]:
-        """(bytes that are free, bytes in all)."""
+        """Return (free bytes, all bytes) of the GPU's memory."""
         found: tuple[int, int] = self.layer.memory()
         return found
 
     def clear(self, array: Any) -> None:
-        """array ← 0, of an array without gaps."""
+        """Set all values of an array without gaps to 0."""
         with self.stream:
             array.fill(0)
 
     def fill(self, array: Any, values: Array) -> None:
-        """array ← values of the host, of its shape; they may change at once."""
+        """Copy host values of the same shape into `array`; they may change at once."""
         self.uploads.fill(array, values)
 
     def upload(self, array: Any, write: Callable[[Array], None]) -> None:
-        """array ← what `write` puts into pinned memory of its shape."""
+        """Copy into `array` what `write` writes into pinned memory of its shape."""
         self.uploads.put(array, write)
 
     def put_rows(self, array: Any, rows: Any) -> None:
-        """array ← rows that are there already, and zeros behind their ends."""
+        """Copy rows on the device into `array`, with zeros behind their ends."""
         width = rows.shape[1]
-        # What makes them may not be done yet, on a stream that ours does not wait for.
+        # The work that writes them may still run, on a stream unknown to ours.
         before = self.layer.record(self.layer.current_stream())
         self.layer.stream_wait_event(self.stream, before)
         with self.stream:
@@ -332,7 +332,7 @@ class CudaDevice:
         self.stream.synchronize()
 
     def fetch(self, array: Any) -> Array:
-        """A copy on the host, when all that was asked for before is done."""
+        """Return a copy on the host, after all earlier requests."""
         self.settle()
         with self.stream:
             found: Array = self.cupy.asnumpy(array, stream=self.stream)
@@ -340,7 +340,7 @@ class CudaDevice:
         return found
 
     def kernel(self, build: Build) -> Callable[..., None]:
-        """launch(grid, block, arguments, shared=0, cluster=1)."""
+        """Return launch(grid, block, arguments, shared=0, cluster=1) of `build`."""
         if build not in self._kernels:
             compiled = self.layer.kernels.get(build)
             launch = lambda *given, **more: compiled(self._now, *given, **more)  # noqa: E731
@@ -348,15 +348,15 @@ class CudaDevice:
         return self._kernels[build]
 
     def _safe(self, action: Callable[..., None]) -> Callable[..., None]:
-        """The same with errors of ours."""
+        """Return `action` with errors of CUDA raised as errors of this package."""
         call = guard(lambda _, *given, **more: action(*given, **more))
         return lambda *given, **more: call(self, *given, **more)
 
     def capture(self, action: Callable[[], None]) -> LaunchGraph:
-        """A graph of the launches of `action`.
+        """Return a graph of the launches of `action`, which has run once before.
 
-        Relaxed, as NCCL may ask for memory while its collectives are recorded, and
-        other threads of this process for whatever they like.
+        The capture is relaxed: NCCL may allocate memory while its collectives are
+        recorded, and other threads of this process may call CUDA.
         """
         mode = self.cupy.cuda.runtime.streamCaptureModeRelaxed
         with self.stream:
@@ -364,20 +364,20 @@ class CudaDevice:
             try:
                 action()
             except BaseException:
-                with suppress(RuntimeError):  # what went wrong first is said
+                with suppress(RuntimeError):  # the first error is raised
                     self.stream.end_capture()
                 raise
             graph = self.stream.end_capture()
         return LaunchGraph(self._safe(lambda: graph.launch(stream=self.stream)))
 
     def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
-        """out ← left rightᵀ by cuBLAS: bits of bf16, sums in fp32."""
+        """Compute out ← left rightᵀ by cuBLAS: bits of bf16, sums in fp32."""
         if self._cublas is None:
             self._cublas = Cublas(self.layer)
         self._cublas.multiply_bf16(out, left, right, self._now)
 
     def seconds(self, action: Callable[[], None], times: int) -> float:
-        """Of one of `times` runs of it, by the clock of the GPU."""
+        """Return the mean seconds of `times` runs of `action`, by the GPU's clock."""
         first, last = self.cupy.cuda.Event(), self.cupy.cuda.Event()
         first.record(self.stream)
         for _ in range(times):
@@ -388,7 +388,7 @@ class CudaDevice:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """On a second stream, from where the first is now; a branch of a graph."""
+        """Launch on a second stream, behind the first so far: a branch of a graph."""
         self.layer.stream_wait_event(self._side, self.layer.record(self.stream))
         self._now = self._side
         try:
@@ -397,20 +397,20 @@ class CudaDevice:
             self._now = self.stream
 
     def join(self) -> None:
-        """The first waits for the second."""
+        """Make the first stream wait for the second."""
         self.layer.stream_wait_event(self.stream, self.layer.record(self._side))
 
     def wait(self) -> None:
-        """For the stream alone, whatever becomes of collectives."""
+        """Wait for the stream alone, without a check of collectives."""
         self.stream.synchronize()
 
     def synchronize(self) -> None:
-        """Wait until everything asked for is done."""
+        """Wait until all requests are done."""
         self.settle()
 
 
 class ThreadDevices(threading.local):
-    """The GPUs of one thread: two on one stream would be in each other's graphs."""
+    """The GPUs of one thread; two threads on one stream would share their graphs."""
 
     def __init__(self) -> None:
         self.devices: dict[int, CudaDevice] = {}
@@ -422,10 +422,10 @@ _one_at_a_time = threading.Lock()
 
 
 def device_of_rank(number: int) -> CudaDevice:
-    """One for each GPU that this thread uses, and current there from now on.
+    """Return the device of GPU `number` for this thread, and make it the current one.
 
-    A caller that has used another GPU meanwhile would else be told by CuPy that the
-    stream is none of its own. It is shared where another thread has it, too.
+    Otherwise, CuPy would refuse the stream after the thread used another GPU. The
+    device is shared if another thread uses the same GPU.
     """
     if number not in opened.devices:
         opened.devices[number] = CudaDevice(number)
@@ -438,7 +438,7 @@ def device_of_rank(number: int) -> CudaDevice:
     return device
 
 
-# What a device is asked for again and again becomes one launch.
+# Launches that repeat are recorded, and become one launch.
 
 
 def _launch(graph: LaunchGraph) -> None:
@@ -446,18 +446,18 @@ def _launch(graph: LaunchGraph) -> None:
 
 
 class Captures(Protocol):
-    """A device, or what has to know of the graphs that it makes."""
+    """A recorder of graphs: a device, or `DeviceSums`, which registers the graphs."""
 
     def capture(self, action: Callable[[], None]) -> LaunchGraph:
-        """What repeats the launches of `action`, which has run once, as one launch."""
+        """Return a graph of the launches of `action`, which has run once before."""
 
 
 class GraphAction:
     """An action that runs as it is once, is recorded, and from then on is repeated.
 
-    The first time compiles and allocates; arrays stay where they are from then on, only
-    what is in them changes. `recording` is the action where what happens besides
-    launches has to be left out.
+    The first run compiles and allocates; from then on, only the values of arrays
+    change. `recording` is the action without anything besides launches, if that
+    differs from `action`.
     """
 
     def __init__(
@@ -472,7 +472,7 @@ class GraphAction:
         self._graph: LaunchGraph | None = None
 
     def run(self, launch: Callable[[LaunchGraph], None] = _launch) -> None:
-        """Once more; `launch` is given what was recorded."""
+        """Run the action once more; `launch` receives the graph if there is one."""
         if self._is_warm and self._graph is None:
             self._graph = self._recorder.capture(self._recording)
         if self._graph is None:

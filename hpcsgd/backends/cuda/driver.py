@@ -1,4 +1,4 @@
-"""The only file that knows CuPy: memory, streams, kernels, libraries."""
+"""The only file that imports CuPy: memory, streams, kernels, libraries."""
 
 import ctypes
 import os
@@ -26,7 +26,7 @@ from hpcsgd.errors import ConfigError, DeviceLost, HpcsgdError, MissingPackage
 from hpcsgd.files import asset_path, format_bytes
 from hpcsgd.formats import Array
 
-# What CuPy raises in our words: a GPU that is full, lost, or never was to be had.
+# Errors of CuPy as errors of this package: a GPU that is full, lost, or unavailable.
 
 T = TypeVar("T")
 FULL = 2  # cudaErrorMemoryAllocation, and the driver's name for the same
@@ -37,7 +37,10 @@ SMALLER = (
 
 
 class Faults:
-    """Of one GPU, whose place is known before anything is wrong with it."""
+    """The errors of one GPU, translated from errors of CUDA.
+
+    `place` is the name of the GPU in messages, read before anything fails.
+    """
 
     def __init__(self, cupy: Any, place: str) -> None:
         self.cupy, self.place = cupy, place
@@ -85,7 +88,7 @@ def device_lost_error(place: str, why: str) -> DeviceLost:
 
 
 def guarded(kind: type[T]) -> type[T]:
-    """All public methods of a class that has `faults` raise errors of ours."""
+    """Return the class, which has `faults`: its public methods raise our errors."""
     for name, method in list(vars(kind).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(kind, name, guard(method))
@@ -93,7 +96,7 @@ def guarded(kind: type[T]) -> type[T]:
 
 
 def guard(method: Callable[..., Any]) -> Callable[..., Any]:
-    """One method of such a class, or a function that is given it first."""
+    """Return `method`, whose first argument has `faults`, with our errors."""
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **more: Any) -> Any:
@@ -113,13 +116,14 @@ def guard(method: Callable[..., Any]) -> Callable[..., Any]:
 # The locale of a thread, as it was before a library was called.
 #
 # NVRTC of CUDA 12.0 to 12.4 leaves its thread in the locale "C": files that Python
-# opens there later would be ASCII, whatever the user's locale says.
+# opens there later would be ASCII, whatever the user's locale is.
 
 
 @contextmanager
 def kept_locale() -> Iterator[None]:
-    """That of this thread is afterwards what it was; a no-op where the C library
-    knows none of threads.
+    """Restore the locale of this thread at the end of the context.
+
+    The context does nothing if the C library has no locales of threads.
     """
     use = _use_locale()
     before = use(None) if use else None
@@ -131,7 +135,10 @@ def kept_locale() -> Iterator[None]:
 
 
 def _use_locale() -> Any:
-    """`uselocale`: asked for NULL it changes nothing, and always says what was."""
+    """Return the C function `uselocale`, or None if there is none.
+
+    It returns the locale before the call; with NULL it changes nothing.
+    """
     try:
         found = ctypes.CDLL(None).uselocale
     except (AttributeError, OSError, TypeError):  # TypeError: Windows
@@ -143,19 +150,19 @@ def _use_locale() -> Any:
 # Kernels of the table as CuPy compiles and launches them on one GPU.
 
 OnStream = Callable[..., None]
-# What CuPy tells NVRTC besides the architecture.
+# The options that CuPy passes to NVRTC besides the architecture.
 OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 
 class RawKernels:
-    """Each is compiled when it is first asked for, by CuPy, which keeps it on disk."""
+    """Kernels of one GPU, compiled by CuPy when first needed, and cached on disk."""
 
     def __init__(self, cupy: Any, arch: str) -> None:
         self.cupy, self.arch = cupy, arch
         self._known: dict[Build, OnStream] = {}
 
     def get(self, build: Build) -> OnStream:
-        """launch(stream, grid, block, arguments, shared=0, cluster=1)."""
+        """Return launch(stream, grid, block, arguments, shared=0, cluster=1)."""
         if build not in self._known:
             self._known[build] = self._launcher(build)
         return self._known[build]
@@ -205,7 +212,7 @@ class RawKernels:
             ) from error
 
     def _of_one_arch(self, build: Build, text: str, given: tuple[str, ...]) -> Any:
-        """Past CuPy, which knows of a GPU's "90" and not of its "90a"."""
+        """Return a kernel compiled without CuPy, which takes "90" and not "90a"."""
         nvrtc = self.cupy.cuda.nvrtc
         arch = f"-arch=sm_{compiled_for(build, self.arch)}"
         program = nvrtc.createProgram(text, f"{build.source}.cu", (), ())
@@ -233,7 +240,7 @@ class RawKernels:
 
 
 def no_folder(error: OSError) -> ConfigError:
-    """Where CuPy would keep what it compiles."""
+    """Return the error of a folder in which CuPy cannot keep compiled kernels."""
     return ConfigError(
         f"CuPy cannot keep compiled kernels ({error}); set CUPY_CACHE_DIR to a folder"
         " that can be written, on a disk with room"
@@ -241,12 +248,18 @@ def no_folder(error: OSError) -> ConfigError:
 
 
 def ascii_of(path: Path) -> str:
-    """Signs of comments become `?`: CuPy writes the text in the user's encoding."""
+    """Return the text of a kernel, with `?` for characters of comments beyond ASCII.
+
+    CuPy writes the text in the user's encoding.
+    """
     return path.read_text("utf-8").encode("ascii", "replace").decode()
 
 
 def _headers(folder: Path) -> str:
-    """What CuPy keeps of a kernel is known by its text and options, not by these."""
+    """Return an option with a hash of the headers.
+
+    CuPy's cache finds a kernel by its text and options, but not by its headers.
+    """
     texts = [path.read_bytes() for path in sorted(folder.glob("*.cuh"))]
     return f"-DHEADERS=0x{sha256(b''.join(texts)).hexdigest()[:8]}"
 
@@ -263,23 +276,23 @@ ITEM = 2  # bytes of the bits of one number
 
 
 class DeviceCasts:
-    """Those of a GPU of `arch`, whose kernels `get` finds."""
+    """Casts of arrays on a GPU of `arch`, whose kernels `get` returns."""
 
     def __init__(self, arch: str, get: Callable[[Build], OnStream]) -> None:
         self._arch, self._get = arch, get
 
     def narrow(self, stream: Any, values: Any, bits: Any) -> None:
-        """bits ← values as bf16."""
+        """Compute bits ← values as bf16."""
         arguments = (values, np.int64(bits.size), None, bits)
         self._launch(stream, "narrow", bits.size, arguments)
 
     def widen(self, stream: Any, bits: Any, values: Any) -> None:
-        """values ← bits."""
+        """Compute values ← bits."""
         arguments = (bits, np.int64(bits.size), None, values)
         self._launch(stream, "widen", bits.size, arguments)
 
     def add(self, stream: Any, parts: Any, ranks: int, total: Any) -> None:
-        """total ← Σ over ranks of their parts, from the first on, rounded once."""
+        """Compute total ← Σ over ranks of their parts, in their order, rounded once."""
         arguments = (parts, np.int32(ranks), np.int64(total.size), total)
         self._launch(stream, "add_parts", total.size, arguments)
 
@@ -290,10 +303,10 @@ class DeviceCasts:
             kernel(stream, *shape[:2], arguments)
 
 
-# A GPU's arrays, streams and copies through CuPy; what transports ask of it.
+# A GPU's arrays, streams and copies through CuPy, for transports.
 #
-# CuPy is loaded when it is asked for and nowhere else, so all that uses this can be run
-# with a layer made of NumPy.
+# CuPy is imported only when it is needed, so all users of this class can also run with
+# a layer made of NumPy.
 
 OLDEST = 12  # CUDA majors that wheels are named after
 NEWEST = 13
@@ -304,7 +317,7 @@ OLDEST_ARCH = {12: 70, 13: 75}  # CUDA -> the oldest GPU that it compiles for
 
 
 def load_cupy() -> Any:
-    """CuPy, once it is sure that it can work here."""
+    """Return the module of CuPy, after checks of driver, CuPy and CUDA."""
     driver = driver_major()
     if driver is None:
         raise ConfigError(
@@ -341,7 +354,7 @@ def _import_cupy(driver: int) -> Any:
 
 
 def _built_for(cupy: Any, driver: int) -> int:
-    """The major version of CUDA that it is made for; its libraries load, too."""
+    """Return the major version of CUDA of CuPy; raise if its libraries do not load."""
     try:
         built = int(cupy.cuda.runtime.runtimeGetVersion()) // 1000
     except (ImportError, OSError, RuntimeError) as broken:
@@ -354,7 +367,7 @@ def _built_for(cupy: Any, driver: int) -> int:
 
 
 def _broken(error: Exception, major: int) -> MissingPackage:
-    """CuPy is there, and a library that it needs is not."""
+    """Return the error of a CuPy that lacks a library of CUDA."""
     lines = [line.strip() for line in str(error).splitlines()]
     why = next((line for line in reversed(lines) if ".so" in line), " ".join(lines))
     return MissingPackage(
@@ -364,7 +377,7 @@ def _broken(error: Exception, major: int) -> MissingPackage:
 
 
 def driver_major() -> int | None:
-    """The newest major version of CUDA that the driver knows; None without one."""
+    """Return the newest major version of CUDA that the driver knows, or None."""
     version = ctypes.c_int(0)
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -378,7 +391,7 @@ def _install(driver: int) -> str:
 
 
 def count_gpus() -> int:
-    """Those that this process sees."""
+    """Return the number of GPUs that this process can use."""
     runtime = load_cupy().cuda.runtime
     try:
         return int(runtime.getDeviceCount())
@@ -392,7 +405,7 @@ def count_gpus() -> int:
 
 
 def check_arch(arch: str, built: int) -> None:
-    """Refuse a GPU that this CUDA, or our kernels, no longer know."""
+    """Raise ConfigError if CUDA `built`, or our kernels, do not support the GPU."""
     age = int(arch)
     if age < OLDEST_ARCH[OLDEST]:
         raise ConfigError(
@@ -428,7 +441,7 @@ class DeviceLayer:
 
     @property
     def kernels(self) -> RawKernels:
-        """Those that are compiled for it."""
+        """Return the kernels that are compiled for this GPU."""
         if self._kernels is None:
             arch = str(self._device.compute_capability)
             self._kernels = RawKernels(self.cupy, arch)
@@ -436,7 +449,7 @@ class DeviceLayer:
 
     @property
     def nccl(self) -> Any:
-        """CuPy's module of NCCL."""
+        """Return CuPy's module of NCCL."""
         try:
             from cupy.cuda import nccl
 
@@ -453,7 +466,7 @@ class DeviceLayer:
 
     @property
     def place(self) -> str:
-        """The node, the GPU's address on its bus, and which part of it."""
+        """Return the node, the GPU's address on its bus, and which part of it."""
         return self._place  # looked up once: a GPU that is lost does not answer
 
     def _look(self) -> str:
@@ -462,15 +475,15 @@ class DeviceLayer:
         return f"{os.uname().nodename} {self._device.pci_bus_id} {unit}".rstrip()
 
     def owns(self, array: Any) -> bool:
-        """Whether it is CuPy's."""
+        """Return whether the array is one of CuPy."""
         return isinstance(array, self.cupy.ndarray)
 
     def empty(self, words: int, dtype: Any) -> Any:
-        """An array of CuPy."""
+        """Return an array of CuPy with undefined values."""
         return self.cupy.empty(words, dtype=dtype)
 
     def pinned(self, words: int, dtype: Any) -> Array:
-        """An array of NumPy in page-locked memory."""
+        """Return an array of NumPy in page-locked memory."""
         kind = np.dtype(dtype)
         size = max(words * kind.itemsize, 1)
         try:
@@ -485,76 +498,76 @@ class DeviceLayer:
         return np.frombuffer(memory, kind, words)
 
     def memory(self) -> tuple[int, int]:
-        """(bytes that are free, bytes in all), after what nobody uses was let go."""
+        """Return (free bytes, all bytes), after unused blocks were released."""
         self.cupy.get_default_memory_pool().free_all_blocks()
         free, total = self.cupy.cuda.runtime.memGetInfo()
         return int(free), int(total)
 
     def current_stream(self) -> Any:
-        """CuPy's current stream of this thread."""
+        """Return CuPy's current stream of this thread."""
         return self.cupy.cuda.get_current_stream()
 
     def new_stream(self) -> Any:
-        """One that the default stream does not wait for."""
+        """Return a stream that the default stream does not wait for."""
         return self.cupy.cuda.Stream(non_blocking=True)
 
     def synchronize(self, stream: Any) -> None:
-        """Wait for it."""
+        """Wait for the stream."""
         stream.synchronize()
 
     def record(self, stream: Any) -> Any:
-        """An event without a time."""
+        """Record and return an event without a time."""
         event = self.cupy.cuda.Event(disable_timing=True)
         event.record(stream)
         return event
 
     def stream_wait_event(self, stream: Any, event: Any) -> None:
-        """Make the stream wait for the event; the host goes on."""
+        """Make the stream wait for the event; the host does not wait."""
         stream.wait_event(event)
 
     def is_done(self, event: Any) -> bool:
-        """Whether it is."""
+        """Return whether the event has happened; raise what has failed."""
         status = self.cupy.cuda.runtime.eventQuery(event.ptr)
         if status not in (0, NOT_READY):
             event.synchronize()  # raises what has failed: it would never be done
         return bool(status == 0)
 
     def wait(self, event: Any) -> None:
-        """Wait for it."""
+        """Wait for the event."""
         event.synchronize()
 
     def address(self, array: Any) -> int:
-        """In the GPU's memory."""
+        """Return the address of the array in the GPU's memory."""
         return int(array.data.ptr)
 
     def handle(self, stream: Any) -> int:
-        """cudaStream_t as a number."""
+        """Return the stream's cudaStream_t as a number."""
         return int(stream.ptr)
 
     def to_host(self, array: Any, host: Array, stream: Any) -> None:
-        """Queue the copy; `host` is read after the stream was waited for."""
+        """Queue a copy to `host`, which is complete after a wait for the stream."""
         self._check(array, host)
         self._copy(host.ctypes.data, array.data.ptr, host.nbytes, DOWN, stream)
 
     def to_device(self, host: Array, array: Any, stream: Any) -> None:
-        """Queue the copy; `host` is written again after the stream was waited for."""
+        """Queue a copy of `host`, which must not change until the stream is done."""
         self._check(array, host)
         self._copy(array.data.ptr, host.ctypes.data, host.nbytes, UP, stream)
 
     def for_mpi(self, array: Any) -> Any:
-        """Itself: mpi4py asks it for its address."""
+        """Return the array itself: mpi4py reads its address."""
         return array
 
     def narrow(self, values: Any, bits: Any, stream: Any) -> None:
-        """bits ← values as bf16."""
+        """Compute bits ← values as bf16."""
         self._casts.narrow(stream, values, bits)
 
     def widen(self, bits: Any, values: Any, stream: Any) -> None:
-        """values ← bits."""
+        """Compute values ← bits."""
         self._casts.widen(stream, bits, values)
 
     def add_bits(self, parts: Any, ranks: int, total: Any, stream: Any) -> None:
-        """total ← Σ parts."""
+        """Compute total ← Σ parts."""
         self._casts.add(stream, parts, ranks, total)
 
     @property
@@ -570,11 +583,11 @@ class DeviceLayer:
             runtime.memcpyAsync(to, source, size, getattr(runtime, kind), stream.ptr)
 
 
-# cuBLAS as it is: CuPy's own calls of it refuse to be part of a graph.
+# Calls of cuBLAS without CuPy, whose own calls of it refuse to be part of a graph.
 #
-# Before each of them CuPy asks whether the stream is being recorded, and raises
-# NotImplementedError if so; cuBLAS itself can be recorded. Room of its own, taken
-# beforehand, keeps allocations out of graphs.
+# Before each of them CuPy checks whether the stream is being recorded, and raises
+# NotImplementedError if so; cuBLAS itself can be recorded. A workspace that is
+# allocated beforehand keeps allocations out of graphs.
 
 FP32, BF16 = 0, 14  # of cudaDataType
 TURNED, AS_IT_IS = 1, 0  # of cublasOperation_t
@@ -584,12 +597,12 @@ LOST = (1, 13, 14)  # not initialized any more, execution failed, internal error
 
 
 def load(major: int) -> Any:
-    """The library that CuPy has loaded, by the name that the loader knows it under."""
+    """Return the cuBLAS library that CuPy has loaded, by its name for the loader."""
     return ctypes.CDLL(f"libcublas.so.{major}")
 
 
 class Cublas:
-    """One handle, and its room; both for the thread that makes this."""
+    """A handle of cuBLAS and its workspace, for the thread that creates it."""
 
     def __init__(self, layer: Any) -> None:
         cupy, self._place = layer.cupy, layer.place
@@ -605,10 +618,10 @@ class Cublas:
         self._room = layer.empty(ROOM, np.uint8)
 
     def multiply_bf16(self, out: Any, left: Any, right: Any, stream: Any) -> None:
-        """out ← left rightᵀ on a stream: bits of bf16, sums in fp32."""
+        """Compute out ← left rightᵀ on a stream: bits of bf16, sums in fp32."""
         (m, inner), n = left.shape, right.shape[0]
         one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-        # Another stream takes the room away: it is given anew each time.
+        # A new stream resets the workspace, so it is set again each time.
         self._call("cublasSetStream_v2", _pointer(stream.ptr))
         room = _pointer(self._room.data.ptr), ctypes.c_size_t(self._room.nbytes)
         self._call("cublasSetWorkspace_v2", *room)
@@ -636,6 +649,6 @@ def _pointer(address: int) -> ctypes.c_void_p:
 
 
 def _matrix(array: Any, kind: int) -> tuple[Any, ...]:
-    """Where it is, of what, and elements from one row to the next."""
+    """Return the arguments of a matrix: address, type, elements from row to row."""
     apart = array.strides[0] // array.dtype.itemsize
     return _pointer(array.data.ptr), ctypes.c_int(kind), ctypes.c_int(apart)

@@ -35,7 +35,7 @@ ROWS_A_BLOCK = 8  # of margin: a warp a row
 
 
 class GramTiles:
-    """Those of the Gram that the recurrence of some blocks reads."""
+    """The tiles of the Gram matrix that the recurrence of `blocks` reads."""
 
     def __init__(
         self, device: Device, blocks: Blocks, side: int = kernels.SMALL
@@ -45,12 +45,12 @@ class GramTiles:
         self.shift = np.int32(side.bit_length() - 1)
         self.words = self.count * side * side
         self.numbers = sent(device, tiles)  # I << 16 | J of each
-        self.places = sent(device, places.ravel())  # of each, or -1
+        self.places = sent(device, places.ravel())  # of each in that list, or -1
         self.across = np.int32(len(places))
         self._at, self._blocks = places, blocks
 
     def packed(self, tiles: Array) -> Array:
-        """What a copy of them holds, as the host packs the Gram."""
+        """Return the Gram of a host's copy of the tiles, packed as on the host."""
         side, blocks = self.side, self._blocks
         parts = tiles.reshape(-1, side, side)
         found = np.empty(blocks.gram_words, dtype=tiles.dtype)
@@ -64,7 +64,7 @@ class GramTiles:
 
 @dataclass(frozen=True)
 class Widths:
-    """Columns of weights and of scores: K classes, and what an update remembers."""
+    """The columns of weights and of scores: K classes, and the states of an update."""
 
     classes: int = 1
     states: int = 1
@@ -72,33 +72,33 @@ class Widths:
 
     @property
     def weights(self) -> int:
-        """Columns of weights, and of factors."""
+        """Return the number of columns of weights, and of factors."""
         return self.classes * self.states
 
     @property
     def margins(self) -> int:
-        """Columns of margins."""
+        """Return the number of columns of margins."""
         return self.classes * self.read
 
 
 class Products(Protocol):
-    """What exchanges ask of rows, however those are held."""
+    """The products of sampled rows in an exchange, whatever their storage."""
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Tiles of Y Yᵀ."""
+        """Compute out ← tiles of Y Yᵀ."""
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Y W."""
+        """Compute out ← Y W."""
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
-        """The two, in one launch where there is one."""
+        """Compute gram ← tiles of Y Yᵀ and margins ← Y W, in one launch if possible."""
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """W ← W carryᵀ + Yᵀ factors."""
+        """Compute W ← W carryᵀ + Yᵀ factors."""
 
 
 class DenseProducts:
-    """Rows of whole chunks."""
+    """The products of dense rows, which consist of whole chunks of 16 bytes."""
 
     def __init__(
         self,
@@ -130,9 +130,9 @@ class DenseProducts:
         multiprocessors: int,
         columns: int,
     ) -> int:
-        """Return the bytes of the parts that the products of so many rows are sums of.
+        """Return the bytes of the partial sums of the products of `rows` rows.
 
-        Rows have `width` values of `item` bytes, and weights so many `columns`.
+        Rows have `width` values of `item` bytes, and weights have `columns` columns.
         """
         count = max(tiles, 1)
         splits = kernels.splits_of(count, width, side, item, multiprocessors)
@@ -144,17 +144,17 @@ class DenseProducts:
         return 4 * (plan.workspace + count + parts)
 
     def part(self, columns: slice) -> "DenseProducts":
-        """Of some columns, which begin with a chunk of a row."""
+        """Return the products of some columns, which begin with a chunk of a row."""
         part = copy(self)
         part.matrix = self.matrix.part(columns)
         return part
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Tiles of Y Yᵀ alone."""
+        """Compute out ← tiles of Y Yᵀ, without margins."""
         self._gram(numbers, out, None, None)
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
-        """One launch reads the rows for both, unless there are many margins a row."""
+        """Compute Gram and margins, in one launch if there is one margin a row."""
         if self.tiles.count and self.widths.margins == 1:
             self._gram(numbers, gram, weights, margins)
             return
@@ -163,7 +163,7 @@ class DenseProducts:
         self.margins(numbers, weights, margins)
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Y W."""
+        """Compute out ← Y W."""
         wide = self.widths.margins
         if wide == 1:
             grid = -(-self.count // ROWS_A_BLOCK)
@@ -175,7 +175,7 @@ class DenseProducts:
         self._launch("margins_columns", *shape[:2], arguments, shared=shape.shared)
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """W ← W carryᵀ + Yᵀ factors."""
+        """Compute W ← W carryᵀ + Yᵀ factors."""
         wide, states = self.widths.weights, self.widths.states
         if wide > 1:
             shape = kernels.update_columns(self.matrix.width)
@@ -188,7 +188,7 @@ class DenseProducts:
         self._launch("update", plan.grid, plan.block, arguments, shared=plan.shared)
 
     def _plan_update(self, item: int) -> None:
-        """Its launch, and where parts of the rows are added."""
+        """Plan the launch of the update, and allocate its partial sums."""
         cols, plan = (
             self.matrix.width,
             kernels.update(*(self.count, self.matrix.width, item)),
@@ -202,7 +202,7 @@ class DenseProducts:
         )
 
     def fetched(self, numbers: Any) -> Array:
-        """The rows on the host, as float32: their stored values, scaled down."""
+        """Return the rows on the host, as float32: the stored values, scaled back."""
         matrix, device = self.matrix, self.device
         wide = matrix.element == "fp32"
         shape = (self.count, matrix.values.shape[1])
@@ -245,7 +245,7 @@ class DenseProducts:
 
 
 def check_wide(wide: int) -> None:
-    """Refuse more columns of weights than a kernel takes."""
+    """Raise ConfigError if a kernel does not take `wide` columns of weights."""
     if wide > MOST_COLUMNS:
         raise ConfigError(
             f"a GPU takes {MOST_COLUMNS} columns of weights at most and these are"
@@ -253,7 +253,7 @@ def check_wide(wide: int) -> None:
         )
 
 
-# Sparse rows as a device holds them, and their products in an exchange.
+# Sparse rows as a device stores them, and their products in an exchange.
 
 
 @dataclass(frozen=True)
@@ -267,22 +267,22 @@ class DeviceCsr:
     data: Any  # (nnz,)
     element: str
     width: int
-    scale: float = 1.0  # what values are stored times: a power of two
-    first: int = 0  # of the columns that are seen
+    scale: float = 1.0  # factor of stored values: a power of two
+    first: int = 0  # number of the first column in use
 
     def part(self, columns: slice) -> "DeviceCsr":
-        """Some columns of all rows, where they lie."""
+        """Return some columns of all rows, without a copy."""
         width = columns.stop - columns.start
         return replace(self, first=self.first + columns.start, width=width)
 
     @property
     def suffix(self) -> str:
-        """Of the names of kernels that take such column numbers."""
+        """Return the suffix of kernels for the type of the column numbers."""
         return "_64" if self.indices.dtype == np.int64 else ""
 
 
 def put_csr(device: Device, matrix: Csr, element: str, scale: float = 1.0) -> DeviceCsr:
-    """A copy, piece by piece."""
+    """Return a copy of `matrix` on the device, sent piece by piece."""
     check_element(element)
     parts = matrix.indptr, matrix.indices, matrix.data
     indptr, indices, data = (_put(device, part) for part in parts)
@@ -299,7 +299,7 @@ def _put(device: Device, values: Array) -> Any:
 
 
 class SparseProducts:
-    """What `Products` are, of rows that hold stored values alone."""
+    """The products of CSR rows, by their stored values alone."""
 
     def __init__(
         self,
@@ -318,29 +318,29 @@ class SparseProducts:
 
     @staticmethod
     def bytes_of(rows: int) -> int:
-        """Return the bytes of the numbers of the batches that so many rows are in."""
+        """Return the bytes of the batch numbers of `rows` rows."""
         return 4 * rows
 
     def part(self, columns: slice) -> "SparseProducts":
-        """Of some columns, which rows are searched for."""
+        """Return the products of some columns, for which kernels search each row."""
         part = copy(self)
         part.matrix = self.matrix.part(columns)
         part._seen = np.int64(part.matrix.first), np.int64(part.matrix.width)
         return part
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Tiles of Y Yᵀ."""
+        """Compute out ← tiles of Y Yᵀ."""
         shape = kernels.csr_gram(self.tiles.count, self.tiles.side)
         self._launch("csr_gram", shape, numbers, self._batches, self.tiles.numbers, out)
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
-        """One behind the other: sparse rows are read in no common order."""
+        """Compute Gram, then margins: both read sparse rows in different orders."""
         if self.tiles.count:
             self.gram(numbers, gram)
         self.margins(numbers, weights, margins)
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Y W."""
+        """Compute out ← Y W."""
         wide = self.widths.margins
         shape = kernels.csr_margin(self.count, wide)
         if wide == 1:
@@ -351,7 +351,7 @@ class SparseProducts:
         self._launch("csr_margins_columns", shape, numbers, *sizes, weights, out)
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """W ← W carryᵀ + Yᵀ factors."""
+        """Compute W ← W carryᵀ + Yᵀ factors."""
         wide, cols = self.widths.weights, self.matrix.width
         shape = kernels.csr_update(cols, wide)
         span = np.int32(kernels.csr_span(cols, wide))
@@ -378,7 +378,7 @@ class SparseProducts:
 
 
 class DeviceRecurrence:
-    """Residuals of all steps, and what the update multiplies rows with."""
+    """The recurrence of s steps: their residuals, and factors of rows in the update."""
 
     def __init__(
         self,
@@ -408,7 +408,7 @@ class DeviceRecurrence:
         intercept: Any,
         coefficients: DeviceCoefficients,
     ) -> None:
-        """One launch; the intercept moves on, too."""
+        """Compute residuals and factors in one launch; the intercept advances."""
         plan, widths, tiles = self.launch, self.widths, self.tiles
         arguments = (
             *(gram, tiles.places, tiles.across, tiles.shift, margins),
@@ -423,7 +423,7 @@ class DeviceRecurrence:
         kernel(plan.grid, plan.block, arguments, plan.shared, cluster=plan.grid)
 
     def _plan_one_score(self, family: Family) -> None:
-        """One block or a cluster of them, and how much they hold."""
+        """Plan a launch of one block or a cluster of blocks, with shared memory."""
         arch, blocks = self.device.arch, self.blocks
         cluster = kernels.cluster_for(blocks.rows, arch)
         largest = max(blocks.sizes)
@@ -437,7 +437,7 @@ class DeviceRecurrence:
         self._pitch: tuple[Any, ...] = (np.int32(kernels.recurrence_pitch_of(largest)),)
 
     def _plan_softmax(self) -> None:
-        """One block, whatever the number of classes."""
+        """Plan a launch of one block, whatever the number of classes."""
         widths = self.widths
         self._kernel = "softmax"
         self.launch = kernels.softmax_launch(self.blocks.rows, widths.states)
@@ -529,25 +529,25 @@ class ExchangeKernels:
 
     @property
     def residuals(self) -> Any:
-        """Of the steps that were taken last."""
+        """Return the residuals of the steps that were taken last."""
         return self.recurrence.residuals
 
     def before(self, weights: Any) -> None:
-        """What members make of their own columns."""
+        """Sample the rows, and compute the products of this member's columns."""
         self.sample()
         self.products(weights)
 
     def after(self, weights: Any, intercept: Any) -> None:
-        """What follows from the sums."""
+        """Take the steps from the sums, and update the weights."""
         self.iterate(intercept)
         self.apply_update(weights)
 
     def sample(self) -> None:
-        """The rows that come next."""
+        """Launch the kernel that samples the next rows."""
         self._launch("sample", 1, 1024, self.sampled.arguments, element="fp32")
 
     def products(self, weights: Any) -> None:
-        """Tiles of this member's Gram, if there are any, and its margins."""
+        """Compute tiles of this member's Gram, if there are any, and its margins."""
         if not self.tiles.count:
             self.scores(weights)
             return
@@ -555,48 +555,52 @@ class ExchangeKernels:
         self.rows.both(numbers, point, self.gram, self.margins)
 
     def scores(self, weights: Any) -> None:
-        """Its margins alone."""
+        """Compute the margins of this member alone."""
         point = self._read(weights)
         self.rows.margins(self.sampled.numbers, point, self.margins)
 
     def gram_alone(self) -> None:
-        """Its tiles alone."""
+        """Compute the Gram tiles of this member alone."""
         if self.tiles.count:
             self.rows.gram(self.sampled.numbers, self.gram)
 
     def iterate(self, intercept: Any) -> None:
-        """Residuals of all steps, and what the update multiplies rows with."""
+        """Compute residuals of all steps, and factors of rows in the update."""
         self._round_margins()
         self.recurrence.take_steps(
             *(self.gram, self.margins, self.sampled, intercept, self.coefficients)
         )
 
     def apply_update(self, weights: Any) -> None:
-        """weights ← weights carryᵀ + Yᵀ factors."""
+        """Compute weights ← weights carryᵀ + Yᵀ factors."""
         factors, carry = self.recurrence.factors, self.coefficients.carry
         self.rows.update(self.sampled.numbers, factors, carry, weights)
 
     def _make_message(self) -> None:
-        """One buffer for tiles and margins: what members sum."""
+        """Allocate one buffer for tiles and margins, which members sum."""
         margins = self.blocks.rows * self.widths.margins
         words = self.tiles.words + margins
         self.use(self.device.zeros((words,), np.float32))
 
     def use(self, message: Any) -> None:
-        """From now on this one, of the same size."""
+        """Use `message`, a buffer of the same size, from now on."""
         words = self.tiles.words
         self.message = message
         self.gram, self.margins = message[:words], message[words:]
 
     def _room_for_point(self) -> Any:
-        """Of what plain steps with momentum read; None where the weights are read."""
+        """Return an array for the point at which scores are read.
+
+        Return None if scores are read at the weights; plain steps with momentum read
+        them at a point.
+        """
         if self.widths.read == self.widths.states:
             return None
         shape = (self.matrix.width, self.widths.classes)
         return self.device.empty(shape, np.float32)
 
     def _read(self, weights: Any) -> Any:
-        """Where scores are read: the weights, or a point of all their states."""
+        """Return where scores are read: the weights, or a point of all their states."""
         if self._point is None:
             return weights
         widths, count = self.widths, self.matrix.width * self.widths.classes
@@ -607,7 +611,7 @@ class ExchangeKernels:
         return self._point
 
     def _round_margins(self) -> None:
-        """To the format that they are stored in."""
+        """Round the margins to the format that they are stored in."""
         stored, summed = self.precision.margin, self.precision.margin_sum
         if get_format(stored).unit_roundoff <= get_format(summed).unit_roundoff:
             return
@@ -624,13 +628,13 @@ class ExchangeKernels:
 
 # s plain steps in one launch: on sampled rows of a matrix, or on all of a block.
 
-# Bytes of a batch up to which one block is done before several have met: each step it
-# reads them twice, at some 100 GB/s.
+# Bytes of a batch up to which one block is faster than several that synchronise: it
+# reads the batch twice in each step, at some 100 GB/s.
 ONE_BLOCK = 64 * 1024
 
 
 class WalkRows(Protocol):
-    """Which rows, and what belongs to them."""
+    """The numbers of rows, with their targets, weights and offsets."""
 
     numbers: Any
     targets: Any
@@ -643,15 +647,15 @@ class StepArithmetic(Protocol):
 
     @property
     def family(self) -> Family:
-        """The GLM family."""
+        """Return the GLM family."""
 
     @property
     def precision(self) -> Precision:
-        """The number formats."""
+        """Return the number formats."""
 
 
 class DeviceFusedSteps:
-    """Steps of the sizes `blocks`, whatever their rates; one score a row, one state."""
+    """Plain steps of the sizes `blocks` in one launch; one score a row, one state."""
 
     def __init__(
         self,
@@ -680,11 +684,11 @@ class DeviceFusedSteps:
         self._plan()
 
     def load(self, plain: PlainSteps) -> None:
-        """These rates from now on."""
+        """Use the coefficients of these steps from now on."""
         self._coefficients.load(plain)
 
     def launch(self, weights: Any, intercept: Any) -> None:
-        """All steps."""
+        """Launch all steps; weights and intercept advance in place."""
         rows, matrix = self.rows, self.matrix
         given = (
             *(self._starts, self._steps, np.int32(matrix.width)),
@@ -703,7 +707,7 @@ class DeviceFusedSteps:
         )
 
     def _plan(self) -> None:
-        """The shape of the launch, and what its blocks meet through."""
+        """Plan the launch, and allocate arrays by which its blocks synchronise."""
         tall, item, device = self._tall, self._item, self.device
         self._between: tuple[Any, ...] = ()
         if self._is_narrow:
@@ -729,7 +733,7 @@ def has_fused_kernel(
 ) -> bool:
     """Return whether one kernel takes such steps; else each step is an exchange.
 
-    Of plain SGD with one score a row: that is for the caller to know.
+    The caller ensures that the steps are plain SGD with one score a row.
     """
     tall, item = max(blocks.sizes), matrix.values.dtype.itemsize
     kinds = ("direct-steps", "gather-steps") if in_order else ("direct-steps",)
@@ -739,19 +743,19 @@ def has_fused_kernel(
         task.precision.margin in ("fp32", "bf16")
         and kernels.direct_fits(item, tall)
         and all(serves(name, matrix.element, device.arch) for name in names)
-        # Blocks of several ranks that wait for their own could wait for ever.
+        # Blocks of several ranks that wait for blocks of their own could deadlock.
         and not (device.is_shared and shape.grid[0] > 1)
     )
 
 
 def _rounds_margins(precision: Precision) -> bool:
-    """To bf16: what is summed in less is stored as it comes."""
+    """Return whether margins are stored in a narrower format than that of their sum."""
     stored, summed = get_format(precision.margin), get_format(precision.margin_sum)
     return stored.unit_roundoff > summed.unit_roundoff
 
 
 class _Coefficients:
-    """carry, gain, push and free of every step, one behind the other."""
+    """The coefficients carry, gain, push and free of every step, in one array."""
 
     def __init__(self, device: Device, scale: float) -> None:
         self._device = device
@@ -762,7 +766,7 @@ class _Coefficients:
         self._room: Any = None
 
     def load(self, plain: PlainSteps) -> None:
-        """Sent where they are others than before."""
+        """Send the coefficients to the device, if they differ from those before."""
         if plain is self._loaded:
             return
         self._loaded = plain
@@ -777,6 +781,6 @@ class _Coefficients:
 
     @property
     def arrays(self) -> list[Any]:
-        """In the order of the kernels' parameters."""
+        """Return the arrays in the order of the kernels' parameters."""
         edges = np.arange(5) * (len(self._room) // 4)
         return [self._room[first:last] for first, last in pairwise(edges.tolist())]

@@ -29,7 +29,7 @@ from hpcsgd.glm.unrolling import Blocks, gradient_step
 
 
 class GradientSums(Protocol):
-    """Where a device adds the gradients of an exchange."""
+    """The sums to which a device adds the gradients of an exchange."""
 
     device_values: Any  # float32: the gradient, row by row, and more behind it
     memory: Memory  # of the sums; counts the bytes that cross
@@ -46,9 +46,9 @@ class GradientSums(Protocol):
 
 
 class GradientConsumer(Protocol):
-    """Takes gradients, to share them with other replicas before it steps."""
+    """A consumer of gradients that shares them with other replicas before it steps."""
 
-    adds_tiles: bool  # it asks for Yᵀr tile by tile; else a device adds it whole
+    adds_tiles: bool  # requests Yᵀr tile by tile; else a device adds it whole
 
     @property
     def holds_weights_on_device(self) -> bool:
@@ -118,7 +118,7 @@ class DevicePoint:
     ) -> None:
         self.task, self.device, self.scale = task, device, scale
         self.consumer = consumer
-        self.is_old = True  # it is that of weights before a step
+        self.is_old = True  # weights have changed since `follow`
         self._probe: Any = None
 
     def follow(self, state: Any, memory: Memory) -> None:
@@ -223,7 +223,7 @@ class CudaTileStep(CudaGradientStep):
         consumer.scores(self.task, self.state, self.columns(True), weights, margins)
 
     def update(self) -> None:
-        """Do nothing: the consumer asks for the gradient of each tile."""
+        """Do nothing: the consumer requests the gradient of each tile."""
 
     def columns(self, is_full: bool) -> DeviceRowViews:
         """Return the rows, of which the consumer takes tiles."""

@@ -23,11 +23,11 @@ from hpcsgd.backends.cuda.matrix import bytes_of_rows, sent
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.glm.unrolling import blocks_of
 
-# Products of rows of which somebody else than our plain kernel makes the Gram.
+# Products of rows whose Gram is computed by another kernel than our plain one.
 
 
 class OtherGram(ABC):
-    """All but the Gram is made by `own`.
+    """Products whose Gram a subclass computes, and everything else `own`.
 
     See `hpcsgd.backends.cuda.exchange.Products`.
     """
@@ -37,24 +37,24 @@ class OtherGram(ABC):
 
     @abstractmethod
     def gram(self, numbers: Any, out: Any) -> None:
-        """Tiles of Y Yᵀ."""
+        """Compute out ← tiles of Y Yᵀ."""
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
-        """gram ← tiles of Y Yᵀ, margins ← Y W; without weights the first alone."""
+        """Compute gram ← tiles of Y Yᵀ, margins ← Y W; only gram without weights."""
         self.gram(numbers, gram)
         if weights is not None:
             self.margins(numbers, weights, margins)
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Y W."""
+        """Compute out ← Y W."""
         self.own.margins(numbers, weights, out)
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """W ← W carryᵀ + Yᵀ factors."""
+        """Compute W ← W carryᵀ + Yᵀ factors."""
         self.own.update(numbers, factors, carry, weights)
 
     def fetched(self, numbers: Any) -> Any:
-        """The rows on the host."""
+        """Return the rows on the host."""
         return self.own.fetched(numbers)
 
     def _launch(
@@ -73,7 +73,7 @@ ELEMENTS = ("bf16", "fp16")  # of a matrix that it can multiply
 
 
 class WgmmaGram(OtherGram):
-    """Products of rows, of which `own` makes all but the Gram and what is beside it."""
+    """Products whose Gram, and margins in the same launch, warpgroups compute."""
 
     def __init__(self, own: DenseProducts) -> None:
         super().__init__(own)
@@ -82,11 +82,11 @@ class WgmmaGram(OtherGram):
         self._tickets = self.device.zeros((own.tiles.count,), np.uint32)
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Tiles of Y Yᵀ alone."""
+        """Compute out ← tiles of Y Yᵀ, without margins."""
         self._gram(numbers, out, None, None)
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
-        """One launch, unless there are many margins a row."""
+        """Compute Gram and margins, in one launch if there is one margin a row."""
         if weights is not None and self.own.widths.margins == 1:
             self._gram(numbers, gram, weights, margins)
         else:
@@ -114,13 +114,13 @@ class WgmmaGram(OtherGram):
 
 
 def wgmma_bytes(tiles: int, rows: int, width: int, sms: int) -> int:
-    """What it works in: parts of sums, and who came last to each."""
+    """Return the bytes of the workspace of wgmma: parts of sums, a ticket a tile."""
     plan = kernels.wgmma_launch_of(tiles, rows, width, itemsize=2, sms=sms)
     return 4 * (plan.workspace + plan.tickets)
 
 
 def check_wgmma(own: DenseProducts) -> None:
-    """Refuse a matrix or a GPU for which there is none."""
+    """Raise ConfigError if wgmma does not support the matrix or the GPU of `own`."""
     element, arch = own.matrix.element, own.device.arch
     asked = "[products] gram_kernel = 'wgmma' needs"
     if element not in ELEMENTS:
@@ -136,7 +136,7 @@ def check_wgmma(own: DenseProducts) -> None:
 
 
 def has_wgmma(own: DenseProducts) -> bool:
-    """Whether it can make these tiles: large ones, and some."""
+    """Return whether wgmma can compute the tiles of `own`: some tiles, all large."""
     tiles, matrix = own.tiles, own.matrix
     is_large = tiles.side == LARGE and tiles.count > 0
     return is_large and serves(KERNEL, matrix.element, own.device.arch)
@@ -144,32 +144,32 @@ def has_wgmma(own: DenseProducts) -> bool:
 
 # The Gram of long exchanges by cuBLAS, in the very tiles that our own kernel makes.
 #
-# Rows are gathered, multiplied in block columns from the diagonal down, and packed:
-# what the recurrence reads, and what members send to each other, is laid out as ever.
+# Rows are gathered, multiplied in block columns from the diagonal down, and packed: the
+# layout for the recurrence and for messages is that of our own kernel.
 
 ELEMENT = "bf16"  # of a matrix that it can multiply
 
 
 def cublas_bytes(rows: int, width: int, side: int) -> int:
-    """What it works in: rows of `width` numbers, and their square."""
+    """Return the bytes of the workspace of cuBLAS: gathered rows, and their square."""
     square = 4 * rows * kernels.pitch_of(rows, side)
     return bytes_of_rows(rows, width, 2) + square
 
 
 class CublasGram(OtherGram):
-    """Products of rows, of which `own` makes all but the Gram; that in some parts."""
+    """Products whose Gram cuBLAS computes in some parts, and everything else `own`."""
 
     def __init__(
         self, own: DenseProducts, parts: int = 1, like: "CublasGram | None" = None
     ) -> None:
-        """`like`: another one of the same products, whose room serves this one, too."""
+        """Use the workspace of `like`, another one of the same products, if any."""
         super().__init__(own)
         self.strips = kernels.strips_of(own.count, parts, own.tiles.side)
         self._rows, self._square = self._room() if like is None else like.room
 
     @property
     def room(self) -> tuple[Any, Any]:
-        """Of the rows that are gathered, and of their square."""
+        """Return the arrays of the gathered rows, and of their square."""
         return self._rows, self._square
 
     def _room(self) -> tuple[Any, Any]:
@@ -179,7 +179,7 @@ class CublasGram(OtherGram):
         return rows, self.device.empty((own.count, pitch), np.float32)
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Tiles of Y Yᵀ."""
+        """Compute out ← tiles of Y Yᵀ."""
         matrix, tiles, m = self.own.matrix, self.own.tiles, np.int32(self.count)
         rows, square = self._rows, self._square
         place = matrix.stride, numbers, m, np.int32(matrix.width)
@@ -193,20 +193,20 @@ class CublasGram(OtherGram):
         self._launch("pack_tiles", "fp32", kernels.pack(tiles.count), given)
 
 
-# Who makes the Gram of an exchange: our kernel, or what is faster there.
+# The choice of the Gram kernel of an exchange: our kernel, or a faster one.
 #
-# Asked once for each size of exchange, by running all on rows of the matrix. All
-# members have to take the same one, so they decide by times that they have added.
+# It is made once for each size of exchange, by running all kernels on rows of the
+# matrix. All members need the same kernel, so they compare times summed over members.
 
 log = logging.getLogger(__name__)
-WORTH_ASKING = 1024  # rows; up to here one launch of ours wins by being one
+WORTH_ASKING = 1024  # rows; up to here our kernel is fastest, as one launch
 PARTS = (1, 2, 4)  # of the square, from the diagonal down
-WORTH_CHANGING = 0.97  # of our time: what is no faster than this stays with us
-TURNS, TIMES = 3, 3  # of everybody, and launches of each
-# Whom a setting asks besides us. A kernel that breaks a rule of the GPU ends its
-# context, and the run: `auto` is to ask wgmma when a GPU has been seen to run it.
+WORTH_CHANGING = 0.97  # of our time, which another kernel has to beat
+TURNS, TIMES = 3, 3  # of all kernels, and launches of each
+# The kernels that a setting tries besides ours. A kernel that breaks a rule of the GPU
+# ends its context, and the run: `auto` will try wgmma after it has run on a GPU.
 ASKS = {"auto": ("cublas",), "cublas": ("cublas",), "wgmma": ("wgmma",)}
-UNPROVED = ("wgmma",)  # whose tiles are held against ours before they are taken
+UNPROVED = ("wgmma",)  # whose tiles are compared with ours before use
 NEAR = 1e-3  # of a tile's largest entry: far above rounding, far below a wrong product
 
 Seconds = dict[str, float]
@@ -214,21 +214,24 @@ Seconds = dict[str, float]
 
 @dataclass(frozen=True)
 class GramChoice:
-    """What was found; `seconds` are of all members, empty where none was asked."""
+    """The Gram kernel of an exchange, and the times by which it was chosen.
+
+    `seconds` are sums over members, empty if no other kernel was tried.
+    """
 
     name: str
-    products: Products  # what exchanges ask from now on
+    products: Products  # of exchanges from now on
     seconds: Mapping[str, float]
 
 
 def choose_gram(
     kind: str, own: DenseProducts, add: Callable[[Seconds], Seconds] = dict
 ) -> GramChoice:
-    """Who makes the Gram of exchanges.
+    """Return the Gram kernel for the rows of `own`, chosen by measured times.
 
     Parameters
     ----------
-    kind : "own", "cublas", "wgmma", or "auto", which asks
+    kind : "own", "cublas", "wgmma", or "auto", the fastest
     own : products of their rows by our kernels
     add : the sum over members of every figure; called by all of them or none
     """
@@ -250,7 +253,10 @@ def choose_gram(
 
 
 def _can(name: str, kind: str, own: DenseProducts) -> bool:
-    """Whether it makes such tiles; a matrix that it cannot read is refused."""
+    """Return whether the kernel `name` can compute the tiles of `own`.
+
+    Raise ConfigError if `kind` requires it, and it cannot read the matrix.
+    """
     if name == "wgmma":
         if kind == name:
             check_wgmma(own)
@@ -264,7 +270,7 @@ def _can(name: str, kind: str, own: DenseProducts) -> bool:
 
 
 def _by_wgmma(own: DenseProducts, kind: str) -> dict[str, Products]:
-    """As below."""
+    """Return the products by wgmma; without memory for them, `own`."""
     try:
         return {"wgmma": WgmmaGram(own)}
     except ConfigError as error:
@@ -275,10 +281,13 @@ def _by_wgmma(own: DenseProducts, kind: str) -> dict[str, Products]:
 
 
 def _by_cublas(own: DenseProducts, kind: str) -> dict[str, Products]:
-    """Every way; on a GPU without room they are ours, and never the fastest."""
+    """Return the products by cuBLAS in each number of parts.
+
+    On a GPU without memory for them, they are `own`, and are not measured.
+    """
     names = [f"cublas in {parts}" for parts in PARTS]
     try:
-        first = CublasGram(own)  # others work in its room: a square of some hundred MiB
+        first = CublasGram(own)  # others share its workspace, some hundred MiB
     except ConfigError as error:
         if kind == "cublas":
             raise
@@ -294,7 +303,10 @@ WAYS = {"cublas": _by_cublas, "wgmma": _by_wgmma}
 def bytes_asked(
     kind: str, plans: Iterable[Sequence[int]], width: int, element: str, device: Device
 ) -> int:
-    """What those that are asked of exchanges of these batch sizes work in."""
+    """Return the bytes of the workspaces of kernels that `kind` tries.
+
+    `plans` contains the batch sizes of each exchange.
+    """
     total = 0
     for rows, tiles, side in (_shape_of(sizes, width) for sizes in set(plans)):
         if not tiles or (kind == "auto" and rows <= WORTH_ASKING):
@@ -308,14 +320,14 @@ def bytes_asked(
 
 
 def _shape_of(sizes: Sequence[int], width: int) -> tuple[int, int, int]:
-    """(rows, tiles, their side)"""
+    """Return (rows, tiles, their side) of an exchange of these batch sizes."""
     blocks = blocks_of(tuple(sizes))
     side = tile_for(blocks.rows, width)
     return blocks.rows, len(tiles_of(np.asarray(blocks.starts), side)[0]), side
 
 
 def allowed(kind: str, reproducible: bool) -> str:
-    """What may be asked for: a clock answers differently every time."""
+    """Return the kernel that a run may use; no clock decides in a reproducible run."""
     if reproducible and kind == "cublas":
         raise ConfigError(
             "[products] gram_kernel = 'cublas' adds in an order that is not fixed; run"
@@ -333,7 +345,7 @@ def _best(seconds: Seconds, may_stay: bool) -> str:
 
 
 def measured_seconds(own: DenseProducts, ways: Mapping[str, Products]) -> Seconds:
-    """The best of some turns of each; infinite for what there is no way or room for."""
+    """Return the least seconds of each kernel in some turns; infinite if not run."""
     device = own.device
     spread = np.linspace(0, own.matrix.height - 1, own.count).astype(np.int64)
     numbers = sent(device, spread)
@@ -353,12 +365,12 @@ def measured_seconds(own: DenseProducts, ways: Mapping[str, Products]) -> Second
 
 
 def _agrees(own: DenseProducts, way: Products, numbers: Any, out: Any) -> bool:
-    """Whether both make the same tiles of these rows, up to rounding."""
+    """Return whether `own` and `way` compute the same tiles, up to rounding."""
     own.gram(numbers, out)
     ours = own.device.fetch(out).reshape(own.tiles.count, -1)
     way.gram(numbers, out)
     others = own.device.fetch(out).reshape(own.tiles.count, -1)
-    held = np.isfinite(ours)  # where a row has none, neither have they
+    held = np.isfinite(ours)  # entries that are not finite do not count
     size = np.abs(ours, where=held, out=np.zeros_like(ours)).max(axis=1, keepdims=True)
     off = np.abs(others - ours, where=held, out=np.zeros_like(ours))
     return bool((off <= NEAR * size).all())

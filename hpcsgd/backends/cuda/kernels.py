@@ -9,12 +9,12 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import UnrolledSteps
 
-# Which text serves a kernel on which GPU, and the options it is compiled with.
+# The source of each kernel for each GPU, and the options it is compiled with.
 #
-# The same table is what a run compiles from and what the tests compile through, for
-# every architecture, on machines that have no GPU.
+# Runs compile the kernels of this table, and tests compile all of them, for every
+# architecture, on machines that have no GPU.
 
-# What NVRTC calls them; "90a" has instructions that no later one has.
+# Names of architectures in NVRTC; "90a" has instructions that no later one has.
 ARCHS = ("70", "75", "80", "86", "89", "90", "90a", "100", "120")
 FOLDER = "cuda"  # below kernels/
 
@@ -52,7 +52,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to do a kernel's work, for some formats, from some architecture on."""
+    """One source of a kernel, for some formats, from some architecture on."""
 
     source: str
     elements: tuple[str, ...]
@@ -61,14 +61,14 @@ class Variant:
     entry: str = ""  # the source's name if empty
 
     def serves(self, element: str, arch: str) -> bool:
-        """Whether it can be compiled for that GPU."""
+        """Return whether it can be compiled for a matrix in `element` on that GPU."""
         alone = OF_ONE_ARCH.get(self.source)
         is_here = alone in (None, f"{number_of(arch)}a")
         return is_here and element in self.elements and number_of(arch) >= self.since
 
 
 def _grams(tile: int) -> tuple[Variant, ...]:
-    """Tensor cores where they know the format; else its values, one by one, in fp32."""
+    """Return variants of a Gram kernel: tensor cores for formats they know, or fp32."""
     size = f"TB={tile}"
     return (
         Variant("gram", ("bf16", "fp16"), 80, defines=(size,)),
@@ -78,7 +78,7 @@ def _grams(tile: int) -> tuple[Variant, ...]:
 
 
 def _tf32_grams(tile: int) -> tuple[Variant, ...]:
-    """A matrix in fp32, multiplied as tf32; exactly where there is none."""
+    """Return variants of Gram kernels of an fp32 matrix: in tf32, or else exact."""
     size = f"TB={tile}"
     return (
         Variant("gram", ("fp32",), 80, defines=(size, "TF32=1")),
@@ -87,7 +87,7 @@ def _tf32_grams(tile: int) -> tuple[Variant, ...]:
 
 
 def _direct_steps(family: int) -> tuple[Variant, ...]:
-    """With fp8 its values do not fit into the registers of sm_70."""
+    """Return variants of plain steps; fp8 values do not fit into registers of sm_70."""
     own, low = (f"FAMILY={family}",), ("fp8-e4m3", "fp8-e5m2")
     return (
         Variant("direct_steps", ("bf16", "fp16", "fp32"), defines=own),
@@ -95,7 +95,7 @@ def _direct_steps(family: int) -> tuple[Variant, ...]:
     )
 
 
-# The first that serves is taken: what is faster stands before what it falls back to.
+# The first variant that serves is taken: fast variants precede their fallbacks.
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "margin": (Variant("margin", tuple(ELEMENTS)),),
     "sample": (Variant("sample", ("fp32",)),),
@@ -154,12 +154,12 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 
 
 def number_of(arch: str) -> int:
-    """90 of "90a"."""
+    """Return the number of an architecture: 90 of "90a"."""
     return int(arch.rstrip("af"))
 
 
 def build_of(kernel: str, element: str, arch: str) -> Build:
-    """What serves `kernel` for a matrix in `element` on a GPU of `arch`."""
+    """Return the build of `kernel` for a matrix in `element` on a GPU of `arch`."""
     if kernel not in VARIANTS:
         raise ConfigError(f"unknown kernel: {kernel!r}; known: {sorted(VARIANTS)}")
     for variant in VARIANTS[kernel]:
@@ -173,17 +173,17 @@ def build_of(kernel: str, element: str, arch: str) -> Build:
 
 
 def serves(kernel: str, element: str, arch: str) -> bool:
-    """Whether there is a build of it."""
+    """Return whether `kernel` has a build for a matrix in `element` on `arch`."""
     return any(v.serves(element, arch) for v in VARIANTS.get(kernel, ()))
 
 
 def compiled_for(build: Build, arch: str) -> str:
-    """What NVRTC is told of a GPU of `arch`: "90a" for a text that needs it."""
+    """Return the architecture for NVRTC: `arch`, or "90a" for a text that needs it."""
     return OF_ONE_ARCH.get(build.source, arch)
 
 
 def all_builds(arch: str) -> list[Build]:
-    """Every text with every set of defines that a GPU of `arch` may be asked for.
+    """Return every text with every set of defines that a GPU of `arch` may need.
 
     Kernels of one text are compiled together: one of their names stands for all.
     """
@@ -197,7 +197,7 @@ def all_builds(arch: str) -> list[Build]:
 
 
 def options(build: Build, folder: str) -> tuple[str, ...]:
-    """What NVRTC is told besides the architecture, which CuPy adds itself."""
+    """Return the options for NVRTC without the architecture, which CuPy adds itself."""
     return (
         "--std=c++17",
         "--fmad=true",
@@ -206,7 +206,7 @@ def options(build: Build, folder: str) -> tuple[str, ...]:
     )
 
 
-# How the kernel `gram` is launched: which tiles, how many parts, how much room.
+# How the kernel `gram` is launched: which tiles, how many parts, how much workspace.
 #
 # Everything here depends on sizes and on the GPU's number of processors alone: the
 # order of every sum, and so its bits, are those of the next run.
@@ -234,7 +234,7 @@ class GramLaunch:
 
 
 def tiles_of(starts: Array, tile: int) -> tuple[Array, Array]:
-    """(tiles that a recurrence reads, place of each in that list or -1).
+    """Return (tiles that a recurrence reads, place of each in that list or -1).
 
     `starts` has the first row of every batch, then the number of rows. Entry (i, k) is
     read where i is in a later batch than k.
@@ -253,11 +253,11 @@ def tiles_of(starts: Array, tile: int) -> tuple[Array, Array]:
 
 
 def tile_for(rows: int, cols: int) -> int:
-    """Rows and columns of a tile.
+    """Return the side of a tile: its rows and columns.
 
-    Every entry of a tile needs its two rows once: larger ones take half the reads, and
-    where there are columns enough to be multiplied, reads are what it waits for. They
-    are fewer, too: only long exchanges have enough of them for all processors.
+    Every entry of a tile needs its two rows once: large tiles need half the reads,
+    which limit the speed if there are many columns. Large tiles are fewer, too: only
+    long exchanges have enough of them for all processors.
     """
     return LARGE if rows >= LARGE_ROWS and cols >= LARGE_COLS else SMALL
 
@@ -268,17 +268,17 @@ def shared_bytes() -> int:
 
 
 def step_of(tile: int, itemsize: int) -> int:
-    """Columns of one stage: half of it are `tile` rows."""
+    """Return the columns of one stage, of which half contains `tile` rows."""
     return STAGE_BYTES // 2 // tile // itemsize
 
 
 def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
-    """Parts of the columns, so that a GPU of `sms` processors has enough to do.
+    """Return the number of parts of the columns for a GPU of `sms` processors.
 
-    The fewest of least cost, which counts stages: what a processor reads from L2 for
-    the blocks that it gets, a start, and partial tiles, which are written by all and
-    read again by the last. Two blocks of one processor share what it reads: they hide
-    each other's waits, and take no less time for it.
+    It is the least number of least cost. The cost counts stages: those that a processor
+    reads from L2 for its blocks, a start, and partial tiles, which all blocks write and
+    the last one reads again. Two blocks of one processor share its reads: they hide
+    each other's waits, but take no less time.
     """
     steps = max(1, -(-cols // step_of(tile, itemsize)))
     partial = 4 * tile * tile // STAGE_BYTES
@@ -296,7 +296,7 @@ def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
 
 
 def per_split_of(splits: int, cols: int, tile: int, itemsize: int) -> int:
-    """Columns of one part, whole stages."""
+    """Return the columns of one part: whole stages."""
     step = step_of(tile, itemsize)
     return max(1, -(-cols // (step * splits))) * step
 
@@ -311,7 +311,7 @@ def launch_of(
     splits: int,
     margins: bool = True,
 ) -> GramLaunch:
-    """The launch for `tiles` tiles, and for the margins of `rows` rows if wanted."""
+    """Return the launch for `tiles` tiles, and margins of `rows` rows if `margins`."""
     warps = 2 * tile // 32
     words = tiles * tile * tile
     return GramLaunch(
@@ -327,24 +327,24 @@ def launch_of(
 
 
 def pitch_of(rows: int, tile: int = 64) -> int:
-    """Floats from one row of a square to the next: whole tiles."""
+    """Return the floats from one row of a square to the next: whole tiles."""
     return -(-rows // tile) * tile
 
 
 def strips_of(rows: int, parts: int, tile: int = 64) -> list[tuple[int, int]]:
-    """(first, last) columns of block columns that begin at the diagonal."""
+    """Return (first, last) columns of block columns that begin at the diagonal."""
     wide = pitch_of(-(-rows // parts), tile)
     return [(first, min(first + wide, rows)) for first in range(0, rows, wide)]
 
 
 def pack(tiles: int) -> tuple[int, int]:
-    """Blocks and threads of pack_tiles."""
+    """Return the blocks and threads of pack_tiles."""
     return tiles, 256
 
 
 # How the recurrence of an exchange is launched on a GPU, and what it is given.
 #
-# Shapes and coefficients alone, with no GPU in sight: a run and the tests ask here.
+# Shapes and coefficients alone, without a GPU: for runs and for tests.
 
 MOST_ROWS = 8192  # of an exchange
 MOST_STATES = 4  # of an update
@@ -366,9 +366,9 @@ class RecurrenceLaunch:
 
 @dataclass(frozen=True)
 class KernelCoefficients:
-    """Those of an exchange, as the kernels read them: float32, in this order.
+    """The coefficients of an exchange as kernels read them: float32, in this order.
 
-    They stay in device memory: whoever writes others there needs no other launch.
+    Kernels read them from device memory: other coefficients need no other launch.
     """
 
     lead: Array  # (s, states)
@@ -380,12 +380,15 @@ class KernelCoefficients:
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """All of them, in the order of the kernels' parameters."""
+        """Return all arrays, in the order of the kernels' parameters."""
         return (self.lead, self.couple, self.free, self.push, self.probe, self.gain)
 
 
 def coefficients(unrolled: UnrolledSteps) -> KernelCoefficients:
-    """What `unrolled` says, in float32; couple has one entry too many for s = 1."""
+    """Return the coefficients of `unrolled` in float32.
+
+    One entry is appended to couple, which is empty for s = 1.
+    """
     couple = np.concatenate([*unrolled.couple, np.zeros(1)])
     own = (unrolled.lead, couple, unrolled.free, unrolled.push, unrolled.probe)
     kept = (np.ascontiguousarray(each, np.float32) for each in (*own, unrolled.gain))
@@ -393,24 +396,24 @@ def coefficients(unrolled: UnrolledSteps) -> KernelCoefficients:
 
 
 def cluster_for(rows: int, arch: str) -> int:
-    """How many blocks take an exchange of so many rows: one, or a cluster."""
+    """Return the number of blocks of an exchange of `rows` rows: one, or a cluster."""
     return CLUSTER if rows >= CLUSTER_ROWS and number_of(arch) >= 90 else 1
 
 
 def kernel_for(family: str, cluster: int) -> str:
-    """Its name in the table of kernels."""
+    """Return the name of the recurrence of a family in the table of kernels."""
     return f"recurrence-{family}" if cluster == 1 else f"recurrence-cluster-{family}"
 
 
 def recurrence_pitch_of(batch: int) -> int:
-    """Words of a buffer: a batch may begin at any of four columns."""
+    """Return the words of a buffer: a batch may begin at any of four columns."""
     return (batch + 6) // 4 * 4
 
 
 def recurrence_launch(
     rows: int, batch: int, states: int, cluster: int, arch: str
 ) -> RecurrenceLaunch:
-    """For at most `rows` rows in batches of at most `batch`."""
+    """Return the launch for at most `rows` rows in batches of at most `batch`."""
     _check(rows, states)
     own = -(-rows // cluster)
     shared = FRONT + 4 * BUFFERS * recurrence_pitch_of(batch) + (4 + 2) * own
@@ -425,13 +428,13 @@ def recurrence_launch(
 
 
 def softmax_launch(rows: int, states: int) -> RecurrenceLaunch:
-    """For at most `rows` rows; classes take no shared memory."""
+    """Return the launch for at most `rows` rows; classes take no shared memory."""
     _check(rows, states)
     return RecurrenceLaunch(1, 1024, 2 * rows)
 
 
 def shared_of(arch: str) -> int:
-    """Bytes that a block may have; of a GPU not listed, as the nearest older one."""
+    """Return the bytes of shared memory of a block; of an older GPU if unknown."""
     known = [number for number in SHARED if number <= number_of(arch)]
     return 1024 * SHARED[max(known, default=min(SHARED))]
 
@@ -451,10 +454,10 @@ def _check(rows: int, states: int) -> None:
 
 # Launch shapes of the kernels that cast, multiply columns and take plain steps.
 
-BLOCK = 256  # threads, where nothing else is said
+BLOCK = 256  # threads of a block, unless stated otherwise
 CHUNK = 16  # bytes that a thread reads at once
 WORD = 4  # bytes of a float
-PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no asking
+PLAIN_SHARED = 48 * 1024  # bytes of shared memory that need no request
 ROWS_AT_ONCE = 32  # of direct_steps
 KEPT = BLOCK * CHUNK  # bytes of a block that keeps a chunk of every thread
 MOST_COLUMNS = 64  # of weights, in update_columns
@@ -463,7 +466,7 @@ MOST_SUMS = 1024  # of a warp of csr_update; at least 16 for each column of weig
 
 
 class StepLaunch(NamedTuple):
-    """What a kernel is launched with; shared memory in bytes."""
+    """The shape of a launch: grid, block, and shared memory in bytes."""
 
     grid: tuple[int, ...]
     block: int
@@ -471,27 +474,30 @@ class StepLaunch(NamedTuple):
 
 
 def cast(count: int, item: int) -> StepLaunch:
-    """narrow and widen: 16 bytes of the narrow format a thread."""
+    """Return the launch of narrow and widen: 16 bytes of narrow words a thread."""
     return StepLaunch((_parts(count, BLOCK * CHUNK // item),), BLOCK)
 
 
 def gather_rows(count: int) -> StepLaunch:
-    """A warp a row; pack_rows and join_rows, too."""
+    """Return the launch of gather_rows, pack_rows and join_rows: a warp a row."""
     return StepLaunch((_parts(count, BLOCK // 32),), BLOCK)
 
 
 def margins_columns(count: int, wide: int, item: int) -> StepLaunch:
-    """16 rows and 16 columns of weights a block, the columns in shared memory."""
+    """Return the launch of margins_columns: 16 rows and 16 columns of weights a block.
+
+    The columns are in shared memory.
+    """
     tile = 32 * CHUNK // item + 4
     return StepLaunch((_parts(count, 16), _parts(wide, 16)), BLOCK, WORD * 16 * tile)
 
 
 def update(count: int, cols: int, item: int) -> StepLaunch:
-    """128 bytes of a row a block, and parts of the rows where these are few blocks.
+    """Return the launch of update: 128 bytes of a row a block, and parts of the rows.
 
-    A part has rows enough to ask for four of each thread at once; as many blocks as
-    there may be, a GPU of today has at once. Sizes alone decide, and so sums have one
-    order.
+    The rows have several parts if the blocks are few. A part has enough rows for each
+    thread to read four at once, and a GPU of today runs all blocks at once. The launch
+    depends on sizes alone, and so sums have one order.
     """
     strips, wide = _pieces(cols, item), 8 * CHUNK // item
     splits = max(min(count // ROWS_OF_A_PART, MOST_BLOCKS // strips), 1)
@@ -499,50 +505,50 @@ def update(count: int, cols: int, item: int) -> StepLaunch:
 
 
 def update_rows(count: int, splits: int) -> int:
-    """Rows of a part, whole rounds of its threads."""
+    """Return the rows of a part: whole rounds of its threads."""
     return 32 * _parts(count, 32 * splits)
 
 
 def update_room(cols: int, launch: StepLaunch) -> int:
-    """Floats that parts are added through."""
+    """Return the floats of the array in which parts are added."""
     return cols * launch.grid[1] if launch.grid[1] > 1 else 0
 
 
 def update_columns(cols: int) -> StepLaunch:
-    """32 rows of weights a block."""
+    """Return the launch of update_columns: 32 rows of weights a block."""
     words = 32 * 33 + 32 * MOST_COLUMNS + 8 * 32 * 8
     return StepLaunch((_parts(cols, 32),), BLOCK, WORD * words)
 
 
 def blend(count: int) -> StepLaunch:
-    """A thread a weight."""
+    """Return the launch of blend: a thread a weight."""
     return StepLaunch((_parts(count, BLOCK),), BLOCK)
 
 
 def words(count: int) -> StepLaunch:
-    """Steps of rules, and sums: a thread a word."""
+    """Return the launch of steps of rules, and of sums: a thread a word."""
     return StepLaunch((_parts(count, BLOCK),), BLOCK)
 
 
 def csr_across(wide: int) -> int:
-    """Lanes that share an entry of a sparse row, each with columns of weights."""
+    """Return the lanes that share an entry of a sparse row, each with some columns."""
     return 1 << (min(wide, 32) - 1).bit_length()
 
 
 def csr_margin(count: int, wide: int = 1) -> StepLaunch:
-    """A warp a row, for as many columns of weights as share its entries."""
+    """Return the launch of csr_margin: a warp a row and `csr_across` columns."""
     parts = _parts(wide, csr_across(wide))
     grid = _parts(count, BLOCK // 32)
     return StepLaunch((grid, parts) if wide > 1 else (grid,), BLOCK)
 
 
 def csr_span(cols: int, wide: int = 1) -> int:
-    """Columns of a block of csr_update: about 512 blocks, in steps of 32 columns."""
+    """Return the columns of a block of csr_update, in steps of 32: about 512 blocks."""
     return min(32 * _parts(cols, 32 * 512), MOST_SUMS // wide)
 
 
 def csr_update(cols: int, wide: int = 1) -> StepLaunch:
-    """Eight or 16 warps a block, each with sums of its own."""
+    """Return the launch of csr_update: 8 or 16 warps a block, each with own sums."""
     words = csr_span(cols, wide) * wide
     warps = 16 if 2 * words <= MOST_SUMS else 8
     grid = _parts(cols, csr_span(cols, wide))
@@ -550,15 +556,16 @@ def csr_update(cols: int, wide: int = 1) -> StepLaunch:
 
 
 def csr_gram(tiles: int, side: int) -> StepLaunch:
-    """A thread an entry of the tiles, side × side."""
+    """Return the launch of csr_gram: a thread an entry of the tiles, side × side."""
     return StepLaunch((tiles, side * side // BLOCK), BLOCK)
 
 
 def direct_steps(cols: int, item: int, tall: int, processors: int) -> StepLaunch:
-    """A block for 128 bytes of a row or more, not more blocks than processors.
+    """Return the launch of direct_steps: a block for 128 bytes of a row or more.
 
-    All blocks have to run at once. `tall`: rows of the largest batch. What a block
-    reads it keeps, as far as shared memory goes that needs no asking.
+    There are at most as many blocks as processors: all have to run at once. `tall`:
+    rows of the largest batch. A block keeps the rows that it reads, as far as
+    `PLAIN_SHARED` bytes of shared memory permit.
     """
     blocks = min(_pieces(cols, item), processors)
     needed = _parts(_pieces(cols, item), blocks) * _parts(tall, ROWS_AT_ONCE)
@@ -568,27 +575,27 @@ def direct_steps(cols: int, item: int, tall: int, processors: int) -> StepLaunch
 
 
 def direct_room(launch: StepLaunch, item: int, tall: int) -> int:
-    """Chunks of a thread that a block of direct_steps keeps."""
+    """Return the chunks of a thread that a block of direct_steps keeps."""
     return (launch.shared - _direct_base(item, tall)) // KEPT
 
 
 def direct_partials(launch: StepLaunch, tall: int) -> int:
-    """Floats that the blocks of direct_steps exchange their sums through."""
+    """Return the floats of the array in which blocks of direct_steps exchange sums."""
     return 2 * tall * launch.grid[0]
 
 
 def direct_fits(item: int, tall: int) -> bool:
-    """Whether a block can have a batch of so many rows."""
+    """Return whether shared memory of a block suffices for a batch of `tall` rows."""
     return _direct_base(item, tall) <= PLAIN_SHARED
 
 
 def direct_ahead(cols: int, item: int, tall: int, cache: int) -> bool:
-    """Whether two batches have room in the cache of the GPU, or push each other out."""
+    """Return whether two batches fit into the `cache` bytes of the GPU."""
     return 2 * cols * item * tall <= cache
 
 
 def _direct_base(item: int, tall: int) -> int:
-    """Shared memory of a block that keeps nothing."""
+    """Return the bytes of shared memory of a block that keeps no rows."""
     return 16 + WORD * (ROWS_AT_ONCE * (8 * CHUNK // item + 1) + tall)
 
 
@@ -597,7 +604,7 @@ def _pieces(cols: int, item: int) -> int:
 
 
 def gather_steps(tall: int) -> StepLaunch:
-    """One block."""
+    """Return the launch of gather_steps: one block."""
     return StepLaunch((1,), 512, 16 + WORD * tall)
 
 
@@ -609,7 +616,10 @@ def _parts(count: int, each: int) -> int:
 
 
 def average(held: int, more: int) -> StepLaunch:
-    """portion and become: a word of weights or intercept a thread."""
+    """Return the launch of portion and become: a thread a word.
+
+    There are `held` words of weights, and `more` words of the intercept.
+    """
     return StepLaunch((max(-(-(held + more) // BLOCK), 1),), BLOCK)
 
 
@@ -629,15 +639,15 @@ JOINING = 5
 
 
 def stages_of(cols: int, itemsize: int) -> int:
-    """Of a row: 128 bytes each."""
+    """Return the stages of a row: 128 bytes each."""
     return max(1, -(-cols * itemsize // 128))
 
 
 def each_of(tiles: int, stages: int, sms: int) -> int:
-    """Tile-stages of one block: the fewest blocks of least cost.
+    """Return the tile-stages of one block, for the fewest blocks of least cost.
 
-    A line of work is cut where it is cut; what a block took of a pair it leaves for
-    whoever comes last, who reads as many parts as the pair was cut into.
+    The line of work is divided at any stage. Each block stores its part of a pair for
+    the last block of the pair, which reads all parts.
     """
     total = max(1, tiles) * stages
 
@@ -652,7 +662,7 @@ def each_of(tiles: int, stages: int, sms: int) -> int:
 def wgmma_launch_of(
     tiles: int, rows: int, cols: int, *, itemsize: int, sms: int, margins: bool = True
 ) -> GramLaunch:
-    """The launch for `tiles` tiles, and for the margins of `rows` rows if wanted."""
+    """Return the launch for `tiles` tiles, and margins of `rows` rows if `margins`."""
     stages = stages_of(cols, itemsize)
     each = each_of(tiles, stages, sms)
     workers = max(1, -(-tiles * stages // each))

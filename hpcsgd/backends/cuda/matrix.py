@@ -16,7 +16,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
 
-# A member's block as a device holds it: rows of whole 16-byte chunks.
+# A member's block as a device stores it: rows of whole 16-byte chunks.
 
 CHUNK = 16  # bytes that a thread reads at once
 ELEMENTS = ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "tf32")
@@ -25,7 +25,7 @@ TF32 = "tf32"  # values in fp32, of which a product of tensor cores loses nothin
 
 @dataclass(frozen=True)
 class DeviceMatrix:
-    """Rows with a stride, in the format that the host stores them in."""
+    """Dense rows with a stride on a device, in the format of the host's storage."""
 
     is_sparse: ClassVar[Literal[False]] = False
 
@@ -33,12 +33,12 @@ class DeviceMatrix:
     element: str
     height: int
     width: int
-    scale: float = 1.0  # what values are stored times: a power of two
-    multiplied: str = "gram"  # by which kernel, where tensor cores round what they get
-    pitch: int = 0  # elements of a whole row, where some columns of it are seen
+    scale: float = 1.0  # factor of stored values: a power of two
+    multiplied: str = "gram"  # its Gram kernel; tensor cores may round
+    pitch: int = 0  # elements of a whole row, if some columns are in use
 
     def part(self, columns: slice) -> "DeviceMatrix":
-        """Some columns of all rows, where they lie; they begin with a chunk."""
+        """Return some columns of all rows, without a copy; they begin with a chunk."""
         assert columns.start % (CHUNK // self.values.dtype.itemsize) == 0
         return replace(
             self,
@@ -49,7 +49,7 @@ class DeviceMatrix:
 
     @property
     def stride(self) -> np.int64:
-        """Elements from one row to the next, as kernels take it."""
+        """Return the elements from one row to the next, as kernels take them."""
         return np.int64(self.pitch or self.values.shape[1])
 
 
@@ -66,7 +66,7 @@ def bytes_of_rows(height: int, width: int, item: int) -> int:
 def put_matrix(
     device: Device, matrix: DenseMatrix | Unheld, element: str, scale: float = 1.0
 ) -> DeviceMatrix:
-    """A copy, piece by piece; what lies behind a row's end is zero.
+    """Return a copy of `matrix` on the device, with zeros behind the ends of rows.
 
     Rows of a file are read piece by piece: while one travels, the next is read.
     """
@@ -84,7 +84,7 @@ def put_matrix(
 def _send(
     device: Device, held: Any, width: int, read: Callable[[slice, Array], None]
 ) -> None:
-    """Through pinned memory, where rows get their ends."""
+    """Copy rows through pinned memory, where zeros are added to their ends."""
     height, stride = held.shape
     step = max(PIECE // (stride * held.dtype.itemsize), 1)
     for first in range(0, height, step):
@@ -98,7 +98,7 @@ def _send(
 
 
 def check_element(element: str) -> None:
-    """Refuse a format that kernels do not read."""
+    """Raise ConfigError if kernels do not read the format `element`."""
     if element not in ELEMENTS:
         raise ConfigError(
             f"a GPU does not compute with a matrix in {element}; use --precision fp32"
@@ -108,7 +108,7 @@ def check_element(element: str) -> None:
 
 # What one exchange of certain sizes needs on a device, made once for all of them.
 
-PROBE = 4  # its place among coefficients
+PROBE = 4  # index of the probe in `DeviceCoefficients.arrays`
 
 
 def bytes_of_order(rows: int) -> int:
@@ -117,9 +117,9 @@ def bytes_of_order(rows: int) -> int:
 
 
 class Order:
-    """The rows of an epoch in their order, and what belongs to each, on the device.
+    """The row order of an epoch, and targets, weights and offsets, on the device.
 
-    Where the next exchange begins is kept there, too: it costs no copy.
+    The position of the next exchange is stored on the device, too, and needs no copy.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Order:
 
     @classmethod
     def of(cls, device: Device, sampled: "DeviceSampled") -> "Order":
-        """The same of rows that were sampled, by their places there."""
+        """Return an order of sampled rows, whose numbers are places in `sampled`."""
         order = cls.__new__(cls)
         order._device = device
         order.columns = [sampled.targets, sampled.weights, sampled.offsets]
@@ -151,7 +151,7 @@ class Order:
         return order
 
     def seek(self, order: Array, first: int, count: int) -> None:
-        """The next `count` rows begin at row `first` of `order`."""
+        """Begin the next `count` rows at row `first` of `order`."""
         if order is not self._there:
             self._device.fill(self.rows, order)
             self._there = order
@@ -161,7 +161,7 @@ class Order:
 
 
 class DeviceSampled:
-    """Numbers of the rows of an exchange, and what belongs to them."""
+    """The sampled rows of an exchange: numbers, targets, weights and offsets."""
 
     def __init__(self, device: Device, order: Order, rows: int) -> None:
         self.order = order
@@ -175,36 +175,36 @@ class DeviceSampled:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Of the kernel that fills them."""
+        """Return the arguments of the kernel `sample`, which fills the arrays."""
         order, own = self.order, (self.targets, self._weights, self._offsets)
         count = np.int32(len(self.numbers))
         return (order.rows, order.position, count, *order.columns, self.numbers, *own)
 
 
 def sent(device: Device, values: Array) -> Any:
-    """A copy of an array of the host."""
+    """Return a copy of a host array on the device."""
     array = device.empty(values.shape, values.dtype)
     device.fill(array, values)
     return array
 
 
 class DeviceCoefficients:
-    """Those of an exchange, in device arrays: launches stay the same."""
+    """The coefficients of an exchange in device arrays: launches stay the same."""
 
     def __init__(self, device: Device, blocks: Blocks, scale: float = 1.0) -> None:
         self._device = device
-        # G is of rows times `scale`, factors are for rows times it and weights
-        # divided by it: a power of two, so that nothing is rounded otherwise.
+        # G has rows times `scale`; factors are for such rows, and for weights divided
+        # by `scale`: a power of two, so that rounding errors stay the same.
         self._down = np.float32(1.0 / scale**2)
         self._loaded: UnrolledSteps | None = None
         self._room: Any = None
-        self._values: Array | None = None  # what is there
+        self._values: Array | None = None  # on the device
         self._places: list[slice] = []
         self.starts = device.empty((len(blocks.sizes) + 1,), np.int32)
         device.fill(self.starts, np.asarray(blocks.starts, dtype=np.int32))
 
     def load(self, unrolled: UnrolledSteps) -> None:
-        """These from now on; a constant rate sends them once."""
+        """Use these coefficients from now on; a constant rate sends them once."""
         if unrolled is self._loaded:
             return
         self._loaded = unrolled
@@ -223,17 +223,17 @@ class DeviceCoefficients:
 
     @property
     def arrays(self) -> list[Any]:
-        """In the order of the recurrence's parameters."""
+        """Return the arrays in the order of the recurrence's parameters."""
         return [self._room[place] for place in self._places[:-1]]
 
     @property
     def probe(self) -> Any:
-        """Where scores are read."""
+        """Return the point q at which scores are read, (states,)."""
         return self.arrays[PROBE]
 
     @property
     def carry(self) -> Any:
-        """What the weights are multiplied by."""
+        """Return the matrix by which weights are multiplied, (states, states), flat."""
         return self._room[self._places[-1]]
 
 
@@ -243,7 +243,7 @@ class DeviceCoefficients:
 def whole_matrix(
     device: Device, own: DeviceMatrix, height: int, width: int
 ) -> DeviceMatrix:
-    """Room for rows of all columns, stored as `own` is; nothing is in it yet."""
+    """Return a matrix for rows of all columns, stored as `own`, of undefined values."""
     kind = own.values.dtype
     values = device.empty((height, stride_of(width, kind.itemsize)), kind)
     return DeviceMatrix(values, own.element, height, width, own.scale)
@@ -255,7 +255,7 @@ def bytes_of_member_rows(rows: int, own: int, columns: int, item: int) -> int:
 
 
 class DeviceMemberRows:
-    """So many rows of members that have `widths` columns each."""
+    """Buffers for the all-gather of `rows` rows, of `widths` columns of each member."""
 
     def __init__(
         self, device: Device, own: DeviceMatrix, rows: int, widths: Sequence[int]
@@ -270,14 +270,14 @@ class DeviceMemberRows:
         self._members = np.int32(len(widths))
 
     def pack(self, numbers: Any) -> None:
-        """Own columns of these rows, as they are sent."""
+        """Pack this member's columns of the rows `numbers`, as they are sent."""
         count, own = np.int32(self.rows), self.own
         columns = np.int32(own.width)
         given = (own.values, own.stride, numbers, count, columns, self.packed)
         self._launch("pack_rows", given)
 
     def join(self, whole: DeviceMatrix, numbers: Any = None) -> None:
-        """What all have sent, as rows of `whole`: in order, or at their numbers."""
+        """Write the gathered rows into `whole`: in order, or at the row `numbers`."""
         head = (self.flat, self._edges, self._members, np.int32(self.rows), numbers)
         self._launch("join_rows", (*head, whole.values, whole.stride))
 

@@ -75,7 +75,10 @@ class DeviceSums:
         self._narrow: dict[int, tuple[Any, DeviceNarrowSum]] = {}
 
     def sum(self, name: str, array: Any, form: str) -> None:
-        """All members call it in one order, with one name for one kind of message."""
+        """Sum `array` over members, in place, with words of format `form`.
+
+        All members call it in the same order; `name` identifies a kind of message.
+        """
         members = self.members
         if members.size == 1:
             return
@@ -89,7 +92,7 @@ class DeviceSums:
         self.clock.lap("communicate")
 
     def start(self, name: str, array: Any, form: str) -> Pending:
-        """Begin it; the array belongs to it until `wait`, which gives it back."""
+        """Begin the sum of `array`, which belongs to it until `wait` returns it."""
         members = self.members
         if members.size == 1:
             return Pending(array)
@@ -143,7 +146,7 @@ class DeviceSums:
     def _written(
         self, name: str, array: Any, form: str, travels: bool = False
     ) -> Message:
-        """A message of the host that holds the array."""
+        """Return a message of the host that contains a copy of the array."""
         message: Message = self._scratch.message(
             self.members, name, len(array), form, travels
         )
@@ -160,7 +163,7 @@ class DeviceSums:
 
 @dataclass(frozen=True)
 class DeviceMessage:
-    """What members sum: an array of the device, and the format it travels in."""
+    """An array of the device that members sum, and the format in which it travels."""
 
     name: str
     array: Any
@@ -171,8 +174,8 @@ class DeviceMessage:
 class CudaSequence:
     """See `hpcsgd.backends.task.PartSequence`: recorded from the second time on.
 
-    The whole is one graph where a graph may hold the sums; else there are two, around
-    the sums. `once`: it does not come again, and is launched part by part.
+    The sequence is one graph if a graph may contain the sums; else it is two graphs,
+    around the sums. `once`: it runs only once, and is launched part by part.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class CudaSequence:
         self._beside: dict[int, tuple[CudaSequence, GraphAction]] = {}
 
     def run(self) -> None:
-        """Launch all of it."""
+        """Launch all parts and sums."""
         if self.once:
             self._by_hand()
         elif self._whole is not None and not self.messages:
@@ -220,7 +223,7 @@ class CudaSequence:
         return self._begin()
 
     def run_beside(self, ahead: "CudaSequence | None", earlier: Pending) -> Pending:
-        """Launch all of it, and `ahead` while the sums are under way.
+        """Launch all parts and sums, and `ahead` while the sums are in transit.
 
         One member alone has no sums: `ahead` is then a branch of one graph, beside the
         steps, which keep a single multiprocessor busy.
@@ -261,12 +264,12 @@ class CudaSequence:
         return Pending(NOTHING, lambda: wait_for_all(pending))
 
     def _by_hand(self) -> None:
-        """Launch by launch."""
+        """Launch all parts and sums one by one, without a graph."""
         self.up_to_sums()
         call(self.after)
 
     def _send(self) -> None:
-        """Sum, each message waited for in the order of the device."""
+        """Sum all messages, one after the other."""
         for message in self.messages:
             given = message.name, message.array, message.form
             if message.travels:
@@ -433,7 +436,7 @@ class CudaStep(CudaExchange):
         return () if self.is_alone else super().messages(*names, travels=travels)
 
 
-# Plain steps: nothing lies between those of one who holds all columns.
+# Plain steps: a member that stores all columns sends nothing between two of them.
 
 
 class CudaPlainSteps:
@@ -473,10 +476,10 @@ class CudaPlainSteps:
         self.state = state
 
     def fused_steps(self) -> bool:
-        """Take all steps by one kernel; False, and nothing done, where none does."""
+        """Take all steps by one kernel; return False, without a step, if none does."""
         if not self.is_alone:
             return False
-        # What may have changed on the host goes up ahead of the launches.
+        # Arrays that changed on the host are sent to the device ahead of the launches.
         self.state.on_device("weights"), self.state.on_device("intercept")
         if not self._is_asked:
             self._fused, self._is_asked = self._make_fused(), True
@@ -540,7 +543,7 @@ class CudaPlainSteps:
 
 
 class CudaRows:
-    """The rows of one exchange in their order, or all rows at their numbers."""
+    """Gathered rows with all columns: of one exchange in order, or all by number."""
 
     def __init__(self, maker: "CudaExchanges", rows: int, keeps: bool) -> None:
         own = maker.shard.matrix
@@ -571,7 +574,7 @@ class CudaRows:
             ) from error
 
     def pieces_of(self, rows: int) -> tuple[DeviceSampled, DeviceMemberRows]:
-        """Return the buffers of so many rows on their way."""
+        """Return the buffers for the all-gather of `rows` rows."""
         pieces = self.pieces.get(rows)
         if pieces is None:
             maker = self.maker
@@ -601,7 +604,7 @@ class CudaGatheredSteps(CudaPlainSteps):
         self.task.clock.lap("gather")
 
     def gather(self) -> None:
-        """Gather the rows of all members; by the host where it alone sends."""
+        """Gather the rows of all members; through the host if only the host sends."""
         sums, device = self.maker.sums, self.device
         counts, packed, flat = self.pieces.counts, self.pieces.packed, self.pieces.flat
         if sums.device_members is not None:
@@ -624,7 +627,7 @@ class CudaGatheredSteps(CudaPlainSteps):
             self.shard.order.seek(whole.numbers, 0, rows)
 
 
-# What all exchanges of a member share: the matrix there, and one set of buffers for
+# All exchanges of a member share the matrix on the device, and one set of buffers for
 # each size.
 
 REMEDY = "use --device cpu"
@@ -665,7 +668,7 @@ class CudaExchanges:
         self._sequences: dict[tuple[Any, ...], tuple[Any, CudaSequence]] = {}
 
     def exchange(self, blocks: Blocks, number: int = 0) -> CudaExchange:
-        """Return the exchange of these sizes; `number` tells several of them apart."""
+        """Return the exchange of these sizes; `number` distinguishes several."""
         key = blocks, number
         exchange = self._exchanges.get(key)
         if exchange is None:
@@ -683,7 +686,7 @@ class CudaExchanges:
         after: Sequence[Part],
         once: bool = False,
     ) -> CudaSequence:
-        """Return the parts in their order; `once`: they do not come again."""
+        """Return the parts in their order; `once`: they run only once."""
         arrays = exchange.arrays(is_stepped=bool(after))
         if once:
             return CudaSequence(self.device, self.sums, before, sums, after, once=True)
@@ -711,7 +714,7 @@ class CudaExchanges:
         return CudaPlainSteps(self, blocks, self.shard, is_alone)
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> CudaGatheredSteps:
-        """Return steps on rows of all columns; `keeps`: rows that came once stay."""
+        """Return steps on rows of all columns; `keeps`: gathered rows are kept."""
         found = self._gathered.get(blocks)
         if found is None:
             rows = self.task.shard.height if keeps else blocks.rows
@@ -740,7 +743,7 @@ class CudaExchanges:
         return Widths(self.task.columns, self.task.states, read)
 
     def choose_kernel(self, launches: ExchangeKernels) -> None:
-        """Choose who makes Grams of this size; the same on all members."""
+        """Choose the Gram kernel of this size, the same on all members."""
         if not isinstance(launches.rows, DenseProducts):
             return
         choice = choose_gram(self.gram_asked, launches.rows, self._added)
@@ -749,12 +752,12 @@ class CudaExchanges:
             self.gram_kernel = choice.name
 
     def _added(self, seconds: Seconds) -> Seconds:
-        """Add over members: one slow member is slow for all."""
+        """Return the seconds summed over members: all wait for a slow member."""
         every = self.task.members.exchange_objects(seconds)
         return {name: sum(one[name] for one in every) for name in seconds}
 
     def sum_words(self) -> None:
-        """Sum what the last check of the monitor left over members."""
+        """Sum the words of the monitor's last check over members, and judge them."""
         task, form = self.task, self.task.precision.margin_sum
         monitor = task.monitor
         if monitor is None or not monitor.words:
@@ -766,7 +769,7 @@ class CudaExchanges:
 
 
 def check_task(task: Task) -> None:
-    """Refuse what no kernel does yet, in one sentence."""
+    """Raise ConfigError if no kernel supports the task yet."""
     precision = task.precision
     low = ("matrix", "margin", "gram_wire")
     others = {getattr(precision, name) for name in vars(precision) if name not in low}
@@ -780,7 +783,10 @@ def check_task(task: Task) -> None:
 
 
 def scale_of(task: Task) -> float:
-    """What all columns are stored times; a Gram of columns apart is none of rows."""
+    """Return the factor of stored values, which must be the same for all columns.
+
+    With different factors, the Gram of stored columns is not that of the rows.
+    """
     scaling = task.backend.scaling
     if scaling is None or not len(scaling.exponents):
         return 1.0

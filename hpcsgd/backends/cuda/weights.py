@@ -93,11 +93,11 @@ class DeviceMemory:
         launch(*words(count)[:2], (np.int64(count), *arguments))
 
     def host_wait(self, group: Communicator) -> Wait:
-        """Return what waits for the newest collective; one that failed raises there."""
+        """Return a function that waits for the newest collective, or raises."""
         return partial(group.reach, group.newest)
 
     def start_to_host(self, array: Any, out: Array) -> Wait:
-        """Start a copy behind what the device was asked for so far."""
+        """Start a copy behind all earlier requests, and return its wait."""
         self.layer.to_host(array.reshape(-1), out.reshape(-1), self.stream)
         done = self.layer.record(self.stream)
         self.down += out.nbytes
@@ -115,7 +115,7 @@ class DeviceMemory:
         return values
 
     def linear_step(self, row: Any, words: int, states: int) -> "DeviceAdd":
-        """Return what steps x ← M x + u g, by the first words of a row of `row_of`."""
+        """Return the step x ← M x + u g; g is the first words of a row of `row_of`."""
         return DeviceAdd(self.device, row, words, states)
 
     def settle(self) -> None:
@@ -123,7 +123,7 @@ class DeviceMemory:
         self.device.settle()
 
     def facts(self) -> dict[str, int]:
-        """Return the bytes that crossed."""
+        """Return the bytes that were copied up to the device and down from it."""
         return {"device_bytes_up": self.up, "device_bytes_down": self.down}
 
 
@@ -144,7 +144,7 @@ class RowsOnDevice(Protocol):
 
 
 class DeviceRows:
-    """What agreements ask of a backend, for rows that were sampled on a device."""
+    """The methods of a backend for agreements, on rows sampled on a device."""
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Return weights of the type that devices have."""
@@ -175,7 +175,10 @@ ONE = blocks_of((1,))  # row
 
 
 class DeviceAdd:
-    """Of one g, a row of whole chunks; x has so many states of each word of it."""
+    """The step x ← M x + u g, with g in the first `words` of a row of whole chunks.
+
+    For each word of g, x has `states` states.
+    """
 
     def __init__(self, device: Device, row: Any, words: int, states: int = 1) -> None:
         matrix, tiles = DeviceMatrix(row, "fp32", 1, words), GramTiles(device, ONE)
@@ -187,22 +190,25 @@ class DeviceAdd:
         self._gain, self._carry = self._room[:states], self._room[states:]
 
     def to(self, target: Any, carry: Array, gain: Array) -> None:
-        """target ← carry target + gain g, word by word; (states²), (states)."""
+        """Compute target ← carry target + gain g, word by word.
+
+        `carry` has states² values, `gain` has `states` values.
+        """
         values = np.concatenate([np.ravel(gain), np.ravel(carry)])
         self._device.fill(self._room, values.astype(np.float32))
         self._products.update(self._numbers, self._gain, self._carry, target)
 
 
-# What a replica gives to an average, and takes from it, on its device.
+# The part of a replica in an average, on its device.
 
 
 class DeviceAverage:
-    """One buffer for the weights in fp32 and, behind them, the intercept in fp64."""
+    """One buffer in fp32 for the weights and, behind them, the intercept."""
 
     def __init__(
         self, device: Device, weights: Any, intercept: Any, scale: float = 1.0
     ) -> None:
-        """`scale` is what weights on the device are divided by."""
+        """Allocate the buffer; weights on the device are divided by `scale`."""
         self.device = device
         self._scale = np.float32(scale)
         self._held = np.int64(weights.size)
@@ -212,13 +218,13 @@ class DeviceAverage:
         self._shape = average(int(self._held), int(self._more))
 
     def portion(self, weights: Any, intercept: Any, share: float) -> Any:
-        """The buffer ← both, times the share, rounded as the host rounds them."""
+        """Return the buffer: both arrays times `share`, rounded as on the host."""
         own = weights, self._held, self._scale, intercept, self._more
         self._launch("portion", (*own, np.float32(share), self.buffer))
         return self.buffer
 
     def become(self, weights: Any, intercept: Any) -> None:
-        """Both ← the buffer."""
+        """Set weights and intercept to the values of the buffer."""
         sizes = self._held, self._scale, self._more
         self._launch("become", (self.buffer, *sizes, weights, intercept))
 
@@ -316,7 +322,7 @@ CallOf = Callable[[Any, float, float, float, Turn], Call]
 
 
 def _step_of(rule: Rule) -> CallOf:
-    """Return what gives the kernel of a rule, and its numbers."""
+    """Return the function that returns kernel, array names and numbers of a rule."""
     call = CALLS.get(type(rule))
     if call is None:
         raise ConfigError(

@@ -271,7 +271,7 @@ STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256
 
 @dataclass(frozen=True)
 class ProductsConfig(Settings, section="products"):
-    """What the members all-reduce so that s steps need one synchronisation."""
+    """Product that the members all-reduce, so that s steps need one synchronisation."""
 
     kind: str = setting(
         "auto",

@@ -205,6 +205,8 @@ def fit_many(
 # Penalties by cross-validation: alphas × folds through one Gram, then the best.
 
 LOOSE = 1e-5  # tol of models that are only compared
+# `max_iter` bounds the epochs of the sweep, and not what goes on from its models.
+FROM_THE_SWEEP: dict[str, Any] = {"max_passes": None}
 
 
 @documented
@@ -264,7 +266,7 @@ class GLM_CV(Generic):
     alpha = 0.0
     l1_ratio = 0.0
     bounds = None
-    solver = "sgd"
+    solver = "auto"
     average = "auto"
     hold_out = 0.0
     patience = 5
@@ -347,7 +349,8 @@ class GLM_CV(Generic):
             held = self._held_at_minima(rows, ranks, folds, sweep)
         # Sums need not give all ranks the same last bits, and all must go on with one.
         best = self._choose(sweep, ranks.world.exchange_objects(held)[0])
-        self._keep([self._solve(rows, ranks, _start(sweep, best))])
+        model = self._solve(rows, ranks, _start(sweep, best), **FROM_THE_SWEEP)
+        self._keep([model])
         self._name_columns(ranks)
 
     def _deal(self, rows: FitRows, ranks: FitRanks, groups: Any) -> Folds:
@@ -392,7 +395,7 @@ class GLM_CV(Generic):
                 is_silent=True,
                 alpha=model.l2,
                 tol=LOOSE,
-                epochs=1,
+                **FROM_THE_SWEEP,
             )
             weights[:, number] = one.weights.reshape(weights[:, number].shape)
             if intercepts is not None:

@@ -209,6 +209,9 @@ TINY = float(np.finfo(float).tiny)
 WELL_CONDITIONED = 1e-8  # reciprocal condition number above which Cholesky solves
 FAR = 0.5  # change of a score, beyond which a quadratic model of F means little
 KEPT_FALL = 0.1  # of the gradient in a step, by which a Hessian is used again
+# Multiply-adds of a Hessian, over all rows, from which it is used again. A cheaper one
+# is taken for each step, and one step more squares what is left of the gradient.
+KEPT_WORK, CLOSER = 1e8, 1e-3
 # Passes of L-BFGS before: most problems are done by then. A Hessian of P variables
 # costs as much as P/4 passes, of which it has to save more.
 PATIENCE, PATIENCE_SHARE = 30, 0.5
@@ -326,7 +329,11 @@ class NewtonSolver(Lbfgs):
         variables = (land.rows.objective.shard.total_columns + 1) * land.rows.columns
         patience = max(PATIENCE, int(PATIENCE_SHARE * variables))
         self.after = 0 if settings.kind == "newton" else patience
+        work = land.rows.objective.shard.total_rows * variables**2
+        self.keeps_hessians = work >= KEPT_WORK
         super().__init__(land, settings, start, certificate)
+        if self.after == 0 and not self.keeps_hessians:
+            self.tol *= CLOSER
 
     def _rescale(self, at_least: float = 1.0) -> None:
         """Change the variables, which those of the Hessian have to follow."""
@@ -401,10 +408,13 @@ class NewtonSolver(Lbfgs):
         yield from super()._directions()
 
     def _newton(self) -> tuple[Array, float]:
-        """Return Newton's direction; the Hessian is that of an earlier step while steps
-        by it still bring the gradient down. Collective.
+        """Return Newton's direction. Collective.
+
+        A costly Hessian is that of an earlier step while steps by it still bring the
+        gradient down.
         """
         falls = self.status.relative <= KEPT_FALL * self.relative_then
+        falls &= self.keeps_hessians
         self.relative_then = self.status.relative
         if falls and self.has_hessian and self.hessian is not None:
             gradient = self.hessian.gradient(self.point, self._scaled())

@@ -1,10 +1,11 @@
 """The suite on all cores: python -m tests.suite [--quick] [arguments of pytest]
 
-Three runs go side by side. Two of them start commands, ranks and compilers, and wait a
-third of their time: for a scheduler, for limits, for each other. The third computes,
-with a worker for each core but one. The folders are dealt out so that all three take
-about as long. On one core all of it is one ordinary run. With --quick only what
-computes runs, without compiled kernels, and one case of each test.
+Three runs go side by side, and a fourth one of kernels where all cases run. Two of them
+start commands, ranks and compilers, and wait a third of their time: for a scheduler,
+for limits, for each other. The third computes, with a worker for each core but one. The
+folders are dealt out so that all three take about as long. On one core all of it is one
+ordinary run. With --quick only what computes runs, without compiled kernels, and one
+case of each test.
 """
 
 import json
@@ -25,27 +26,33 @@ QUICK = (
 )
 WAITING = ("slurm", "faults", "ranks")
 LAUNCHING = ("cli", "estimators")
-SHARED = "kernels"  # every second file of it goes with each of the two
+COMPILED = "kernels"  # with what launches; all of its cases in a run of their own
 SITE = ("docs",)  # in the environment of the documentation: make test-docs
 COUNTS = "HPCSGD_TEST_COUNTS"  # a file that each run appends what it counted to
 UNRUN = pytest.StashKey()  # a sentence on tests that did not run
 
 
-def parts(count):
+def parts(count, all_cases=False):
     """Return the arguments of pytest of the runs that go side by side.
 
-    `count` is the number of cores; on one core there is one run of everything.
+    `count` is the number of cores; on one core there is one run of everything. With
+    `all_cases` kernels take longer than anything else: a worker for each core gets a
+    file of them as soon as it has done another one.
     """
     names = sorted(p.name for p in HERE.iterdir() if list(p.glob("test_*.py")))
     names = [name for name in names if name not in SITE]
     if count < 2:
         return [folders(names)]
-    others = [name for name in names if name not in (*WAITING, *LAUNCHING, SHARED)]
-    shared = sorted(path.name for path in (HERE / SHARED).glob("test_*.py"))
-    shared = folders(f"{SHARED}/{name}" for name in shared)
+    others = [name for name in names if name not in (*WAITING, *LAUNCHING, COMPILED)]
+    kernels = folders([COMPILED])
+    launching, more = (*folders(LAUNCHING), *kernels), []
+    if all_cases and workers(count):
+        launching = folders(LAUNCHING)
+        more = [(*workers(count), "--dist", "loadfile", *kernels)]
     return [
-        (*folders(WAITING), *shared[::2]),
-        (*folders(LAUNCHING), *shared[1::2]),
+        *more,
+        folders(WAITING),
+        launching,
         (*workers(count - 1), *folders(others)),
     ]
 
@@ -76,7 +83,9 @@ def cores():
 
 def main(arguments):
     """Return 0 where every run is good; the last lines are of all runs together."""
-    runs = [quick_part(cores())] if "--quick" in arguments else parts(cores())
+    runs = [quick_part(cores())]
+    if "--quick" not in arguments:
+        runs = parts(cores(), all_cases="-m" in arguments)
     *beside, last = [command(part, arguments) for part in runs]
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"

@@ -96,12 +96,12 @@ def child(problem: str, method: str, tuned) -> dict:
             words, capture_output=True, text=True, timeout=10 * LIMIT, check=True
         )
     except subprocess.TimeoutExpired:
-        return {"tols": [], "values": [float("inf")]}
+        return {"tols": [None], "values": [float("inf")]}
     except subprocess.CalledProcessError as error:
         print(
             f"{problem}, {method}: {error.stderr[-500:]}", file=sys.stderr, flush=True
         )
-        return {"tols": [], "values": [float("inf")]}
+        return {"tols": [None], "values": [float("inf")]}
     return json.loads(done.stdout.splitlines()[-1])
 
 

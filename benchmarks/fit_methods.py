@@ -165,7 +165,7 @@ def _skglm(problem, X, y, tol):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(columns, signs)
-        return model.coef_[0], model.intercept_[0]
+        return np.ravel(model.coef_), np.ravel(model.intercept_)[0]
     model = skglm.ElasticNet(alpha=alpha, l1_ratio=problem.l1 / alpha, tol=tol)
     model.fit(columns, y)
     return model.coef_, model.intercept_

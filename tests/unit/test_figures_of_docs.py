@@ -9,10 +9,12 @@ import re
 
 import pytest
 
+from benchmarks import fit_table
 from benchmarks import headline as tables_of_products
 from benchmarks.bench_methods import RESULT
 from benchmarks.methods_file import known
 from tests.helpers.figures import (
+    ROOT,
     figures_of,
     hold,
     name_of,
@@ -321,6 +323,11 @@ def test_a_page_has_the_figures_of_the_file(page, made):
 @pytest.mark.parametrize("page, made", PAGES, ids=name_of)
 def test_a_page_says_how_its_figures_are_made(page, made):
     names_its_file(page, made)
+
+
+def test_the_table_of_fits_is_that_of_the_figures():
+    lines = fit_table.table(figures_of("bench_fit"))
+    assert "\n".join(lines) in (ROOT / "docs/trust/benchmarks.md").read_text()
 
 
 def test_the_tables_of_products_are_those_of_the_figures():

@@ -27,6 +27,7 @@ from hpcsgd.products.base import MemoryShape, product_facts
 from hpcsgd.products.cost import CACHE_BUDGET, OF_SEVERAL
 from hpcsgd.runs.load import SCAN_BYTES, TILE_BYTES, bytes_of_filling
 from hpcsgd.solvers.lbfgs import bytes_of_lbfgs
+from hpcsgd.solvers.newton import bytes_of_sample
 from hpcsgd.solvers.objective import bytes_of_losses
 
 # What agreements and their codecs hold: states, and what lies beside them.
@@ -519,7 +520,11 @@ def predict(
     weights = sum(size for _, size in agreement.holds(shape))
     of_tile = exchanges.shape(exchanges.rows).sampled(width)  # of sparse rows
     of_epoch = exchanges.peak(tile_of(config, width, precision))
-    finisher = bytes_of_lbfgs(rows, cols, reader.cols)
+    finisher = 0
+    if config.polish.kind != "none":
+        replicas = grid.replicas.size
+        finisher = bytes_of_lbfgs(rows, cols, reader.cols)
+        finisher += bytes_of_sample(reader.rows, reader.cols, cols, replicas)
     return MemoryNeed(
         process=process_bytes(),
         matrix=matrix,
@@ -530,7 +535,7 @@ def predict(
         weights=weights if on_disk else weights + 2 * reader.cols * states * 8,
         reading=reading,
         losses=losses,
-        finisher=0 if config.polish.kind == "none" else finisher,
+        finisher=finisher,
     )
 
 
@@ -573,7 +578,6 @@ def streamed(
 # The predicted memory of a run, compared with every limit of every node.
 
 GIB = 2**30
-SMALL = 64 * MIB  # bytes of one rank, for which no limit is read
 
 
 def check_memory(
@@ -592,8 +596,6 @@ def check_memory(
     may_stream = (by_blocks or on_gpu or on_disk) and not is_sparse(reader)
     # What is streamed leaves room for the file in the system's own memory.
     share = 0.5 if may_stream and by_blocks else 1.0
-    if grid.world.size == 1 and need.claim < SMALL and not config.run.memory:
-        return False
     budget = _tightest(grid, need, config, share)
     if not grid.world.max_flag(int(budget.lacks > 0)):
         return False

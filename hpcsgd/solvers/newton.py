@@ -99,8 +99,9 @@ class Hessian:
     def rounding(self, whole: Array) -> Array:
         """Return what rounding leaves of the diagonal of columns that are constant.
 
-        Their values less their centers are rounding: EPS² of squares that add up to
-        e m² / D with the sum e of curvatures of now.
+        Their values less their centers are rounding. A diagonal entry counts as such
+        below `CENTRED` EPS of the squares before centring, which add up to e m² / D
+        with the sum e of the curvatures of now.
         """
         scaling, found = self.scaling, np.zeros(self.variables)
         if not self.landscape.has_intercept:
@@ -204,7 +205,7 @@ CACHED_VALUES, LEAST_ROWS = 2**15, 256  # of rows that are multiplied together
 MOST = 1024  # variables of which a Hessian is taken
 DOUBT = 16.0  # times the curvature that is rounding: what sums over rows add to it
 NOISE = 100.0  # roundings of a gradient's size that its sums may leave
-CENTRED = 16.0  # roundings of a square that centring leaves of a constant column
+CENTRED = 16.0  # roundings of the squares of a column that centring may leave
 TINY = float(np.finfo(float).tiny)
 WELL_CONDITIONED = 1e-8  # reciprocal condition number above which Cholesky solves
 FAR = 0.5  # change of a score, beyond which a quadratic model of F means little
@@ -335,6 +336,17 @@ class NewtonSolver(Lbfgs):
         if self.after == 0 and not self.keeps_hessians:
             self.tol *= CLOSER
 
+    def _ending(self) -> StopReason | None:
+        """Return why no further iteration is needed, or allowed; None: one is.
+
+        A step closer than the tolerance is not owed to the limit of passes.
+        """
+        ending = super()._ending()
+        is_met = self.status.relative <= self.settings.tol and not self.refined_at
+        if ending is StopReason.PASSES and is_met:
+            return StopReason.CONVERGED
+        return ending
+
     def _rescale(self, at_least: float = 1.0) -> None:
         """Change the variables, which those of the Hessian have to follow."""
         super()._rescale(at_least)
@@ -457,21 +469,47 @@ SAMPLED = 20  # rows for each variable
 LEAST_SAMPLE = 2000  # rows of all replicas
 PIECES = 64  # of neighbouring rows in the sample of a replica
 WORTH = 8  # times the sample: fewer rows are all taken at once
+MOST_VALUES = 2**22  # of the dense sample of a rank: no larger one is taken
 SAMPLE_PASSES, SAMPLE_TOL = 12, 1e-3
+
+
+def piece_rows(rows: int, variables: int, width: int, replicas: int) -> int:
+    """Return the rows of a piece of a replica's sample; 0: none is taken.
+
+    Parameters
+    ----------
+    rows : int
+        Rows of the data.
+    variables : int
+        P, weights and intercepts of all columns.
+    width : int
+        The most columns of a member.
+    replicas : int
+        The replicas, which sample their own rows.
+    """
+    wanted = max(SAMPLED * variables, LEAST_SAMPLE)
+    piece = -(-wanted // (replicas * PIECES))
+    own = piece * PIECES
+    is_worth = rows >= WORTH * wanted and rows // replicas >= WORTH * own
+    return piece if is_worth and own * width <= MOST_VALUES else 0
+
+
+def bytes_of_sample(rows: int, columns: int, width: int, replicas: int) -> int:
+    """Return the bytes of the sample of a model with one score a row, in float64."""
+    return 8 * width * PIECES * piece_rows(rows, columns + 1, width, replicas)
 
 
 def sample_rows(rows: AllRows) -> AllRows | None:
     """Return a sample of the rows of all replicas; None: it would save little.
 
-    The members of a replica sample the same rows. Collective.
+    The members of a replica sample the same rows. Collective: one word is summed.
     """
     objective, grid = rows.objective, rows.grid
     shard = objective.shard
     variables = (shard.total_columns + 1) * rows.columns
-    wanted = max(SAMPLED * variables, LEAST_SAMPLE)
-    least = min(grid.world.exchange_objects(rows.height))
-    piece = -(-wanted // (grid.replicas.size * PIECES))
-    if shard.total_rows < WORTH * wanted or least < WORTH * piece * PIECES:
+    width = max(part.stop - part.start for part in shard.parts)
+    piece = piece_rows(shard.total_rows, variables, width, grid.replicas.size)
+    if not piece:
         return None
     draw = np.random.default_rng(grid.replica)
     first = np.sort(draw.choice(rows.height // piece, PIECES, replace=False)) * piece

@@ -134,7 +134,6 @@ def test_the_limit_that_binds_is_named(monkeypatch):
     """Another one would be a wrong lead."""
     problem = make_problem("logistic", n=10_000, d=50)
     config = config_for(problem, precision={"recipe": "fp32"})
-    monkeypatch.setattr(memory, "SMALL", 0)
     monkeypatch.setattr(memory, "system_limits", lambda: list(LIMITS.values()))
     with pytest.raises(ConfigError) as raised:
         train_on(1, config, problem)

@@ -172,3 +172,30 @@ def test_a_sample_that_leads_astray_is_not_the_start(monkeypatch):
     assert result.report["converged"]
     scale = scale_of(X, best)
     np.testing.assert_allclose(flat(result) * scale, flat(best) * scale, atol=1e-5)
+
+
+def test_a_sample_is_neither_a_large_part_of_the_rows_nor_of_the_memory():
+    assert solver.piece_rows(17_000, 20, 19, replicas=1) * solver.PIECES >= 2000
+    assert solver.piece_rows(15_000, 20, 19, replicas=1) == 0
+    assert solver.piece_rows(10**9, 50_001, 50_000, replicas=1) == 0
+    assert solver.bytes_of_sample(10**9, 50_000, 50_000, replicas=1) == 0
+    assert solver.bytes_of_sample(10**6, 100, 100, 1) <= 8 * solver.MOST_VALUES
+
+
+def test_a_step_beyond_the_tolerance_is_not_owed_to_the_limit_of_passes():
+    """Whatever the limit: a warning only where the tolerance was not reached."""
+    problem = make_problem("logistic", n=300)
+    whole = fit(problem.X, "logistic", problem.y, alpha=0.0, solver="newton")
+    for passes in range(1, whole.report["polish"]["passes"] + 1):
+        found = fit(
+            problem.X,
+            "logistic",
+            problem.y,
+            alpha=0.0,
+            solver="newton",
+            max_passes=passes,
+            config={"polish": {"gap": False}},
+        )
+        polish = found.report["polish"]
+        is_met = polish["relative_after"] <= polish["tol"]
+        assert (polish["ended"] == "converged") == is_met

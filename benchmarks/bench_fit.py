@@ -126,7 +126,7 @@ def in_child(name: str, method: str, ladder: bool, tol) -> dict:
 
 def up_the_ladder(problem, method, fit, X, y) -> dict:
     """Return F at each tolerance, as long as it takes no minutes."""
-    tols = [None, *TOLS[4:]] if method == "hpcsgd" else list(TOLS)
+    tols = [None, *TOLS[4:]] if method.startswith("hpcsgd") else list(TOLS)
     found = {"tols": [], "values": []}
     began = time.perf_counter()
     for tol in tols:

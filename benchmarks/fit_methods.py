@@ -8,6 +8,7 @@ Ridge times n, and so on.
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from scipy import sparse
@@ -19,6 +20,8 @@ Fit = Callable[..., tuple]
 def methods(problem) -> Iterator[tuple[str, Fit]]:
     """Yield name and function of every method that can minimise this objective."""
     yield "hpcsgd", _hpcsgd
+    if not problem.l1:
+        yield "hpcsgd, SGD first", partial(_hpcsgd, solver="sgd")
     has = {
         name: importlib.util.find_spec(name) for name in ("sklearn", "glum", "skglm")
     }
@@ -32,7 +35,7 @@ def methods(problem) -> Iterator[tuple[str, Fit]]:
         yield "skglm", _skglm
 
 
-def _hpcsgd(problem, X, y, tol):
+def _hpcsgd(problem, X, y, tol, **more):
     import hpcsgd
 
     alpha = problem.l1 + problem.l2
@@ -43,6 +46,7 @@ def _hpcsgd(problem, X, y, tol):
         alpha=alpha,
         l1_ratio=problem.l1 / alpha,
         **({} if tol is None else {"tol": tol}),
+        **more,
     )
     weights = result.weights
     if problem.family != "softmax":
@@ -145,7 +149,6 @@ def _glum(solver):
             solver=solver,
             gradient_tol=tol,
             max_iter=1000,
-            # 1-P2 of its deviance is that of ours for these families.
             scale_predictors=False,
         )
         model.fit(sparse.csc_matrix(X) if sparse.issparse(X) else X, y)

@@ -10,7 +10,7 @@ seed in the shape of a published set.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse
@@ -27,7 +27,6 @@ class FitProblem:
     l2: float = 1e-4
     l1: float = 0.0
     file: str = ""  # a LIBSVM file that has to be there
-    offset: bool = field(default=False)
 
     @property
     def is_there(self) -> bool:

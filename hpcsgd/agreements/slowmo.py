@@ -4,8 +4,9 @@ Needs    a base that averages weights: average, postlocal, hierarchical or fedav
 Refuses  what its base refuses, and `--emulate-members` where the base splits groups.
 Keeps    x_old and v, d·K words each of d columns and K classes (1/R of that on each of
          R replicas with `slow_sharded`), and K words each for the intercept.
-Sends    what its base sends; where a slow step is due, one average of all replicas:
-         one all-reduce, or with `slow_sharded` a reduce-scatter and an all-gather.
+Sends    what its base sends; where a slow step is due, one average of all replicas
+         instead: one all-reduce, or with `slow_sharded` a reduce-scatter and an
+         all-gather. A sharded checkpoint gathers x_old and v ("control").
 """
 
 from collections.abc import Callable, Iterator
@@ -128,7 +129,7 @@ class Shards:
 #
 #     v_t = β (γ_t / γ_{t−1}) v_{t−1} + (x_old − x̄)        x ← x_old − α v_t
 #
-# so that nothing is divided under a constant rate. With α = 1, β = 0 and slow steps
+# whose factor β γ_t / γ_{t−1} is β under a constant rate. With α = 1, β = 0 and slow steps
 # where the base agrees (`slow_period = 0`, not sharded) the bits are those of the base.
 # With one replica SlowMo is a look-ahead optimiser, with the base `fedavg` FedAvgM.
 
@@ -302,7 +303,7 @@ class SlowMo(Agreement):
         self.base.agree(state, purpose)
 
     def keeps_own(self, state: State) -> bool:
-        """Return what the base does: all replicas have the same slow state."""
+        """Return what the base does: slow states belong to all replicas together."""
         rest = {n: a for n, a in state.memory.items() if n not in (START, MOMENTUM)}
         seen = State(state.weights, state.intercept, memory=rest)
         return self.base.keeps_own(seen)
@@ -386,7 +387,7 @@ class SlowMo(Agreement):
         """Return β γ_t / γ_{t−1} of the slow step that is due after `exchanges`.
 
         The schedule determines the rate of slow step t − 1, so that a checkpoint needs
-        v alone. Before the first slow step v is 0, and the factor has no effect; where
+        no rate. Before the first slow step v is 0, and the factor has no effect; where
         the rate before was 0, v restarts from 0.
         """
         earlier = (k for k in range(exchanges - 1, 0, -1) if self.is_slow(k))

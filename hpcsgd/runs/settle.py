@@ -249,9 +249,9 @@ def _reasons_of_choice(
 # Steps of SGD bring L-BFGS near the optimum, and save it some passes: as many as five
 # epochs read, where a pass is slow because rows come from a disk. In memory an epoch
 # takes the time of several passes, since a step has few rows, and SGD is the slower
-# way: benchmarks/bench_fit.py times both. Few variables go to the optimum in some eight passes
-# of Newton's method, from wherever these begin. A pass costs n P²/2 multiply-adds for
-# P variables; sparse rows are multiplied as dense ones.
+# way (benchmarks/bench_fit.py times both). Few variables go to the optimum in some
+# eight passes of Newton's method, from wherever these begin. A pass costs n P²/2
+# multiply-adds for P variables; sparse rows are multiplied as dense ones.
 
 NEWTON_VARIABLES = {"dense": 320, "sparse": 128}  # up to which Newton is the method
 NO_STEP = "no step is taken"

@@ -129,9 +129,10 @@ class Shards:
 #
 #     v_t = β (γ_t / γ_{t−1}) v_{t−1} + (x_old − x̄)        x ← x_old − α v_t
 #
-# whose factor β γ_t / γ_{t−1} is β under a constant rate. With α = 1, β = 0 and slow steps
-# where the base agrees (`slow_period = 0`, not sharded) the bits are those of the base.
-# With one replica SlowMo is a look-ahead optimiser, with the base `fedavg` FedAvgM.
+# whose factor β γ_t / γ_{t−1} is β under a constant rate. With α = 1, β = 0 and slow
+# steps where the base agrees (`slow_period = 0`, not sharded) the bits are those of the
+# base. With one replica SlowMo is a look-ahead optimiser, with the base `fedavg`
+# FedAvgM.
 
 START, MOMENTUM = "slow_start", "slow_momentum"  # x_old and v
 

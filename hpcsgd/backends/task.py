@@ -498,7 +498,9 @@ class Group:
 
 
 class Exchange(Protocol):
-    """Exchanges of equal sizes of one member: buffers stay, their contents change.
+    """The buffers and the parts of an exchange, which all exchanges of its sizes use.
+
+    `load` fills the buffers with the rows of one group after the other.
 
     A product calls the parts in its order; each part uses what those before it left in
     the buffers. The views of the host are for the monitor of the recurrence.

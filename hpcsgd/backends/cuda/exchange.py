@@ -1,4 +1,4 @@
-"""One exchange on a GPU: sample, products, steps, update."""
+"""The kernels of an exchange on a GPU: sample, products, steps, update."""
 
 from collections.abc import Iterator
 from copy import copy

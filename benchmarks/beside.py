@@ -1,0 +1,116 @@
+"""Microseconds of an exchange beside another version of the package, in turns.
+
+python -m benchmarks.beside FOLDER [--pairs N]
+
+FOLDER is a checkout of the other version, compiled kernels included. A process of each
+version, one after the other, times whole runs on one rank (m = 64 rows an exchange,
+d = 100 columns); a third one, of the other version again, shows how far a version
+differs from itself. The figures are medians of ratios over the pairs.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+HERE = Path(__file__).parent
+OUT = HERE / "results" / "beside.json"
+# Run in either version: nothing of it is newer than the older one.
+TIMED = """
+import json, statistics, time
+import numpy as np
+import hpcsgd
+from hpcsgd.comm.threads import SerialCommunicator
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(64 * 400, 100)).astype(np.float32)
+y = (X[:, 0] + rng.normal(size=len(X)) > 0).astype(float)
+WAYS = {
+    "gram, s = 8": ("gram", 8, 8, "off"),
+    "gram, s = 2": ("gram", 32, 2, "off"),
+    "direct": ("direct", 8, 8, "off"),
+    "cached": ("cached", 8, 8, "off"),
+    "look-ahead": ("gram", 8, 8, "on"),
+}
+
+def timed(kind, batch, steps, ahead):
+    tables = {
+        "products": {"kind": kind, "look_ahead": ahead},
+        "schedule": {"batch": batch, "steps": steps, "epochs": 2},
+        "rate": {"value": 0.1},
+        "run": {"gap_every": 0, "evaluate_every": 0},
+    }
+    if kind == "direct":
+        del tables["products"]["look_ahead"]
+    result = hpcsgd.train(tables, X=X, y=y, world=SerialCommunicator())
+    return 1e6 * result.history[-1]["seconds"] / result.exchanges
+
+for way in WAYS.values():
+    timed(*way)
+print(json.dumps({
+    name: statistics.median(timed(*way) for _ in range(5)) for name, way in WAYS.items()
+}))
+"""
+
+
+def one(folder: Path) -> dict[str, float]:
+    """Return µs of an exchange of each kind, in a process of the version there."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TIMED],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(other: Path, pairs: int) -> list[dict]:
+    """Return a row for each kind of exchange."""
+    here = HERE.parent
+    triples = [(one(here), one(other), one(other)) for _ in range(pairs)]
+    return [
+        {
+            "exchange": name,
+            "us": median(now[name] for now, _, _ in triples),
+            "ratio": median(now[name] / then[name] for now, then, _ in triples),
+            "same": median(then[name] / again[name] for _, then, again in triples),
+            "same_least": min(then[name] / again[name] for _, then, again in triples),
+            "same_most": max(then[name] / again[name] for _, then, again in triples),
+        }
+        for name in triples[0][0]
+    ]
+
+
+def main() -> int:
+    """Measure and write the figures."""
+    from benchmarks.lines import in_lines
+    from benchmarks.run import machine
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("other", type=Path, help="a checkout of the other version")
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--version", default="", help="of the other one, for the file")
+    given = parser.parse_args()
+    rows = measure(given.other.resolve(), given.pairs)
+    for row in rows:
+        print(row, flush=True)
+    document = {
+        "machine": machine(),
+        "other": given.version,
+        "pairs": given.pairs,
+        "figures": rows,
+    }
+    OUT.write_text(in_lines(document) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -1,11 +1,13 @@
 """Microseconds of an exchange beside another version of the package, in turns.
 
-python -m benchmarks.beside FOLDER [--pairs N]
+python -m benchmarks.beside FOLDER [--pairs N] [--collectives]
 
 FOLDER is a checkout of the other version, compiled kernels included. A process of each
 version, one after the other, times whole runs on one rank (m = 64 rows an exchange,
 d = 100 columns); a third one, of the other version again, shows how far a version
-differs from itself. The figures are medians of ratios over the pairs.
+differs from itself. The figures are medians of ratios over the pairs. With
+--collectives it is the sums and runs of bench_collectives on two ranks, which each
+version measures by its own copy of that file.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 HERE = Path(__file__).parent
-OUT = HERE / "results" / "beside.json"
+RESULTS = HERE / "results"
 # Run in either version: nothing of it is newer than the older one.
 TIMED = """
 import json, statistics, time
@@ -87,6 +89,48 @@ def measure(other: Path, pairs: int) -> list[dict]:
     ]
 
 
+def collectives(folder: Path) -> dict[str, float]:
+    """Return all µs that bench_collectives measures there, by their place."""
+    words = "-m", "benchmarks.run", "bench_collectives", "--suffix", "beside"
+    path = {**os.environ, "PYTHONPATH": str(folder)}
+    subprocess.run(
+        [sys.executable, *words], env=path, cwd=folder, capture_output=True, check=True
+    )
+    file = folder / "benchmarks" / "results" / "bench_collectives-beside.json"
+    found = dict(_times(json.loads(file.read_text())["figures"]))
+    file.unlink()
+    return found
+
+
+def _times(figures, place=""):
+    """Yield place and value of each number below a key of microseconds."""
+    if isinstance(figures, dict):
+        for key, value in figures.items():
+            yield from _times(value, f"{place}/{key}")
+    elif isinstance(figures, list):
+        for number, value in enumerate(figures):
+            yield from _times(value, f"{place}/{number}")
+    elif isinstance(figures, float) and "us" in place.replace("/", "_").split("_"):
+        yield place, figures
+
+
+def measure_collectives(other: Path, pairs: int) -> list[dict]:
+    """Return a row for each time: its median ratio, and how far two runs differ."""
+    runs = [(collectives(HERE.parent), collectives(other)) for _ in range(pairs)]
+    rows = []
+    for place in runs[0][0]:
+        then = [before[place] for _, before in runs]
+        rows.append(
+            {
+                "time": place.strip("/"),
+                "ratio": median(now[place] / before[place] for now, before in runs),
+                "same_least": min(then) / median(then),
+                "same_most": max(then) / median(then),
+            }
+        )
+    return rows
+
+
 def main() -> int:
     """Measure and write the figures."""
     from benchmarks.lines import in_lines
@@ -95,9 +139,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("other", type=Path, help="a checkout of the other version")
     parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--collectives", action="store_true")
     parser.add_argument("--version", default="", help="of the other one, for the file")
     given = parser.parse_args()
-    rows = measure(given.other.resolve(), given.pairs)
+    way = measure_collectives if given.collectives else measure
+    rows = way(given.other.resolve(), given.pairs)
     for row in rows:
         print(row, flush=True)
     document = {
@@ -106,7 +152,8 @@ def main() -> int:
         "pairs": given.pairs,
         "figures": rows,
     }
-    OUT.write_text(in_lines(document) + "\n")
+    name = "beside_collectives.json" if given.collectives else "beside.json"
+    (RESULTS / name).write_text(in_lines(document) + "\n")
     return 0
 
 

@@ -326,8 +326,14 @@ def test_a_page_says_how_its_figures_are_made(page, made):
 
 
 def test_the_table_of_fits_is_that_of_the_figures():
-    lines = fit_table.table(figures_of("bench_fit"))
-    assert "\n".join(lines) in (ROOT / "docs/trust/benchmarks.md").read_text()
+    figures = figures_of("bench_fit")
+    page = (ROOT / "docs/trust/benchmarks.md").read_text()
+    assert "\n".join(fit_table.table(figures)) in page
+    ms = {(row["problem"], row["method"]): row["cpu_ms"] for row in figures}
+    first = [name for name, method in ms if method == "hpcsgd, SGD first"]
+    ratios = [ms[n, "hpcsgd, SGD first"] / ms[n, "hpcsgd"] for n in first]
+    assert len(ratios) == 6
+    assert f"{min(ratios):.2g} to {max(ratios):.2g} times as long" in page
 
 
 def test_the_tables_of_products_are_those_of_the_figures():

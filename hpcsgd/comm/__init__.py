@@ -14,7 +14,7 @@ from hpcsgd.comm.launchers import (
     launched_number,
     launched_size,
 )
-from hpcsgd.comm.start_limit import TIMEOUT
+from hpcsgd.comm.rank_ends import TIMEOUT
 from hpcsgd.errors import ConfigError, TransportError
 
 if TYPE_CHECKING:  # it needs NumPy, which the functions for launchers do without

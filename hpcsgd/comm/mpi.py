@@ -32,8 +32,7 @@ from hpcsgd.comm.launchers import (
     sleep_where_crowded,
 )
 from hpcsgd.comm.ledger import Ledger
-from hpcsgd.comm.shared_memory import SumChoice
-from hpcsgd.comm.start_limit import (
+from hpcsgd.comm.rank_ends import (
     FORWARDING,
     TIMEOUT,
     first_turn,
@@ -41,6 +40,7 @@ from hpcsgd.comm.start_limit import (
     start_limit,
     start_seconds,
 )
+from hpcsgd.comm.shared_memory import SumChoice
 from hpcsgd.comm.watchdog import PATIENCE, Watchdog, node, process_state
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.formats import Array

@@ -1,15 +1,23 @@
-"""How ranks of `--ranks` ended, by notes in a folder of the launcher.
+"""How ranks end: the limit on the time in which MPI starts, and notes of `--ranks`.
 
-The exit code of mpiexec combines those of all ranks, and often names a wrong signal.
-This module is also used by small scripts beside the ranks and imports the standard
-library only.
+It is also used by small scripts beside the ranks, and run as one itself: it imports
+the standard library only.
 """
 
 import os
+import select
+import signal
+import subprocess
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+# How ranks of `--ranks` ended, by notes in a folder of the launcher.
+#
+# The exit code of mpiexec combines those of all ranks, and often names a wrong signal.
 
 ENDS = "HPCSGD_ENDS"  # set by our launcher: the folder
 
@@ -45,3 +53,120 @@ def read_ends(folder: Path) -> list[RankEnd]:
             at, code = path.read_text().split()
             ends.append(RankEnd(float(at), int(path.name), int(code)))
     return sorted(ends)
+
+
+# The limit on the time in which MPI starts, while it locks the interpreter.
+#
+# MPI_Init waits for all ranks, inside the import of mpi4py, with the interpreter
+# locked: no thread of Python runs meanwhile and no handler of a signal. So the clock is
+# a process of its own beside each rank: this file, run as a script. It ends with its
+# rank, and at once when MPI is up. When the time is over it writes one sentence and
+# kills the rank, which makes the launcher end the job; a rank that is stopped is ended
+# by it, too.
+
+TIMEOUT = 20.0  # seconds, unless a command or configuration sets another limit
+START = 300.0  # seconds: imports of many ranks on a busy file system take minutes
+TICK = 0.5  # seconds of a step of the clock, which counts none while it is stopped
+FIRST = 1.0  # seconds by which a stopped rank is named before others report
+SLOTS, SLOT = 4, 0.8  # ranks that report one at a time, and seconds of each
+FORWARDING = 0.5  # seconds for a launcher to pass on what a rank printed
+
+
+def start_seconds(timeout: float) -> float:
+    """Return how long ranks may take to start together; 0 = for ever.
+
+    They begin at different times for good reasons. So it is START or the time-out, the
+    longer of them, unless the user asks for less than the default time-out.
+    """
+    return timeout if timeout < TIMEOUT else max(timeout, START)
+
+
+@contextmanager
+def start_limit(seconds: float, rank: int, size: int) -> Iterator[None]:
+    """End this process if the body takes longer than `seconds`; 0 = no limit.
+
+    There is no limit for a single rank, which waits for no other.
+    """
+    if seconds <= 0 or size < 2 or not sys.executable:
+        yield
+        return
+    words = [sys.executable, "-I", "-S", __file__, f"{seconds}", f"{rank}", f"{size}"]
+    clock = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        clock.kill()
+        clock.wait()
+        if clock.stdin is not None:
+            clock.stdin.close()
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped; False where the system does not show it."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+def _is_over(seconds: float) -> bool:
+    """Wait up to `seconds`; return whether the rank has ended before they are over."""
+    while seconds > 0:
+        if select.select([0], [], [], min(TICK, seconds))[0]:
+            return True
+        seconds -= TICK
+    return False
+
+
+def first_turn(rank: int) -> float:
+    """Return the seconds that this rank leaves to the first SLOTS ranks."""
+    return 0.0 if rank < SLOTS else SLOTS * SLOT
+
+
+def has_turn(rank: int) -> bool:
+    """Return whether a rank may report now: ranks of a node take turns by its clock.
+
+    They cannot send messages to each other, and the job of the first that reports ends
+    before the next one would.
+    """
+    place = time.monotonic() / SLOT % SLOTS - rank % SLOTS
+    return 0.0 <= place < 0.25
+
+
+def _is_over_before_turn(rank: int) -> bool:
+    while not has_turn(rank):
+        if select.select([0], [], [], 0.05)[0]:
+            return True
+    return False
+
+
+def _watch(seconds: float, rank: int, size: int) -> None:
+    parent = os.getppid()
+    if _is_over(seconds):
+        return
+    remedy = (
+        f"the job ends ({seconds:g} s are allowed; --timeout SECONDS changes it,"
+        " 0 = wait for ever)"
+    )
+    who = f"rank {rank} of {size}"
+    if is_stopped(parent):
+        text = f"{who} is stopped by a signal and MPI cannot start without it"
+    elif _is_over(FIRST + first_turn(rank)) or _is_over_before_turn(rank):
+        return
+    else:
+        text = (
+            f"{who} has waited {seconds:.0f} s for MPI to start on all ranks: another"
+            " rank has ended, is stopped, or was never started"
+        )
+    os.write(2, f"hpcsgd: {text}; {remedy}\n".encode())
+    note_end(rank, 1)  # this rank has reported the reason: no other has to
+    time.sleep(FORWARDING)
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _watch(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -21,7 +21,7 @@ from hpcsgd.api import run_at_stable_rate
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
-from hpcsgd.comm.start_limit import TIMEOUT
+from hpcsgd.comm.rank_ends import TIMEOUT
 from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import is_wide, to_matrix

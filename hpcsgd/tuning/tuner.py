@@ -41,7 +41,6 @@ from hpcsgd.runs.machine import (
 )
 from hpcsgd.runs.result import Result, Status
 from hpcsgd.tuning.auto_precision import affordable
-from hpcsgd.tuning.cost_fit import MachineModels
 from hpcsgd.tuning.pilots import (
     THREADS,
     Sample,
@@ -55,6 +54,7 @@ from hpcsgd.tuning.pilots import (
 from hpcsgd.tuning.timed_exchanges import (
     Burst,
     FirstRows,
+    MachineModels,
     Stage,
     TimeBudget,
     TimedSetting,

@@ -33,7 +33,7 @@ pytestmark = [
 ]
 LIMITED = """
 import ctypes, os, sys
-from hpcsgd.comm.start_limit import start_limit
+from hpcsgd.comm.rank_ends import start_limit
 with start_limit(1.0, 1, 2):
     {body}
 ctypes.PyDLL(None).sleep(3)
@@ -206,7 +206,7 @@ def test_a_run_without_a_launcher_has_no_clock():
     """One process waits for nobody: it starts none beside it."""
     code = (
         "import os, subprocess; subprocess.Popen = None\n"
-        "from hpcsgd.comm.start_limit import start_limit\n"
+        "from hpcsgd.comm.rank_ends import start_limit\n"
         "with start_limit(20.0, 0, 1): print('alone')"
     )
     assert python(code).stdout == "alone\n"

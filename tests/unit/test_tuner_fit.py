@@ -16,8 +16,13 @@ from hpcsgd.products.cost import (
     terms,
 )
 from hpcsgd.runs.machine import fit_line, line_through
-from hpcsgd.tuning.cost_fit import MachineModels, TimeSample, fit_machine
-from hpcsgd.tuning.timed_exchanges import Burst, TimedSetting
+from hpcsgd.tuning.timed_exchanges import (
+    Burst,
+    MachineModels,
+    TimedSetting,
+    TimeSample,
+    fit_machine,
+)
 
 TRUE = Machine(
     latency=3e-5,

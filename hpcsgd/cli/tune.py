@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from hpcsgd.comm.communicator import Communicator
     from hpcsgd.config import RunConfig
+    from hpcsgd.runs.machine import Sum
     from hpcsgd.studies.precision import PrecisionQuestion, PrecisionReport
     from hpcsgd.tuning.tuner import TuningQuestion
 
@@ -315,20 +316,31 @@ def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
 def _question(
     config: "RunConfig", arguments: argparse.Namespace
 ) -> "PrecisionQuestion":
-    from hpcsgd.comm.network_model import parse_network
     from hpcsgd.studies.precision import PrecisionQuestion
 
     formats = arguments.formats or ["bf16"]
     if "all" in formats:
         formats = [name for name in FORMATS if name != "fp64"]
+    members = arguments.members or config.grid.members or 1
     return PrecisionQuestion(
         config=config,
-        members=arguments.members or config.grid.members or 1,
+        members=members,
         formats=tuple(dict.fromkeys(formats)),
         groups=arguments.groups,
         tolerance=arguments.tolerance,
-        network=parse_network(config.run.network) if config.run.network else None,
+        sums=tuple(_sums_between(config, members)),
     )
+
+
+def _sums_between(config: "RunConfig", members: int) -> "list[Sum]":
+    """Return the all-reduce algorithms of the network, or else of the machine file."""
+    from hpcsgd.comm.network_model import parse_network
+    from hpcsgd.runs.machine import load_hardware, sums_over, tree_of_network
+
+    if config.run.network:
+        return [tree_of_network(parse_network(config.run.network), members)]
+    machine = config.products.machine
+    return sums_over(load_hardware(machine), members) if machine else []
 
 
 def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends.base import emulated, make_scaling
-from hpcsgd.comm.network_model import Network
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import formats_of, get_format
 from hpcsgd.precision import FIELDS, RECIPES, Precision
 from hpcsgd.runs.figures import make_figure, saved
+from hpcsgd.runs.machine import Sum
 from hpcsgd.runs.result import finite
 from hpcsgd.tuning import pilots as trial
 from hpcsgd.tuning.bound import Term, bound
@@ -121,7 +121,7 @@ class PrecisionQuestion:
     formats: tuple[str, ...] = ("bf16",)
     groups: int = 3  # sampled exchanges
     tolerance: float = 0.005  # largest relative loss difference of a recommendation
-    network: Network | None = None
+    sums: tuple[Sum, ...] = ()  # all-reduce algorithms; without, messages take 0 s
 
     def check(self) -> None:
         """Refuse unknown formats and numbers out of range."""
@@ -151,7 +151,7 @@ def field_rows(
     say: Callable[[str], None],
 ) -> list[FieldRow]:
     """Return a row for each field in each of the formats that it can have."""
-    level = cost_of(exchanges[0], RECIPES[LEVEL], question.network, seconds=True)
+    level = cost_of(exchanges[0], RECIPES[LEVEL], question.sums, seconds=True)
     rows = []
     for name in question.formats:
         say(f"each field in {name}")
@@ -175,7 +175,7 @@ def _field_row(
         samples = [_scaled(exchange, name, peaks, how) for exchange in exchanges]
     terms, errors = _terms_and_errors(samples, precision, field)
     in_fp32 = replace(RECIPES[LEVEL], **{field: name})
-    cost = cost_of(exchanges[0], in_fp32, question.network, seconds=True)
+    cost = cost_of(exchanges[0], in_fp32, question.sums, seconds=True)
     return FieldRow(
         field=field,
         format=name,
@@ -246,7 +246,7 @@ def _recipe_row(
         bound=median(sums),
         measured=median(errors),
         gap=gap,
-        cost=cost_of(exchanges[0], precision, question.network, seconds=True),
+        cost=cost_of(exchanges[0], precision, question.sums, seconds=True),
     )
 
 

@@ -1,9 +1,9 @@
 """Predictions of scaling from a machine file."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
-from math import ceil, log2
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -13,107 +13,7 @@ from hpcsgd.formats import get_format
 from hpcsgd.precision import make_precision
 from hpcsgd.products.cost import Choice, CostInputs, Machine, candidates, terms
 from hpcsgd.runs.figures import STYLES, html, make_figure, new_axes, saved, to_frame
-from hpcsgd.runs.machine import Hardware
-
-# The time of an all-reduce of n bytes over the levels of a machine (node, network).
-#
-# The ranks of a node sum among themselves first; then one rank of each node, or each
-# rank with its share of the n bytes, takes part in the sum of the next level. A level
-# with latency α and bandwidth B connects f groups of F ranks each:
-#
-#   tree    Σ over levels of ⌈log2 f⌉ (α + n / B): partners exchange all n bytes, and
-#           their distance doubles (recursive doubling)
-#   halves  Σ over levels of 2 ⌈log2 f⌉ α, and the bytes of rings: recursive halving of
-#           the shares, then recursive doubling
-#   rings   Σ over levels of 2 (f − 1) (α + n / (f F B)): each of the F ranks of a group
-#           sends its share of n / F bytes around a ring of f groups
-#
-# Trees are fastest for short messages, halves and rings for long ones. The model takes
-# the fastest of the three.
-#
-# If the machine file has the base β₀ of a sum, the model is that of NCCL
-# (ncclTopoTuneModel in src/graph/tuning.cc): β₀ before the first hop, no halves, and a
-# tree up and down again, which is a chain within a node (a level with a number of
-# ranks) and a binary tree over nodes:
-#
-#   tree    β₀ + 2 × Σ over levels of h α + 2 n / B of the slowest level,
-#           h = f − 1 within a node, ⌊log2 f⌋ over nodes
-#   rings   β₀ + Σ over levels of 2 (f − 1) (α + n / (f F B))
-
-
-@dataclass(frozen=True)
-class Sum:
-    """Latency and time per byte of one all-reduce algorithm on a number of ranks."""
-
-    way: str  # the algorithm: none, tree, halves or rings
-    latency: float  # seconds
-    per_byte: float  # seconds for each byte that a ring moves, as the cost model counts
-    slowest: str  # the level on which a long sum spends most of its time
-
-
-def sums_over(hardware: Hardware, ranks: int) -> list[Sum]:
-    """Return the all-reduce algorithms on a number of ranks; one rank needs none."""
-    if ranks == 1:
-        return [Sum("none", 0.0, 0.0, "")]
-    if hardware.base is not None:
-        base = hardware.base.value
-        rings = _shares("rings", hardware, ranks, lambda parts: parts - 1)
-        sums = [_tree_of_nccl(hardware, ranks), rings]
-        return [replace(s, latency=base + s.latency) for s in sums]
-    return [
-        _tree(hardware, ranks),
-        _shares("halves", hardware, ranks, lambda parts: ceil(log2(parts))),
-        _shares("rings", hardware, ranks, lambda parts: parts - 1),
-    ]
-
-
-def _tree(hardware: Hardware, ranks: int) -> Sum:
-    latency = 0.0
-    times = {}
-    for level, parts in hardware.spans(ranks):
-        hops = ceil(log2(parts))
-        latency += hops * level.latency.value
-        times[level.name] = hops / level.bandwidth.value
-    per_byte = sum(times.values()) / _ring_bytes(ranks)
-    return Sum("tree", latency, per_byte, _slowest(times))
-
-
-def _tree_of_nccl(hardware: Hardware, ranks: int) -> Sum:
-    """Return NCCL's sum up a tree and down again, without its base."""
-    latency = 0.0
-    times = {}
-    for level, parts in hardware.spans(ranks):
-        hops = parts - 1 if level.ranks else parts.bit_length() - 1
-        latency += 2 * hops * level.latency.value
-        times[level.name] = 2.0 / level.bandwidth.value
-    per_byte = max(times.values()) / _ring_bytes(ranks)
-    return Sum("tree", latency, per_byte, _slowest(times))
-
-
-def _shares(
-    way: str, hardware: Hardware, ranks: int, hops: Callable[[int], int]
-) -> Sum:
-    """Return a reduce-scatter and an all-gather, with `hops(f)` hops on f groups."""
-    latency = 0.0
-    times = {}
-    inside = 1
-    for level, parts in hardware.spans(ranks):
-        latency += 2 * hops(parts) * level.latency.value
-        share = 1.0 / (parts * inside)
-        times[level.name] = 2 * (parts - 1) * share / level.bandwidth.value
-        inside *= parts
-    per_byte = sum(times.values()) / _ring_bytes(ranks)
-    return Sum(way, latency, per_byte, _slowest(times))
-
-
-def _ring_bytes(ranks: int) -> float:
-    """Return the bytes that a ring moves for each byte of a message."""
-    return communicator.sum_bytes(1, ranks)
-
-
-def _slowest(times: dict[str, float]) -> str:
-    return max(times, key=lambda name: times[name])
-
+from hpcsgd.runs.machine import Hardware, Sum, sums_over
 
 # The cost model predicts the time of a step on any number of ranks.
 

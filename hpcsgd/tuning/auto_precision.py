@@ -15,6 +15,7 @@ from hpcsgd.data.readers import RowReader
 from hpcsgd.precision import AUTO, RECIPES, PrecisionConfig
 from hpcsgd.products.cost import Machine
 from hpcsgd.runs.checkpoint import PRECISION_AUTO
+from hpcsgd.runs.machine import Sum, tree_of_network
 from hpcsgd.runs.resume import CheckpointedRun
 from hpcsgd.runs.settle import RESUMED
 from hpcsgd.tuning.pilots import (
@@ -102,9 +103,9 @@ def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeCho
     asked = affordable(config.precision)
     gaps = loss_gaps(config, sample, asked, members, planned)
     (exchange,) = SamplePath(config, sample, min(members, reader.cols)).exchanges(1, 1)
-    network = _network(config)
+    sums = [_sum_of(config, members)]
     costs = {
-        name: cost_of(exchange, one.resolve(), network, seconds=True).total
+        name: cost_of(exchange, one.resolve(), sums, seconds=True).total
         for name, one in asked.items()
     }
     if config.run.reproducible:  # measured seconds differ from run to run
@@ -133,9 +134,10 @@ def affordable(asked: PrecisionConfig) -> dict[str, PrecisionConfig]:
     }
 
 
-def _network(config: RunConfig) -> Network:
-    """Return the emulated network, or else one with the usual constants."""
-    if config.run.network:
-        return parse_network(config.run.network)
+def _sum_of(config: RunConfig, members: int) -> Sum:
+    """Return the sum over the emulated network, or else one with usual constants."""
     usual = Machine()
-    return Network(usual.latency, 1 / usual.per_byte)
+    network = Network(usual.latency, 1 / usual.per_byte)
+    if config.run.network:
+        network = parse_network(config.run.network)
+    return tree_of_network(network, members)

@@ -1,11 +1,11 @@
 """Pilots: short runs on a sample that measure recipes."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, log2, sqrt
+from math import sqrt
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from hpcsgd.backends.base import (
 from hpcsgd.comm import communicator, messages
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.messages import sum_parts
-from hpcsgd.comm.network_model import Network
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import GridConfig, RunConfig, RunSection, rehearsal
 from hpcsgd.data.readers import MemoryReader, RowReader, is_sparse, row_words
@@ -39,7 +38,7 @@ from hpcsgd.precision import FIELDS, RECIPES, Precision, PrecisionConfig
 from hpcsgd.products.base import ExchangeShape
 from hpcsgd.products.cost import ProductsConfig
 from hpcsgd.products.gram import Gram
-from hpcsgd.runs.machine import fastest_of
+from hpcsgd.runs.machine import Sum, fastest_of
 from hpcsgd.runs.result import Result
 from hpcsgd.runs.session import RunSettings, Session
 from hpcsgd.tuning.exact_exchange import ExactExchange
@@ -531,13 +530,14 @@ class Cost:
 def cost_of(
     exchange: ExactExchange,
     precision: Precision,
-    network: Network | None,
+    sums: Sequence[Sum],
     seconds: bool,
 ) -> Cost:
     """Return the cost of one exchange of one member.
 
     Bytes are counted, seconds of arithmetic are measured if `seconds` is set and no
-    format is emulated, and those of messages are by the model of `network`.
+    format is emulated, and those of messages are by the fastest of `sums`, the
+    all-reduce algorithms between members; without any they are 0.
     """
     moved = bytes_of(exchange, precision)
     members = len(exchange.parts)
@@ -547,7 +547,7 @@ def cost_of(
         moved=moved,
         sent=sent,
         seconds=exchange_seconds(exchange, precision) if measured else None,
-        network=_network_seconds(exchange, precision, network, moved),
+        network=_network_seconds(exchange, precision, sums, moved),
     )
 
 
@@ -576,24 +576,23 @@ def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
 def _network_seconds(
     exchange: ExactExchange,
     precision: Precision,
-    network: Network | None,
+    sums: Sequence[Sum],
     moved: dict[str, int],
 ) -> float:
-    """Return the seconds of the messages, by the model of the network.
+    """Return the seconds of the messages, by the fastest of these ways to sum.
 
     G and z are one message if they have the same format, else two. A narrow message
     needs two calls.
     """
     members = len(exchange.parts)
-    if network is None or members == 1:
+    if members == 1 or not sums:
         return 0.0
-    felt = network.ranks or members
     parts = [("gram_wire", moved["gram_wire"]), ("margin_sum", moved["margin_sum"])]
     if precision.one_message:
         parts = [("gram_wire", sum(size for _, size in parts))]
     calls = sum(2 if _is_narrow(getattr(precision, name)) else 1 for name, _ in parts)
-    carried = communicator.sum_bytes(sum(size for _, size in parts), felt)
-    return calls * network.alpha * ceil(log2(felt)) + carried / network.bandwidth
+    carried = communicator.sum_bytes(sum(size for _, size in parts), members)
+    return min(one.seconds(calls, carried) for one in sums)
 
 
 def _is_narrow(name: str) -> bool:

@@ -8,6 +8,7 @@ from scipy import sparse
 
 from hpcsgd.formats import FORMATS
 from hpcsgd.precision import FIELDS, RECIPES
+from hpcsgd.runs.machine import load_hardware
 from tests.helpers.command_line import only_json
 from tests.helpers.limits import HANG
 
@@ -155,3 +156,14 @@ def test_bad_input(hpcsgd, susy, flags, words):
     assert last.startswith("hpcsgd: error: ")
     for word in words:
         assert word in last, last
+
+
+def test_messages_take_what_the_levels_of_a_machine_file_say(hpcsgd, susy):
+    """One sum of 4 (384 + 32) bytes in a ring of two: up and down one level."""
+    machine = load_hardware("perlmutter-a100")
+    flags = ("--members", 2, "--groups", 1, "--machine", "perlmutter-a100", "--json")
+    rows = {r["recipe"]: r for r in only_json(hpcsgd(*asked(susy, *flags)))["recipes"]}
+    level = machine.levels[0]
+    ring = machine.base.value + 2 * level.latency.value
+    ring += 4 * (384 + 32) / level.bandwidth.value
+    assert rows["c"]["network_seconds"] == pytest.approx(ring)

@@ -20,9 +20,9 @@ SETS = {
     "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
 NAMES = (
-    *("level", "exact", "looks", "rows", "gram", "gram_pairs", "gram_amx"),
-    *("steps", "csr", "columns", "columns_amx", "softmax", "softmax_steps"),
-    "threads",
+    *("level", "exact", "losses", "looks", "rows", "gram", "gram_pairs"),
+    *("gram_amx", "hessian", "steps", "csr", "columns", "columns_amx", "softmax"),
+    *("softmax_steps", "threads"),
 )
 SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [

@@ -1167,21 +1167,18 @@ def _remedy_of_type(key: str, kinds: tuple[Any, ...], value: Any) -> str:
 
 def _table(section: Any) -> dict[str, Any]:
     """Return key -> value of a section as TOML and JSON write it, without None and
-    without what the section keeps of other kinds.
+    without what the section keeps of other kinds. They have lists alone, no tuples.
     """
     declared = declarations(type(section))
-    return {
-        key: _plain(declared[key], value)
-        for key, value in vars(section).items()
-        if value is not None and key != FOREIGN
-    }
-
-
-def _plain(declared: Setting, value: Any) -> Any:
-    """Return a value as TOML and JSON write it, which have lists alone."""
-    if declared.auto is not None and value == declared.auto:
-        return "auto"
-    return list(value) if isinstance(value, tuple) else value
+    table = {}
+    for key, value in vars(section).items():
+        if value is None or key == FOREIGN:
+            continue
+        auto = declared[key].auto
+        if auto is not None and value == auto:
+            value = "auto"
+        table[key] = list(value) if type(value) is tuple else value
+    return table
 
 
 # Settings that a run would not read: whoever wrote one meant another run.

@@ -126,7 +126,7 @@ def make_precision(
         raise ConfigError(
             f"[precision] unknown recipe: {recipe!r}; known: {sorted(RECIPES)}"
         )
-    return replace(RECIPES[recipe], **(overrides or {}))
+    return replace(RECIPES[recipe], **overrides) if overrides else RECIPES[recipe]
 
 
 def like(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -286,6 +287,7 @@ def emulated(precision: Precision) -> dict[str, str]:
     return {n: getattr(precision, n) for n in FIELDS if how[n] == EMULATED}
 
 
+@cache
 def _way(precision: Precision, name: str) -> str:
     form = get_format(getattr(precision, name))
     if name == "gram_wire":

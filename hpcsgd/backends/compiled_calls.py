@@ -122,6 +122,9 @@ KERNELS = {
     "widen_rows": ("_bf16",),
     "round": ("_bf16",),
     "exact_scores": _ALONE,
+    "loss_terms": _ALONE,
+    "loss_terms_softmax": _ALONE,
+    "csr_outer": tuple(COLUMNS.values()),
     "find_bad": _ALONE,
     "fingerprint": _ALONE,
     "margins": _DENSE,
@@ -275,6 +278,65 @@ def exact_scores(block: Array, weights: Array, out: Array) -> None:
     """Compute out ← block · weights for float32 rows, in float64."""
     call = functions()["exact_scores"]
     call(block, stride_of(block), *block.shape, weights, out)
+
+
+# The losses of all rows, in float64.
+
+LOSSES = ("gaussian", "logistic", "poisson", "gamma")  # by their numbers in the kernel
+MOST_CLASSES = 64  # of a softmax
+
+
+def has_loss_terms(family: Family, columns: int) -> bool:
+    """Return whether a kernel takes the losses of a family with K scores a row."""
+    if family.name == SOFTMAX:
+        return available() and columns <= MOST_CLASSES
+    return available() and family.name in LOSSES and columns == 1
+
+
+def loss_terms(
+    family: Family, scores: Array, targets: Array, shares: Array, along: Array
+) -> tuple[Array, Array, Array | None]:
+    """Return (Σ c ℓ, Σ c r·q, Σ c |ℓ|), r and, of one score a row, ∂r/∂t.
+
+    Parameters
+    ----------
+    family : Family
+        One for which `has_loss_terms` is true.
+    scores, along : ndarray of shape (n, K)
+        t, and q, a direction of scores.
+    targets, shares : ndarray of shape (n, 1)
+        y, and c, the shares of the rows.
+    """
+    residuals, sums = np.empty_like(scores), np.empty(3)
+    if family.name not in LOSSES:
+        call = functions()["loss_terms_softmax"]
+        call(*scores.shape, scores, targets, shares, along, residuals, sums)
+        return sums, residuals, None
+    kind, bound = LOSSES.index(family.name), np.array([exp_bound(scores.dtype)])
+    bends = np.empty_like(scores)
+    functions()["loss_terms"](
+        *(kind, len(scores), scores, targets, shares, along, bound),
+        *(residuals, bends, sums),
+    )
+    return sums, residuals, bends
+
+
+def add_outer(rows: Any, bends: Array, out: Array) -> None:
+    """Compute out ← out + Σ h a aᵀ of CSR rows, in the lower triangle of a square.
+
+    Parameters
+    ----------
+    rows : scipy CSR of shape (n, d)
+        Rows with ascending columns.
+    bends : ndarray of shape (n,)
+        h.
+    out : ndarray of shape (P, P), P >= d
+        The square, in float64.
+    """
+    call = functions()["csr_outer" + COLUMNS[rows.indices.itemsize]]
+    indptr = rows.indptr.astype(np.int64, copy=False)
+    data = rows.data.astype(np.float64, copy=False)
+    call(indptr, rows.indices, data, rows.shape[0], bends, out.shape[1], out)
 
 
 def has_bad(block: Array) -> bool:

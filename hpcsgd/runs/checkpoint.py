@@ -21,7 +21,7 @@ from hpcsgd.agreements.more.infinity import RUN
 from hpcsgd.backends.task import State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.config import CheckpointConfig, without_retired
+from hpcsgd.config import CheckpointConfig, RunConfig, without_retired
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import DataError
 from hpcsgd.files import (
@@ -271,13 +271,14 @@ class Capture:
     Every rank calls it at the same time.
     """
 
+    config: RunConfig
     grid: Grid
     columns: Columns
     agreement: Agreement
     evaluation: Evaluation
     guard: MemberCheck
     clock: Clock
-    facts: dict[str, Any]  # config, fingerprint, product: what does not evolve
+    facts: dict[str, Any]  # fingerprint, rows, product: what does not evolve
     exchanges_per_epoch: int
     to_host: Callable[[Array], Array]
     resumes: int = 0
@@ -341,6 +342,7 @@ class Capture:
 
     def _document(self, view: View) -> dict[str, Any]:
         return {
+            "config": self.config.tables(),
             **self.facts,
             "replicas": self.grid.replicas.size,
             "ranks": self.grid.world.size,

@@ -400,6 +400,7 @@ def _capture(
 ) -> Capture:
     kind = TiledCapture if parts.config.agreement.on_disk else Capture
     return kind(
+        config=parts.config,
         grid=parts.grid,
         columns=parts.columns,
         agreement=agreement,
@@ -407,7 +408,6 @@ def _capture(
         guard=guard,
         clock=parts.task.clock,
         facts={
-            "config": parts.config.tables(),
             "fingerprint": parts.loaded.fingerprint,
             "rows": parts.loaded.shard.total_rows,
             "product": parts.product_name,

@@ -4,10 +4,12 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from time import monotonic
 from typing import Any
 
 from hpcsgd.agreements.base import MIB, StateShape, bucket_count, get_agreement
@@ -617,11 +619,23 @@ def check_memory(
     return True
 
 
+SMALL = 64 * 2**20  # bytes, for which limits that were read in this second will do
+
+
+@lru_cache(maxsize=1)
+def _limits_in(second: int, read: Callable[[], list[Limit]]) -> list[Limit]:
+    """Return what `read` returned when it was first called in this second."""
+    return read()
+
+
 def _tightest(
     grid: Grid, need: MemoryNeed, config: RunConfig, share: float
 ) -> MemoryBudget:
     """Return the budget of the limit that this rank meets first. Collective."""
-    limits = system_limits()
+    second = int(monotonic())
+    limits = (
+        _limits_in(second, system_limits) if need.claim < SMALL else system_limits()
+    )
     if config.run.memory:
         by_hand = int(config.run.memory * GIB)
         limits, share = [Limit("run", by_hand, "under run.memory", whole=True)], 1.0

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.numpy_rows import exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.formats import Array
@@ -26,6 +27,17 @@ class WeightedMoments:
     first: Array  # Σ h a, (d_c, K)
     second: Array  # Σ h a², (d_c, K)
     total: Array  # Σ h, (K,)
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """The losses of the local rows at some scores, and their derivatives."""
+
+    loss: float  # Σ p ℓ
+    slope: float  # Σ p r·q along the direction q of the scores
+    size: float  # Σ p |ℓ|
+    residuals: Array  # r, (n, K)
+    bends: Array | None  # ∂r/∂t, (n, 1); None: nothing has computed them
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,29 @@ class AllRows:
     def width(self) -> int:
         """Return the number of columns of this member."""
         return self.objective.shard.width
+
+    def terms(self, scores: Array, along: Array | None = None) -> LossTerms:
+        """Return losses, residuals and curvatures of the local rows at these scores.
+
+        They come of one exponential a score where a kernel takes them. Without a
+        direction `along` the slope means nothing.
+        """
+        family, along = self.objective.family, scores if along is None else along
+        if compiled_calls.has_loss_terms(family, scores.shape[1]):
+            sums, residuals, bends = compiled_calls.loss_terms(
+                family, scores, self.targets, self.share, along
+            )
+            loss, slope, size = (float(word) for word in sums)
+            return LossTerms(loss, slope, size, residuals, bends)
+        losses = self.share * family.loss(scores, self.targets)
+        residuals = family.residual(scores, self.targets)
+        return LossTerms(
+            loss=float(losses.sum()),
+            slope=float(np.vdot(self.share * residuals, along)),
+            size=float(np.abs(losses).sum()),
+            residuals=residuals,
+            bends=None,
+        )
 
     def residuals(self, scores: Array) -> Array:
         """Return c ∂ℓ/∂t / Σc at these scores: a gradient is Aᵀ of it, over
@@ -236,9 +271,10 @@ def _look(rows: AllRows, scores: Array, shift: Array) -> _LevelTrial:
     columns, moved = len(shift), scores + shift
     words = np.zeros(2 + columns + columns * columns)
     if rows.grid.member == 0:
-        residuals = rows.residuals(moved)
-        bend, rounding = _bend(rows, moved)
-        words[0] = rows.loss(moved)
+        terms = rows.terms(moved)
+        residuals = rows.share * terms.residuals
+        bend, rounding = _bend(rows, moved, terms)
+        words[0] = terms.loss
         words[1] = 10 * DONE * np.abs(residuals).sum() + rounding + _cancelled(rows)
         words[2 : 2 + columns] = residuals.sum(axis=0)
         words[2 + columns :] = bend.reshape(-1)
@@ -258,9 +294,22 @@ def _cancelled(rows: AllRows) -> float:
     return float(np.finfo(float).eps * (rows.share * size).sum())
 
 
-def _bend(rows: AllRows, scores: Array) -> tuple[Array, float]:
-    """Return ∂(Σ p r)/∂β by differences, (K, K), and what rounding adds to Σ p r."""
+def _bend(rows: AllRows, scores: Array, terms: LossTerms) -> tuple[Array, float]:
+    """Return ∂(Σ p r)/∂β, (K, K), and what the rounding of scores adds to Σ p r.
+
+    The curvatures are those of the terms, of a softmax μ_k (δ_kq − μ_q), and otherwise
+    differences.
+    """
     columns = scores.shape[1]
+    family, grain = rows.objective.family, np.spacing(np.abs(scores))
+    if terms.bends is not None:
+        each = rows.share * terms.bends
+        return each.sum(axis=0)[:, None], float((each * grain).sum())
+    if family.targets == "classes":
+        mean = terms.residuals + (rows.targets == np.arange(columns))
+        each = rows.share * mean
+        found = np.diag(each.sum(axis=0)) - mean.T @ each
+        return found, 2.0 * float((each * (1.0 - mean) * grain).sum())
     found, rounding = np.empty((columns, columns)), 0.0
     width = max(STEP, GRAIN * float(np.spacing(np.abs(scores).max(initial=0.0))))
     for k in range(columns):
@@ -325,8 +374,12 @@ def make_scaling(
     return VariableScaling(np.sqrt(spread), centers, np.sqrt(total))
 
 
-def bends(family: Family, scores: Array, targets: Array) -> Array:
-    """Return ∂r_k/∂t_q at these scores, (n, K, K)."""
+def bends(
+    family: Family, scores: Array, targets: Array, terms: LossTerms | None = None
+) -> Array:
+    """Return ∂r_k/∂t_q at these scores, (n, K, K), where `terms` have none."""
+    if terms is not None and terms.bends is not None:
+        return terms.bends[:, :, None]
     if family.targets == "classes":
         mean = family.mean(scores)
         found: Array = -mean[:, :, None] * mean[:, None, :]
@@ -345,9 +398,13 @@ def _quotient(family: Family, scores: Array, targets: Array) -> Array:
 
 
 def curvatures(
-    family: Family, scores: Array, targets: Array, floor: float = LEAST
+    family: Family,
+    scores: Array,
+    targets: Array,
+    floor: float = LEAST,
+    known: Array | None = None,
 ) -> Array:
-    """Return ∂r_k/∂t_k about these scores, (n, K).
+    """Return ∂r_k/∂t_k about these scores, (n, K), which may be `known`.
 
     All are raised by `floor` times the family's largest curvature.
     """
@@ -359,7 +416,7 @@ def curvatures(
         each = (mean * (1.0 - mean)).mean(axis=1, keepdims=True)
         found = np.broadcast_to(each, scores.shape).copy()
     else:
-        found = _quotient(family, scores, targets)
+        found = _quotient(family, scores, targets) if known is None else known.copy()
     if np.isfinite(family.curvature):
         found += floor * family.curvature
     return found

@@ -14,6 +14,7 @@ from hpcsgd.solvers.full_passes import (
     LEAST,
     AllRows,
     Centers,
+    LossTerms,
     WeightedMoments,
     centre,
     curvatures,
@@ -203,7 +204,7 @@ class RefinementPoint:
     weights: Array  # w, (d_c, K)
     intercept: Array  # β, (K,); zeros where there is none
     scores: Array  # t of the local rows, (n, K)
-    residuals: Array  # ∂ℓ/∂t there
+    terms: LossTerms  # of the local rows at these scores
     slope: Array  # ∂F/∂w
     drift: Array  # ∂F/∂β; zeros where there is no intercept
 
@@ -218,9 +219,22 @@ class SearchDirection:
     ridge: tuple[float, float, float]  # λ w·w / 2, λ w·p, λ p·p / 2
 
 
+NO_TERMS = LossTerms(0.0, 0.0, 0.0, np.empty(0), None)
+
+
 def _unevaluated(weights: Array, intercept: Array, scores: Array) -> RefinementPoint:
     nothing = np.empty(0)
-    return RefinementPoint(weights, intercept, scores, nothing, nothing, nothing)
+    return RefinementPoint(weights, intercept, scores, NO_TERMS, nothing, nothing)
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """The scores of one step along a direction, and the losses there."""
+
+    direction: SearchDirection
+    step: float
+    scores: Array
+    terms: LossTerms
 
 
 class Landscape:
@@ -235,6 +249,7 @@ class Landscape:
         self.world = grid.world
         self.is_member_0 = grid.member == 0  # for the rows of its replica
         self.is_first = self.is_member_0 and grid.replica == 0
+        self.last: LookedAt | None = None  # which a search usually ends with
 
     def centred(self, centers: Centers) -> "Landscape":
         """Return the landscape over the rows less `centers`: the same F of w."""
@@ -264,10 +279,12 @@ class Landscape:
         self.evaluate_gradient(point)
         return point
 
-    def evaluate_gradient(self, point: RefinementPoint) -> None:
-        """Evaluate residuals and the gradient: one pass."""
-        point.residuals = self.family.residual(point.scores, self.rows.targets)
-        slope, drift = self.rows.gradient(point.residuals * self.rows.share)
+    def evaluate_gradient(
+        self, point: RefinementPoint, terms: LossTerms | None = None
+    ) -> None:
+        """Evaluate the gradient: one pass. `terms` are those of the point if known."""
+        point.terms = self.rows.terms(point.scores) if terms is None else terms
+        slope, drift = self.rows.gradient(point.terms.residuals * self.rows.share)
         point.slope = slope + self.l2 * point.weights
         point.drift = drift * self.has_intercept
 
@@ -297,7 +314,9 @@ class Landscape:
         words = np.zeros(3)
         if self.is_member_0:
             scores = point.scores + step * direction.scores
-            words[:] = self._seen(scores, direction.scores)
+            terms = self.rows.terms(scores, direction.scores)
+            words[:] = terms.loss, terms.slope, terms.size
+            self.last = LookedAt(direction, step, scores, terms)
         if self.is_first:
             still, first, second = direction.ridge
             words[0] += still + step * first + step * step * second
@@ -313,8 +332,13 @@ class Landscape:
         """Move the point by `step` along the direction, and evaluate its gradient: one
         pass.
         """
+        last, self.last = self.last, None
         point.weights = point.weights + step * direction.weights
         point.intercept = point.intercept + step * direction.intercept
+        if last is not None and last.direction is direction and last.step == step:
+            point.scores = last.scores
+            self.evaluate_gradient(point, last.terms)
+            return
         point.scores = point.scores + step * direction.scores
         self.evaluate_gradient(point)
 
@@ -326,14 +350,6 @@ class Landscape:
         none = np.zeros_like(point.intercept)
         ridge = (0.5 * self.l2 * float(size[0]), 0.0, 0.0)
         return SearchDirection(still, none, np.zeros_like(point.scores), ridge)
-
-    def _seen(self, scores: Array, along: Array) -> tuple[float, float, float]:
-        """Return Σ c ℓ, Σ c r·q and Σ c |ℓ| of the local rows, c as shares of all."""
-        share, targets = self.rows.share, self.rows.targets
-        losses = share * self.family.loss(scores, targets)
-        residuals = self.family.residual(scores, targets)
-        slope = np.vdot(share * residuals, along)
-        return float(losses.sum()), float(slope), float(np.abs(losses).sum())
 
 
 # The settings of refinements.
@@ -595,8 +611,9 @@ class Lbfgs:
 
     def _moments(self, floor: float = LEAST) -> WeightedMoments:
         """Return the moments of columns under the curvatures at the point: one pass."""
-        rows = self.landscape.rows
-        h = curvatures(self.landscape.family, self.point.scores, rows.targets, floor)
+        rows, point = self.landscape.rows, self.point
+        known = point.terms.bends
+        h = curvatures(self.landscape.family, point.scores, rows.targets, floor, known)
         return rows.moments(h * rows.share)
 
     def _forget(self) -> None:
@@ -734,7 +751,7 @@ class Lbfgs:
             square += float(np.vdot(point.drift, point.drift))
         if self.landscape.is_member_0:
             share, level = self.landscape.rows.share, np.square(self.scaling.level)
-            residuals = float((share * np.square(point.residuals) / level).sum())
+            residuals = float((share * np.square(point.terms.residuals) / level).sum())
             scores = float((share * np.square(point.scores) * level).sum())
         return square, residuals, scores
 

@@ -8,10 +8,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from scipy.sparse import vstack
 
+from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.task import State
 from hpcsgd.comm.ledger import Clock, Entry
-from hpcsgd.data.matrix import DenseMatrix
+from hpcsgd.data.matrix import Csr, DenseMatrix
 from hpcsgd.data.shard import split_range, take
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
@@ -68,6 +70,11 @@ class Hessian:
         self.scaling = WholeScaling(
             self._joined(scaling.roots), self._joined(scaling.centers), scaling.level
         )
+        # With one score a row the products are of the rows as they are, and are scaled
+        # in the end; far columns would lose digits by that, and are centred first.
+        distance = np.abs(self.scaling.centers) * self.scaling.level
+        far = distance > NEAR * self.scaling.roots
+        self.scales_rows = self.columns > 1 or bool(far.any())
         # Workspace for the products of one score a row: rows that stay in the cache.
         height = max(CACHED_VALUES // self.variables, LEAST_ROWS)
         self.side = np.empty((height, self.variables))
@@ -78,12 +85,15 @@ class Hessian:
         P = self.variables
         words = np.zeros(P * P + P)
         whole = words[: P * P].reshape(P, P)
-        h = bends(self.landscape.family, point.scores, self.rows.targets)
-        h *= self.rows.share[:, :, None]
+        family, targets = self.landscape.family, self.rows.targets
+        h = bends(family, point.scores, targets, point.terms)
+        h = h * self.rows.share[:, :, None]
         for rows in self.rows.blocks():
             block, own = self._own_rows(rows)
-            if len(block):
+            if block.shape[0]:
                 self._add(whole, block, h[rows][own])
+        if not self.scales_rows:
+            self._scale(whole)
         words[P * P :] = self._own_part(gradient, point.weights.size)
         self.landscape.world.sum(words, "evaluate")
         ridge = self.landscape.l2 / np.square(self.scaling.roots).reshape(-1)
@@ -121,18 +131,18 @@ class Hessian:
             found[-self.columns :] = gradient[width:]
         return found
 
-    def _add(self, whole: Array, block: Array, h: Array) -> None:
-        """Add Σ ã B ãᵀ over some rows to `whole`, class by class."""
+    def _add(self, whole: Array, block: Any, h: Array) -> None:
+        """Add Σ ã B ãᵀ over some rows to `whole`, class by class, or Σ (a, 1) h (a, 1)ᵀ
+        of rows that are scaled in the end.
+        """
         K = self.columns
         if K == 1:
             # A curvature is never negative; a difference quotient may be, by rounding.
-            roots = np.sqrt(np.maximum(h[:, 0, 0], 0.0))
-            for first in range(0, len(block), len(self.side)):
-                rows = slice(first, first + len(self.side))
-                side = self._scaled(block[rows], 0, self.side)
-                side *= roots[rows, None]
-                # Half of a symmetric product, which BLAS then mirrors.
-                whole += np.dot(side.T, side, out=self.product)
+            own = np.maximum(h[:, 0, 0], 0.0)
+            if isinstance(block, np.ndarray):
+                self._add_dense(whole, block, np.sqrt(own))
+            else:
+                self._add_sparse(whole, block, own)
             return
         sides = [self._scaled(block, k) for k in range(K)]
         for k in range(K):
@@ -141,6 +151,47 @@ class Hessian:
                 whole[k::K, q::K] += part
                 if q < k:
                     whole[q::K, k::K] += part.T
+
+    def _add_dense(self, whole: Array, block: Array, roots: Array) -> None:
+        """Add the products of dense rows times √h, by parts that stay in the cache."""
+        width = block.shape[1]
+        for first in range(0, len(block), len(self.side)):
+            rows = slice(first, first + len(self.side))
+            own = roots[rows, None]
+            if self.scales_rows:
+                side = self._scaled(block[rows], 0, self.side)
+                side *= own
+            else:
+                side = self.side[: len(own)]
+                np.multiply(block[rows], own, out=side[:, :width])
+                side[:, width:] = own
+            # Half of a symmetric product, which BLAS then mirrors.
+            whole += np.dot(side.T, side, out=self.product)
+
+    def _add_sparse(self, whole: Array, block: Any, h: Array) -> None:
+        """Add the products of CSR rows to the lower triangle of `whole`."""
+        compiled_calls.add_outer(block, h, whole)
+        if self.landscape.has_intercept:
+            whole[-1, :-1] += block.T @ h
+            whole[-1, -1] += h.sum()
+
+    def _scale(self, whole: Array) -> None:
+        """Turn Σ (a, 1) h (a, 1)ᵀ, whose lower triangle is enough, to Σ ã h ãᵀ."""
+        scaling, width = self.scaling, self.parts[-1].stop
+        inverse, centers = 1.0 / scaling.roots[:, 0], scaling.centers[:, 0]
+        upper = np.triu_indices(len(whole), 1)
+        whole[upper] = whole.T[upper]
+        inner = whole[:width, :width]
+        if self.landscape.has_intercept:
+            first, total = whole[-1, :width], whole[-1, -1]
+            inner -= np.outer(centers, first)
+            first -= total * centers
+            inner -= np.outer(first, centers)
+            first *= inverse / scaling.level[0]
+            whole[:width, -1] = first
+            whole[-1, -1] = total / scaling.level[0] ** 2
+        inner *= inverse[:, None]
+        inner *= inverse
 
     def _scaled(self, block: Array, k: int, room: Array | None = None) -> Array:
         """Return ã of some rows for class k, (m, P / K), in float64; in `room`."""
@@ -154,14 +205,22 @@ class Hessian:
         found[:, width:] = 1.0 / scaling.level[k]
         return found
 
-    def _own_rows(self, rows: slice) -> tuple[Array, slice]:
-        """Return all columns of this member's part of these rows, and that part."""
+    def _own_rows(self, rows: slice) -> tuple[Any, slice]:
+        """Return all columns of this member's part of these rows, and that part.
+
+        Sparse rows stay so where a kernel multiplies them.
+        """
         members = self.rows.grid.members
-        block = dense(self.rows.objective.read(rows))
+        block = self.rows.objective.read(rows)
+        stays = (
+            members.size == 1 and not self.scales_rows and compiled_calls.available()
+        )
+        if not stays:
+            block = dense(block)
+        if members.size == 1:
+            return block, slice(0, block.shape[0])
         shares = [split_range(len(block), members.size, r) for r in range(members.size)]
         own = shares[members.rank]
-        if members.size == 1:
-            return block, own
         widths = [part.stop - part.start for part in self.parts]
         room = np.zeros((len(block), max(widths)))  # pieces are of one width
         room[:, : block.shape[1]] = block
@@ -202,6 +261,7 @@ def dense(block: Any) -> Array:
 # nothing; it counts only where that step changes no score by much.
 
 CACHED_VALUES, LEAST_ROWS = 2**15, 256  # of rows that are multiplied together
+NEAR = 30.0  # deviations of a column from 0; its square times EPS is lost
 MOST = 1024  # variables of which a Hessian is taken
 DOUBT = 16.0  # times the curvature that is rounding: what sums over rows add to it
 NOISE = 100.0  # roundings of a gradient's size that its sums may leave
@@ -514,11 +574,17 @@ def sample_rows(rows: AllRows) -> AllRows | None:
     draw = np.random.default_rng(grid.replica)
     first = np.sort(draw.choice(rows.height // piece, PIECES, replace=False)) * piece
     pieces = [slice(int(start), int(start) + piece) for start in first]
-    values = np.concatenate([dense(objective.read(part)) for part in pieces])
+    values = [objective.read(part) for part in pieces]
+    if shard.is_sparse:
+        joined = vstack(values, format="csr")
+        edges = joined.indptr.astype(np.int64)
+        matrix: Any = Csr(edges, joined.indices, joined.data, joined.shape[1])
+    else:
+        matrix = DenseMatrix(np.concatenate(values))
     numbers = np.concatenate([np.arange(part.start, part.stop) for part in pieces])
     part = replace(
         shard,
-        matrix=DenseMatrix(values),
+        matrix=matrix,
         targets=shard.targets[numbers],
         weights=take(shard.weights, numbers),
         offsets=take(shard.offsets, numbers),

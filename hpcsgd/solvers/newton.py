@@ -81,9 +81,9 @@ class Hessian:
         h = bends(self.landscape.family, point.scores, self.rows.targets)
         h *= self.rows.share[:, :, None]
         for rows in self.rows.blocks():
-            block, own = self._own_rows(rows)
+            block, own = self.own_rows(self.rows.objective.read(rows))
             if len(block):
-                self._add(whole, block, h[rows][own])
+                self.add(whole, block, h[rows][own])
         words[P * P :] = self._own_part(gradient, point.weights.size)
         self.landscape.world.sum(words, "evaluate")
         ridge = self.landscape.l2 / np.square(self.scaling.roots).reshape(-1)
@@ -121,7 +121,7 @@ class Hessian:
             found[-self.columns :] = gradient[width:]
         return found
 
-    def _add(self, whole: Array, block: Array, h: Array) -> None:
+    def add(self, whole: Array, block: Array, h: Array) -> None:
         """Add Σ ã B ãᵀ over some rows to `whole`, class by class."""
         K = self.columns
         if K == 1:
@@ -129,12 +129,12 @@ class Hessian:
             roots = np.sqrt(np.maximum(h[:, 0, 0], 0.0))
             for first in range(0, len(block), len(self.side)):
                 rows = slice(first, first + len(self.side))
-                side = self._scaled(block[rows], 0, self.side)
+                side = self.scaled(block[rows], 0, self.side)
                 side *= roots[rows, None]
                 # Half of a symmetric product, which BLAS then mirrors.
                 whole += np.dot(side.T, side, out=self.product)
             return
-        sides = [self._scaled(block, k) for k in range(K)]
+        sides = [self.scaled(block, k) for k in range(K)]
         for k in range(K):
             for q in range(k + 1):  # B is symmetric, and so is the whole
                 part = (sides[k] * h[:, k, q, None]).T @ sides[q]
@@ -142,7 +142,7 @@ class Hessian:
                 if q < k:
                     whole[q::K, k::K] += part.T
 
-    def _scaled(self, block: Array, k: int, room: Array | None = None) -> Array:
+    def scaled(self, block: Array, k: int, room: Array | None = None) -> Array:
         """Return ã of some rows for class k, (m, P / K), in float64; in `room`."""
         scaling, width = self.scaling, block.shape[1]
         if room is None:
@@ -154,10 +154,13 @@ class Hessian:
         found[:, width:] = 1.0 / scaling.level[k]
         return found
 
-    def _own_rows(self, rows: slice) -> tuple[Array, slice]:
-        """Return all columns of this member's part of these rows, and that part."""
+    def own_rows(self, stored: Any) -> tuple[Array, slice]:
+        """Return all columns of this member's part of some rows, and that part.
+
+        `stored` are this member's columns of the rows. Collective over members.
+        """
         members = self.rows.grid.members
-        block = dense(self.rows.objective.read(rows))
+        block = dense(stored)
         shares = [split_range(len(block), members.size, r) for r in range(members.size)]
         own = shares[members.rank]
         if members.size == 1:

@@ -179,7 +179,8 @@ class FitStatistics:
     null_deviance : float or None
         D of the best model of an intercept alone, with the offsets of the fit.
     log_likelihood : float or None
-        Σ c log f(y); None without a likelihood.
+        Σ c log f(y), of gaussian at its largest, where φ = D/n; None without a
+        likelihood, as of counts with a requested dispersion.
     decrement : float
         gᵀ H⁻¹ g / φ at the coefficients: none is further than its square root from the
         optimum, in standard errors.
@@ -772,16 +773,19 @@ def _on_grid(
         solution = _of_rank_0(world, lambda: system.solve(sums, groups))
         _check_optimum(walk, solution)
         likelihood = likelihood_of(family)
-        density = null = deviance = None
+        density: float | None = None
+        null: float | None = None
+        deviance: float | None = None
         if likelihood is not None:
             n = sums.observations
             deviance = sums.deviance * n
             dispersion = solution.dispersion
             if likelihood.dispersion == "profile":
                 dispersion = sums.deviance
-            elif likelihood.dispersion == "one":
-                dispersion = 1.0
             density, null = walk.likelihood(likelihood, dispersion, n)
+            # Counts of any other dispersion than 1 have no likelihood (quasi-Poisson).
+            if likelihood.dispersion == "one" and request.dispersion is not None:
+                density = None
     has_pearson = likelihood is not None and model.scores == 1
     statistics = FitStatistics(
         observations=sums.observations,

@@ -618,7 +618,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
 
         Returns
         -------
-        hpcsgd.runs.inference.FitSummary
+        hpcsgd.FitSummary
             Numbers as arrays, and a table as text.
         """
         check_is_fitted(self)

@@ -134,9 +134,12 @@ def test_huber_has_the_sandwich():
 # Ranks: the same numbers, and the messages that are documented.
 
 
-@pytest.mark.cases(9)
+GRIDS = [(2, 1), (3, 1), (1, 3), (2, 2)]
+
+
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("covariance", ["information", "sandwich", "clustered"])
-@pytest.mark.parametrize("grid", [(2, 1), (3, 1), (1, 3)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("grid", GRIDS, ids="{0[0]}x{0[1]}".format)
 def test_ranks_have_the_numbers_of_one_process(grid, covariance):
     problem = PROBLEMS["rates"]()
     clusters = clusters_for(problem, covariance)
@@ -157,6 +160,24 @@ def test_ranks_have_the_numbers_of_one_process(grid, covariance):
         assert summary.statistics.null_deviance == pytest.approx(
             alone.statistics.null_deviance, rel=1e-9
         )
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("grid", [(3, 1), (1, 3), (2, 2)], ids="{0[0]}x{0[1]}".format)
+def test_classes_of_sparse_rows_on_ranks(grid):
+    rng = np.random.default_rng(6)
+    X = rng.normal(size=(211, 4)) * (rng.uniform(size=(211, 4)) < 0.4)
+    y = np.argmax(X[:, :3] + rng.gumbel(size=(211, 3)), axis=1)
+    options = {"alpha": 0.0, "tol": 1e-11}
+    alone = hpcsgd.fit(X, "softmax", y, **options).summary(covariance="sandwich")
+
+    def on_rank(world):
+        there = {"comm": world, "grid": grid}
+        result = hpcsgd.fit(csr_array(X), "softmax", y, **options, **there)
+        return result.summary(covariance="sandwich")
+
+    for summary in run_ranks(grid[0] * grid[1], on_rank):
+        np.testing.assert_allclose(summary.covariance, alone.covariance, rtol=1e-6)
 
 
 def words_of_summary(world, ranks, **request):

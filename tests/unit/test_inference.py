@@ -35,7 +35,7 @@ def name_of(case):
     return f"{case['data']}-{case['covariance']}-{by}"
 
 
-@pytest.mark.cases(len(RECORDED))
+@pytest.mark.cases("all")
 @pytest.mark.parametrize("case", RECORDED, ids=name_of)
 def test_figures_are_those_of_statsmodels(case):
     problem = PROBLEMS[case["data"]]()
@@ -137,7 +137,7 @@ def test_huber_has_the_sandwich():
 GRIDS = [(2, 1), (3, 1), (1, 3), (2, 2)]
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases("all")
 @pytest.mark.parametrize("covariance", ["information", "sandwich", "clustered"])
 @pytest.mark.parametrize("grid", GRIDS, ids="{0[0]}x{0[1]}".format)
 def test_ranks_have_the_numbers_of_one_process(grid, covariance):
@@ -162,7 +162,7 @@ def test_ranks_have_the_numbers_of_one_process(grid, covariance):
         )
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases("all")
 @pytest.mark.parametrize("grid", [(3, 1), (1, 3), (2, 2)], ids="{0[0]}x{0[1]}".format)
 def test_classes_of_sparse_rows_on_ranks(grid):
     rng = np.random.default_rng(6)
@@ -382,7 +382,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.cases(len(REFUSED))
+@pytest.mark.cases("all")
 @pytest.mark.filterwarnings("ignore::hpcsgd.ConvergenceWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_inference_is_refused_in_a_sentence(name):

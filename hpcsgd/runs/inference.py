@@ -155,8 +155,8 @@ class InferenceModel:
         whole = np.vstack([*parts, self.weights])
         if self.scores > 1:
             whole = whole[:, 1:] - whole[:, :1]
-        found: Array = whole.T.reshape(-1)
-        return found
+        parameters: Array = whole.T.reshape(-1)
+        return parameters
 
 
 # The result: numbers as arrays, and a table of them.
@@ -256,8 +256,8 @@ class FitSummary:
     @property
     def standard_errors(self) -> Array:
         """Square roots of the variances, (P,)."""
-        found: Array = np.sqrt(np.diagonal(self.covariance))
-        return found
+        errors: Array = np.sqrt(np.diagonal(self.covariance))
+        return errors
 
     @property
     def statistic(self) -> Array:
@@ -267,8 +267,8 @@ class FitSummary:
     @property
     def p_values(self) -> Array:
         """Two-sided p-values of z by the normal distribution, (P,)."""
-        found: Array = 2.0 * ndtr(-np.abs(self.statistic))
-        return found
+        tails: Array = 2.0 * ndtr(-np.abs(self.statistic))
+        return tails
 
     @property
     def lower(self) -> Array:
@@ -287,17 +287,17 @@ class FitSummary:
     @property
     def aic(self) -> float | None:
         """−2 log L + 2 P; None without a likelihood. P counts no dispersion."""
-        found = self.statistics.log_likelihood
-        return None if found is None else -2.0 * found + 2.0 * len(self.names)
+        likelihood = self.statistics.log_likelihood
+        return None if likelihood is None else -2.0 * likelihood + 2.0 * len(self.names)
 
     @property
     def bic(self) -> float | None:
         """−2 log L + P log n with n = Σc; None without a likelihood."""
-        found = self.statistics.log_likelihood
-        if found is None:
+        likelihood = self.statistics.log_likelihood
+        if likelihood is None:
             return None
         size = float(np.log(self.statistics.observations))
-        return -2.0 * found + len(self.names) * size
+        return -2.0 * likelihood + len(self.names) * size
 
     def to_frame(self) -> Any:
         """Return a row for each parameter as a pandas.DataFrame.
@@ -343,13 +343,13 @@ class FitSummary:
             ("deviance", of.deviance),
             ("null deviance", of.null_deviance),
         ]
-        known = [f"{name} {value:.7g}" for name, value in facts if value is not None]
+        texts = [f"{name} {value:.7g}" for name, value in facts if value is not None]
         lines = [
             f"{self.family}, {of.observations:.10g} observations,"
             f" {len(self.names)} parameters",
             f"covariance: {kind}; dispersion {of.dispersion:.6g}",
         ]
-        return lines + [", ".join(part) for part in (known[:3], known[3:]) if part]
+        return lines + [", ".join(part) for part in (texts[:3], texts[3:]) if part]
 
     def _columns(self) -> dict[str, list[str]]:
         """Return the cells of the table, by column."""
@@ -362,12 +362,12 @@ class FitSummary:
             f"{tail:.4g}": self.lower,
             f"{1.0 - tail:.4g}": self.upper,
         }
-        found = {name: [_digits(x) for x in each] for name, each in numbers.items()}
-        found["z"] = [
+        cells = {name: [_digits(x) for x in each] for name, each in numbers.items()}
+        cells["z"] = [
             f"{x:.2f}" if abs(x) < 1e5 else f"{x:.2g}" for x in self.statistic
         ]
-        found["P>|z|"] = [f"{x:.3f}" if x >= 0.001 else "<0.001" for x in self.p_values]
-        return found
+        cells["P>|z|"] = [f"{x:.3f}" if x >= 0.001 else "<0.001" for x in self.p_values]
+        return cells
 
     def _rows(self) -> list[dict[str, Any]]:
         columns = {
@@ -474,7 +474,8 @@ class RowPass:
                 outer = r[:, :, None] * r[:, None, :]
                 self.hessian.add(middle, block, c[:, :, None] * outer)
             elif self.codes is not None:
-                np.add.at(middle, self.codes[rows][own], self._scores_of(block, c * r))
+                codes = self.codes[rows][own]
+                middle += sums_by_code(codes, self._scores_of(block, c * r), height)
             scalars += self._scalars(t, y, c, r, h)
         if self.landscape.is_member_0:
             scalars[0] = self._total()
@@ -500,10 +501,10 @@ class RowPass:
     def _scores_of(self, block: Array, r: Array) -> Array:
         """Return r ã of every row, (m, P)."""
         K = self.model.scores
-        found = np.empty((len(block), self.hessian.variables))
+        products = np.empty((len(block), self.hessian.variables))
         for k in range(K):
-            found[:, k::K] = r[:, k, None] * self.hessian.scaled(block, k)
-        return found
+            products[:, k::K] = r[:, k, None] * self.hessian.scaled(block, k)
+        return products
 
     def _scalars(self, t: Array, y: Array, c: Array, r: Array, h: Array) -> Array:
         family = self.rows.objective.family
@@ -535,8 +536,8 @@ class RowPass:
             for k in range(K if len(block) else 0):
                 change = self.hessian.scaled(block, k) @ step[k::K]
                 largest = max(largest, float(np.abs(change).max()))
-        found = self.landscape.world.exchange_objects(largest, "evaluate")
-        return float(max(found))
+        changes = self.landscape.world.exchange_objects(largest, "evaluate")
+        return float(max(changes))
 
     def likelihood(
         self, family: LikelihoodFamily, dispersion: float, total: float
@@ -558,10 +559,20 @@ class RowPass:
         return float(words[0]), float(words[1]) if best.is_found else None
 
 
+def sums_by_code(codes: Array, values: Array, count: int) -> Array:
+    """Return the sums of the rows of `values` with each code, (count, P)."""
+    from scipy.sparse import csr_array
+
+    ends = np.arange(len(codes) + 1)
+    members = csr_array((np.ones(len(codes)), codes, ends), (len(codes), count))
+    sums: Array = members.T @ values
+    return sums
+
+
 def _excess(family: Family, t: Array, y: Array) -> Array:
     """Return ℓ(t, y) − min ℓ(·, y)."""
-    found: Array = family.loss(t, y) - least_losses(family, y)
-    return found
+    excess: Array = family.loss(t, y) - least_losses(family, y)
+    return excess
 
 
 def first_scaling(land: Landscape) -> VariableScaling:
@@ -695,13 +706,13 @@ class InferenceSystem:
         if wanted not in ("pearson", "deviance"):
             return float(wanted)
         total = sums.pearson if wanted == "pearson" else sums.deviance
-        found = total * sums.observations / freedom
-        if not found > EXACT * sums.sizes:
+        estimate = total * sums.observations / freedom
+        if not estimate > EXACT * sums.sizes:
             raise DataError(
                 "the model fits every row but for rounding, so that no error is left to"
                 " infer from; give rows with errors, or dispersion a number"
             )
-        return found
+        return estimate
 
     def _change(self) -> Array:
         """Return the matrix from scaled variables to parameters, (P, P)."""
@@ -740,9 +751,9 @@ def summarize(
         reader = world.together(lambda: open_reader(world))
         grid = _grid(model, reader, world)
         with close_on_agreed_error(grid.close):
-            found = _on_grid(model, request, reader, grid)
+            summary = _on_grid(model, request, reader, grid)
         grid.close()
-        return found
+        return summary
 
 
 def _on_grid(
@@ -760,18 +771,18 @@ def _on_grid(
         )
     if codes is not None:
         codes = codes[rows.objective.shard.rows]
-    walk = RowPass(model, rows, codes)
+    row_pass = RowPass(model, rows, codes)
     with np.errstate(all="ignore"):
-        sums = walk.sums(request, groups)
+        sums = row_pass.sums(request, groups)
         family = model.family
-        if family.name in ENDLESS and is_separated(rows, walk.local_scores):
+        if family.name in ENDLESS and is_separated(rows, row_pass.local_scores):
             raise DataError(
                 f"{NO_MINIMUM}, with which there are no standard errors",
                 on_all_ranks=True,
             )
-        system = InferenceSystem(model, walk.hessian, request)
+        system = InferenceSystem(model, row_pass.hessian, request)
         solution = _of_rank_0(world, lambda: system.solve(sums, groups))
-        _check_optimum(walk, solution)
+        _check_optimum(row_pass, solution)
         likelihood = likelihood_of(family)
         density: float | None = None
         null: float | None = None
@@ -782,7 +793,7 @@ def _on_grid(
             dispersion = solution.dispersion
             if likelihood.dispersion == "profile":
                 dispersion = sums.deviance
-            density, null = walk.likelihood(likelihood, dispersion, n)
+            density, null = row_pass.likelihood(likelihood, dispersion, n)
             # Counts of any other dispersion than 1 have no likelihood (quasi-Poisson).
             if likelihood.dispersion == "one" and request.dispersion is not None:
                 density = None
@@ -812,8 +823,8 @@ def _of_rank_0(
     world: Communicator, solve: Callable[[], InferenceSolution]
 ) -> InferenceSolution:
     """Return what rank 0 has solved, or raise its error, on all ranks. Collective."""
-    found = world.together(lambda: None if world.rank else solve())
-    first: InferenceSolution = world.exchange_objects(found)[0]
+    solved = world.together(lambda: None if world.rank else solve())
+    first: InferenceSolution = world.exchange_objects(solved)[0]
     return first
 
 
@@ -837,26 +848,26 @@ def _check(model: InferenceModel, request: InferenceRequest) -> None:
         )
 
 
-def _check_optimum(walk: RowPass, solution: InferenceSolution) -> None:
+def _check_optimum(row_pass: RowPass, solution: InferenceSolution) -> None:
     """Raise DataError on all ranks for coefficients that are not an optimum.
 
-    Where classes are told apart along a column, Newton's step changes their scores by
+    Where a column tells rows of classes apart, Newton's step changes their scores by
     about 1 for ever, however small the decrement. One more pass shows it.
     """
-    family = walk.rows.objective.family.name
-    is_doubtful = family in ENDLESS and np.abs(solution.step).max() > DOUBT
-    if is_doubtful and walk.farthest(solution.step) > FAR:
-        raise DataError(
-            f"the coefficient of {solution.weakest!r} grows without end, since its"
-            " column tells some of the rows apart without an error; drop the column,"
-            " or give a penalty and leave the standard errors out",
-            on_all_ranks=True,
-        )
     if not solution.decrement <= NEAR:
         raise DataError(
             "the fit is not at its optimum: a coefficient is up to"
             f" {np.sqrt(solution.decrement):.2g} standard errors away from it, and at"
             f" most {np.sqrt(NEAR):g} is allowed; fit with a smaller tol, as tol=1e-9",
+            on_all_ranks=True,
+        )
+    family = row_pass.rows.objective.family.name
+    is_doubtful = family in ENDLESS and np.abs(solution.step).max() > DOUBT
+    if is_doubtful and row_pass.farthest(solution.step) > FAR:
+        raise DataError(
+            f"the coefficient of {solution.weakest!r} grows without end, since its"
+            " column tells some of the rows apart without an error; drop the column,"
+            " or give a penalty and leave the standard errors out",
             on_all_ranks=True,
         )
 
@@ -933,21 +944,21 @@ def cluster_codes(
         return None, 0
 
     def labels() -> Array:
-        found = np.asarray(clusters)
-        if found.ndim != 1:
-            raise DataError(f"clusters has shape {found.shape}; {EQUAL_COPIES}")
-        return found
+        column = np.asarray(clusters)
+        if column.ndim != 1:
+            raise DataError(f"clusters has shape {column.shape}; {EQUAL_COPIES}")
+        return column
 
-    own = world.together(labels)
-    lengths = world.exchange_objects(len(own))
+    values = world.together(labels)
+    lengths = world.exchange_objects(len(values))
     if any(length != rows for length in lengths):
         if sum(lengths) != rows:
             raise DataError(
                 f"clusters has {sum(lengths)} labels for {rows} rows; {EQUAL_COPIES}",
                 on_all_ranks=True,
             )
-        own = np.concatenate(world.exchange_objects(own))
-    names, codes = np.unique(own, return_inverse=True)
+        values = np.concatenate(world.exchange_objects(values))
+    names, codes = np.unique(values, return_inverse=True)
     if len(names) < 2:
         raise DataError(
             "clusters has one label only; give at least two clusters",

@@ -12,6 +12,7 @@ import hpcsgd
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
+from hpcsgd.glm import Family, register
 from tests.helpers.inference import PROBLEMS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "statsmodels.json"
@@ -129,6 +130,70 @@ def test_huber_has_the_sandwich():
     np.testing.assert_allclose(summary.covariance, expected, rtol=1e-6)
     assert summary.aic is None
     assert summary.statistics.deviance is None
+
+
+class Doubled(Family):
+    """Least squares times two, with nothing that a summary needs."""
+
+    name, targets, curvature = "doubled", "real", 2.0
+
+    def loss(self, t, y):
+        return (t - y) ** 2
+
+    def residual(self, t, y, out=None):
+        return np.multiply(np.subtract(t, y, out=out), 2, out=out)
+
+    def mean(self, t):
+        return t
+
+
+class Halved(Doubled):
+    """Least squares with a likelihood of variance 1."""
+
+    name, curvature, dispersion = "halved", 1.0, "one"
+
+    def loss(self, t, y):
+        return (t - y) ** 2 / 2
+
+    def residual(self, t, y, out=None):
+        return np.subtract(t, y, out=out)
+
+    def variance(self, mean):
+        return np.ones_like(mean)
+
+    def log_density(self, t, y, dispersion):
+        return -((t - y) ** 2) / 2 - np.log(2 * np.pi) / 2
+
+
+@pytest.fixture
+def registered():
+    for kind in (Doubled, Halved):
+        register(kind.name, kind)
+    yield
+    for kind in (Doubled, Halved):
+        del hpcsgd.FAMILIES[kind.name]
+
+
+def test_a_family_of_ones_own_needs_its_methods_alone(registered):
+    problem = PROBLEMS["diabetes"]()
+    X, y = problem.X, problem.y
+    gaussian = fitted(problem)
+    doubled, halved = (hpcsgd.fit(X, f, y, alpha=0.0) for f in ("doubled", "halved"))
+    with pytest.raises(ConfigError, match="no likelihood"):
+        doubled.summary()
+    np.testing.assert_allclose(
+        doubled.summary(covariance="sandwich").covariance,
+        gaussian.summary(covariance="sandwich").covariance,
+        rtol=1e-7,
+    )
+    A = np.hstack([np.ones((len(y), 1)), X])
+    summary = halved.summary()
+    np.testing.assert_allclose(
+        summary.covariance, inverse(A.T @ A).astype(float), rtol=1e-7, atol=1e-10
+    )
+    error = y - A @ summary.coefficients
+    density = -(error @ error) / 2 - len(y) * np.log(2 * np.pi) / 2
+    assert summary.statistics.log_likelihood == pytest.approx(density, rel=1e-10)
 
 
 # Ranks: the same numbers, and the messages that are documented.
@@ -343,6 +408,11 @@ REFUSED = {
         lambda: fit(np.hstack([X, RARE]), "logistic", COUNTS > 0, tol=1e-9),
         {},
         "'x2'",
+    ),
+    "a column of one class, early": (
+        lambda: fit(np.hstack([X, RARE]), "logistic", COUNTS > 0, max_passes=12),
+        {},
+        "'x2' grows without end",
     ),
     "no error": (lambda: fit(X, "gaussian", X[:, 0]), {}, "but for rounding"),
     "few rows": (lambda: fit(X[:3], "gaussian", NOISE[:3]), {}, "observations"),

@@ -641,8 +641,13 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
                 "the rows of the fit are not alive in this process alone; call"
                 " summary(X, y) with them"
             )
-        sides = (rows.y, rows.weights, rows.offset, rows.exposure)
-        return self.summary(rows.X, *sides)
+        return self.summary(
+            rows.X,
+            rows.y,
+            sample_weight=rows.weights,
+            offset=rows.offset,
+            exposure=rows.exposure,
+        )
 
     def _summarize(
         self, rows: FitRows, ranks: FitRanks, request: InferenceRequest

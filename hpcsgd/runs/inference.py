@@ -483,7 +483,15 @@ class RowPass:
         if request.covariance == "clustered":
             middle = scalars[0] * (middle.T @ middle)
         return RowSums(
-            whole, middle if height else None, gradient, *map(float, scalars)
+            information=whole,
+            middle=middle if height else None,
+            gradient=gradient,
+            observations=float(scalars[0]),
+            deviance=float(scalars[1]),
+            pearson=float(scalars[2]),
+            squares=float(scalars[3]),
+            bends=float(scalars[4]),
+            sizes=float(scalars[5]),
         )
 
     def _scores(self, stored: Any, rows: slice) -> Array:
@@ -759,6 +767,7 @@ def summarize(
 def _on_grid(
     model: InferenceModel, request: InferenceRequest, reader: RowReader, grid: Grid
 ) -> FitSummary:
+    # 1. the rows and clusters of this rank
     world = grid.world
     rows = _open_rows(model, reader, grid)
     codes, groups = cluster_codes(world, request.clusters, reader.rows)
@@ -771,6 +780,7 @@ def _on_grid(
         )
     if codes is not None:
         codes = codes[rows.objective.shard.rows]
+    # 2. one pass over the rows  # 3. rank 0 solves  # 4. likelihoods, of the scores
     row_pass = RowPass(model, rows, codes)
     with np.errstate(all="ignore"):
         sums = row_pass.sums(request, groups)

@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # what editors and type checkers see of `_NAMES` and `_ESTIMA
     from hpcsgd.glm import UPDATES as UPDATES
     from hpcsgd.precision import RECIPES as RECIPES
     from hpcsgd.products import PRODUCTS as PRODUCTS
+    from hpcsgd.runs.inference import FitSummary as FitSummary
     from hpcsgd.runs.predict import evaluate as evaluate
     from hpcsgd.runs.predict import predict as predict
     from hpcsgd.runs.predict import predict_blocks as predict_blocks
@@ -91,6 +92,7 @@ _NAMES = {
     "predict": "hpcsgd.runs.predict",
     "predict_blocks": "hpcsgd.runs.predict",
     "RunConfig": "hpcsgd.config",
+    "FitSummary": "hpcsgd.runs.inference",
     "Result": "hpcsgd.runs.result",
     "Status": "hpcsgd.runs.result",
     "load_result": "hpcsgd.runs.result",

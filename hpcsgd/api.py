@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,7 +32,7 @@ from hpcsgd.runs.defaults import (
 )
 from hpcsgd.runs.memory import process_bytes
 from hpcsgd.runs.opened_run import emulate_network
-from hpcsgd.runs.result import Result, Status
+from hpcsgd.runs.result import FitSource, Result, Status, launcher_ranks
 from hpcsgd.runs.resume import apply_recorded_fallback, find_recorded_run
 from hpcsgd.runs.session import RunSettings, Session, Start
 from hpcsgd.runs.settle import RESUMED, RunChoice
@@ -159,7 +160,14 @@ def run_training(
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:
         ranks.close()
-    return result
+
+    def ranks_again() -> AbstractContextManager[Communicator]:
+        if world is not None:
+            return nullcontext(ranks)
+        run = request.settings.config.run
+        return launcher_ranks(run.comm, run.timeout)
+
+    return replace(result, source=FitSource(request.reader, ranks_again))
 
 
 @one_thread()

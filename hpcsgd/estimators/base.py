@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -30,13 +31,20 @@ from sklearn.utils.validation import (
 from hpcsgd.agreements.base import check_same
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.data.frames import to_column, to_matrix
+from hpcsgd.data.frames import is_wide, to_column, to_matrix
 from hpcsgd.data.readers import open_reader
 from hpcsgd.data.targets import MOST_CLASSES
-from hpcsgd.errors import DataError, HpcsgdError
-from hpcsgd.estimators.fit import OTHER_NAMES, agree_on_names, ranks_of, run_fit
-from hpcsgd.estimators.inputs import FitRows
+from hpcsgd.errors import ConfigError, DataError, HpcsgdError
+from hpcsgd.estimators.fit import (
+    OTHER_NAMES,
+    agree_on_names,
+    documented,
+    ranks_of,
+    run_fit,
+)
+from hpcsgd.estimators.inputs import FitRows, open_data
 from hpcsgd.estimators.saved import (
+    LOG_LINK,
     Formula,
     column,
     is_labelled,
@@ -46,13 +54,14 @@ from hpcsgd.estimators.saved import (
     total_offset,
 )
 from hpcsgd.formats import Array
-from hpcsgd.runs.defaults import FitArguments, overlay_tables
+from hpcsgd.runs.defaults import FitArguments, FitFacts, grid_on, overlay_tables
 from hpcsgd.runs.figures import (
     coefficient_rows,
     plot_coefficients,
     plot_losses,
     to_frame,
 )
+from hpcsgd.runs.inference import FitSummary, InferenceRequest
 from hpcsgd.runs.result import Result, asks_for_history
 
 # The rows of a fit, checked as scikit-learn does it, on all ranks together.
@@ -419,6 +428,47 @@ ONE_EPOCH = {"epochs": 1, "polish": False, "average": "none", "hold_out": 0.0}
 ANY_ROWS = {"rate": {"norm": "rows"}, "stop": {"on": "none"}}
 
 
+class WeakRows:
+    """References to the arrays of a fit, which keep none of them alive.
+
+    Parameters
+    ----------
+    rows : FitRows or None
+        What the caller passed to the fit; None: no rows are known. A pickle has none.
+    """
+
+    def __init__(self, rows: FitRows | None = None) -> None:
+        self._sides: dict[str, Callable[[], Any]] = {}
+        for name, value in ({} if rows is None else vars(rows)).items():
+            self._sides[name] = _weak(value)
+        self._present = (
+            []
+            if rows is None
+            else [name for name, value in vars(rows).items() if value is not None]
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a pickle makes of it: no rows."""
+        return WeakRows, ()
+
+    def take(self) -> FitRows | None:
+        """Return the rows, or None if one of the arrays is not alive."""
+        values = {name: side() for name, side in self._sides.items()}
+        if "X" not in values or any(values[name] is None for name in self._present):
+            return None
+        return FitRows(**values)
+
+
+def _weak(value: Any) -> Callable[[], Any]:
+    """Return a function that returns `value`, or None once it is gone."""
+    if value is None or isinstance(value, str | PathLike):
+        return lambda: value
+    try:
+        return weakref.ref(value)
+    except TypeError:  # a list
+        return lambda: None
+
+
 class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
     """Base class of all estimators, whose targets are numbers or labels.
 
@@ -450,6 +500,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
     verbose: int
     config: Mapping[str, Mapping[str, Any]] | None
     n_iter_: Any
+    result_: Result | list[Result]
+    _rows_of_fit = WeakRows()  # of a model that was loaded: none
     history_: list[dict[str, Any]]
 
     __metadata_request__fit = NOT_ROUTED
@@ -529,6 +581,107 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         check_is_fitted(self)
         save(self, path)
 
+    @documented
+    def summary(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+        exposure: Any = None,
+        *,
+        covariance: str = "information",
+        clusters: Any = None,
+        dispersion: str | float | None = None,
+        level: float = 0.95,
+        comm: Any = None,
+        layout: str = "replicated",
+        grid: Any = None,
+    ) -> FitSummary:
+        """Return standard errors, tests and likelihoods of the fit. Collective.
+
+        X, y and the arrays beside them are those of the fit, whose `alpha` must be 0.
+        `hpcsgd.Result.summary` has the formulas.
+
+        Parameters
+        ----------
+        covariance : {"information", "sandwich", "clustered"}
+            The covariance of the coefficients: by the observed information, robust
+            (HC0), or robust with clusters.
+        clusters : array-like of shape (n,) or None
+            The cluster of each row, for "clustered".
+        dispersion : {"pearson", "deviance"}, float or None
+            The dispersion. None takes 1 for counts and classes, and "pearson" for
+            gaussian and gamma.
+        level : float
+            Probability of the intervals.
+
+        Returns
+        -------
+        hpcsgd.FitSummary
+            Numbers as arrays, and a table as text.
+        """
+        check_is_fitted(self)
+        request = InferenceRequest(covariance, clusters, dispersion, level)
+        if exposure is not None and self.family not in LOG_LINK:
+            raise ConfigError(
+                f"exposure needs a log link and {self.family} has another; give offset"
+            )
+        rows = FitRows(X, y, sample_weight, offset, exposure)
+        with opened(comm, layout, grid) as ranks:
+            return self._summarize(rows, ranks, request)
+
+    @property
+    def summary_(self) -> FitSummary:
+        """Summary of the fit, while the arrays of the fit are alive in one process."""
+        check_is_fitted(self)
+        rows = self._rows_of_fit.take()
+        if rows is None:
+            raise AttributeError(
+                "the rows of the fit are not alive in this process alone; call"
+                " summary(X, y) with them"
+            )
+        return self.summary(
+            rows.X,
+            rows.y,
+            sample_weight=rows.weights,
+            offset=rows.offset,
+            exposure=rows.exposure,
+        )
+
+    def _summarize(
+        self, rows: FitRows, ranks: FitRanks, request: InferenceRequest
+    ) -> FitSummary:
+        """Return the summary of the run on checked rows. Collective."""
+        result, world = self.result_, ranks.world
+        if isinstance(result, list):
+            raise ConfigError(
+                "one model against the rest for each class has no joint summary; fit"
+                " GLM(family='softmax')"
+            )
+        rows = self._take(rows, ranks, reset=False)
+        if self._labelled:
+            rows = self._label_tasks(rows, ranks)[0]
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None:
+            known = {"feature_names": [str(name) for name in names]}
+            result = replace(result, report={**result.report, **known})
+        arguments = self._arguments(ranks)
+        placed = grid_on(world.size, arguments.grid, arguments.config)
+        matrix = to_matrix(rows.X)
+        facts = FitFacts(world.size, is_wide(matrix.X), matrix.path)
+        settings = replace(arguments, grid=placed).run_config(facts)
+        data = open_data(matrix, rows.sides, ranks.layout, settings)
+        summary = result.summarize(request, data.open_reader, world)
+        if self._family() != "softmax":
+            return summary
+        size = len(summary.names) // (len(self.classes_) - 1)
+        bare = [name.partition(": ")[2] for name in summary.names[:size]]
+        labels = [str(label) for label in self.classes_[1:]]
+        return replace(
+            summary, names=tuple(f"{label}: {n}" for label in labels for n in bare)
+        )
+
     @property
     def _labelled(self) -> bool:
         return is_labelled(self.family)
@@ -552,6 +705,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
                 self._check_count()
             starts = self._starts() if self.warm_start else None
             self._learn(taken, ranks, starts, **more)
+            self._rows_of_fit = WeakRows(rows if ranks.world.size == 1 else None)
             warn_unless_converged(self, ranks.world.rank)
 
     @one_thread()
@@ -579,6 +733,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
                 "solver": "sgd" if self.solver == "auto" else self.solver,
             }
             self._learn(taken, ranks, self._starts(), **changed, **ONE_EPOCH)
+        self._rows_of_fit = WeakRows()  # the batches before are not known
         self.history_ = before + self.history_
         self.n_iter_ = done + self.n_iter_
 
@@ -632,6 +787,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         if is_silent:
             arguments, callbacks = replace(arguments, verbose=0), None
         result = run_fit(arguments, rows, start, ranks.world, callbacks)
+        result = replace(result, source=None)  # a fold stays no longer than its caller
         weights = np.asarray(result.weights, dtype=np.float64)
         weights = weights.reshape(len(weights), -1)
         intercept = np.zeros(weights.shape[1])

@@ -32,7 +32,7 @@ from hpcsgd.formats import Array
 from hpcsgd.runs.advice import OF_FIT, judge_fit
 from hpcsgd.runs.defaults import RACE, FitArguments, FitFacts, grid_on
 from hpcsgd.runs.progress import NotebookLine, in_notebook
-from hpcsgd.runs.result import Result
+from hpcsgd.runs.result import FitSource, Result
 from hpcsgd.runs.session import RunSettings, Start, settings_of
 from hpcsgd.solvers.callbacks import Callback, View
 
@@ -429,7 +429,9 @@ def run_fit(
             result.report["feature_names"] = data.names
         result.report.setdefault("feature_names", None)
         judge_fit(result, float(arguments.tol), OF_FIT)
-        return with_bits_of_rank_0(result, world)
+        timeout = timeout_in(arguments.config)
+        source = FitSource(data.open_reader, lambda: ranks_of(comm, timeout))
+        return replace(with_bits_of_rank_0(result, world), source=source)
 
 
 def with_bits_of_rank_0(result: Result, world: Communicator) -> Result:

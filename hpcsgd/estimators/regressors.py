@@ -23,6 +23,7 @@ from hpcsgd.estimators.fit import documented
 from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.saved import Formula
 from hpcsgd.formats import Array
+from hpcsgd.runs.inference import FitSummary, InferenceRequest
 
 # The part of the deviance that a regressor explains, for models with offsets too.
 #
@@ -521,6 +522,17 @@ class HuberRegressor(Regressor):
             solution,
             weights=solution.weights * unit,
             intercept=solution.intercept * unit,
+        )
+
+    def _summarize(
+        self, rows: FitRows, ranks: FitRanks, request: InferenceRequest
+    ) -> FitSummary:
+        """Return the summary of the run, whose targets are in units of delta."""
+        self._check(rows)
+        return (
+            super()
+            ._summarize(_in(self.delta_, rows), ranks, request)
+            .in_units(self.delta_)
         )
 
     def _keep(self, solutions: list[Solution]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hpcsgd.errors import ConfigError, NameTable, nearest
 from hpcsgd.formats import Array
-from hpcsgd.glm.families import SYNONYMS, Family
+from hpcsgd.glm.families import SYNONYMS, Family, LikelihoodFamily
 from hpcsgd.glm.unrolling import UnrolledSteps, unroll
 from hpcsgd.glm.updates import (
     Adagrad,
@@ -300,6 +300,7 @@ __all__ = [
     "FAMILIES",
     "UPDATES",
     "Family",
+    "LikelihoodFamily",
     "LinearUpdate",
     "ColumnViews",
     "Rule",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from scipy.special import erfcx, expit, log_ndtr, ndtr, xlogy
+from scipy.special import erfcx, expit, gammaln, log_ndtr, ndtr, xlogy
 
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
@@ -118,6 +118,63 @@ class Family(Protocol):
         return 0
 
 
+# Families with a likelihood, f(y; t, φ), of which summaries of a fit are made.
+#
+# ℓ is −φ log f but for terms without t: the information of a row is ∂²ℓ/∂t² / φ.
+
+
+@runtime_checkable
+class LikelihoodFamily(Family, Protocol):
+    """A family whose loss is a negative log-likelihood times the dispersion φ.
+
+    A family that defines these members has information matrices, log-likelihoods and
+    deviances in `hpcsgd.Result.summary`; any other family has the sandwich alone.
+
+    Attributes
+    ----------
+    dispersion : {"one", "pearson", "profile"}
+        What φ is: 1; Pearson's estimate χ²/(n − P), which the log-likelihood takes as
+        well; or that estimate, where the log-likelihood takes its own maximum D/n.
+    """
+
+    dispersion: str
+
+    def variance(self, mean: Array) -> Array:
+        """Return V(μ), the variance of y divided by φ.
+
+        Parameters
+        ----------
+        mean : ndarray of shape (m, K)
+            The means μ.
+
+        Returns
+        -------
+        ndarray of shape (m, K)
+        """
+
+    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
+        """Return log f(y; t, φ) of every row, with all its constants.
+
+        Parameters
+        ----------
+        t : ndarray of shape (m, K)
+            Scores.
+        y : ndarray of shape (m, 1)
+            Targets.
+        dispersion : float
+            φ.
+
+        Returns
+        -------
+        ndarray of shape (m, 1)
+        """
+
+
+def likelihood_of(family: Family) -> LikelihoodFamily | None:
+    """Return the family if it has a likelihood, else None."""
+    return family if isinstance(family, LikelihoodFamily) else None
+
+
 # What other libraries call a family -> its name here.
 SYNONYMS = {
     "binomial": "logistic",
@@ -189,6 +246,7 @@ class Gaussian:
     targets = "real"
     curvature = 1.0
     clipped = no_clips
+    dispersion = "profile"
 
     def loss(self, t: Array, y: Array) -> Array:
         """(t − y)² / 2."""
@@ -202,6 +260,16 @@ class Gaussian:
         """t."""
         return t
 
+    def variance(self, mean: Array) -> Array:
+        """1."""
+        return np.ones_like(mean)
+
+    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
+        """−((t − y)²/φ + log 2πφ) / 2."""
+        constant = np.log(2.0 * np.pi * dispersion) / 2
+        density: Array = -((t - y) ** 2) / (2.0 * dispersion) - constant
+        return density
+
 
 # Logistic regression: ℓ = softplus(t) − y t, y in {0, 1}.
 
@@ -213,6 +281,7 @@ class Logistic:
     targets = "binary"
     curvature = 0.25
     clipped = no_clips
+    dispersion = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
         """log(1 + eᵗ) − y t, with the larger of 0 and t taken out of the logarithm."""
@@ -230,6 +299,16 @@ class Logistic:
         probability: Array = expit(t)
         return probability
 
+    def variance(self, mean: Array) -> Array:
+        """μ (1 − μ)."""
+        variance: Array = mean * (1 - mean)
+        return variance
+
+    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
+        """−ℓ."""
+        density: Array = -self.loss(t, y)
+        return density
+
 
 # Poisson regression with log link: ℓ = eᵗ − y t.
 
@@ -240,6 +319,7 @@ class Poisson:
     name = "poisson"
     targets = "counts"
     curvature = float("inf")
+    dispersion = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
         """eᵗ − y t."""
@@ -260,6 +340,15 @@ class Poisson:
         """Return the number of scores above `exp_bound`."""
         return int(np.count_nonzero(t > exp_bound(t.dtype)))
 
+    def variance(self, mean: Array) -> Array:
+        """μ."""
+        return mean
+
+    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
+        """−ℓ − log y!."""
+        density: Array = -self.loss(t, y) - gammaln(y + 1)
+        return density
+
 
 # Gamma regression with log link: ℓ = y e⁻ᵗ + t.
 
@@ -270,6 +359,7 @@ class Gamma:
     name = "gamma"
     targets = "positive"
     curvature = float("inf")
+    dispersion = "pearson"
 
     def loss(self, t: Array, y: Array) -> Array:
         """y e⁻ᵗ + t."""
@@ -290,6 +380,16 @@ class Gamma:
     def clipped(self, t: Array) -> int:
         """Return the number of scores below −`exp_bound`."""
         return int(np.count_nonzero(t < -exp_bound(t.dtype)))
+
+    def variance(self, mean: Array) -> Array:
+        """μ²."""
+        return np.square(mean)
+
+    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
+        """(−ℓ + log(y/φ)) / φ − log y − log Γ(1/φ)."""
+        scaled = (np.log(y / dispersion) - self.loss(t, y)) / dispersion
+        density: Array = scaled - np.log(y) - gammaln(1.0 / dispersion)
+        return density
 
 
 # Robust regression: quadratic near the target, linear beyond δ.
@@ -346,6 +446,7 @@ class Probit:
     targets = "binary"
     curvature = 1.0
     clipped = no_clips
+    dispersion = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
         """−log Φ(t) for y = 1, −log Φ(−t) for y = 0."""
@@ -368,6 +469,16 @@ class Probit:
         """Φ(t)."""
         probability: Array = ndtr(t)
         return probability
+
+    def variance(self, mean: Array) -> Array:
+        """μ (1 − μ)."""
+        variance: Array = mean * (1 - mean)
+        return variance
+
+    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
+        """−ℓ."""
+        density: Array = -self.loss(t, y)
+        return density
 
 
 # L2-loss support vector machine: ℓ = max(0, 1 − y t)² / 2, y in {−1, 1}.
@@ -408,6 +519,7 @@ class Softmax:
     targets = "classes"
     curvature = 0.5
     clipped = no_clips
+    dispersion = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
         """logsumexp(t) − t_y, with the largest score taken out."""
@@ -433,6 +545,16 @@ class Softmax:
         np.exp(mean, out=mean)
         np.divide(mean, np.add.reduce(mean, axis=1, keepdims=True), out=mean)
         return mean
+
+    def variance(self, mean: Array) -> Array:
+        """μ (1 − μ) of every class."""
+        variance: Array = mean * (1 - mean)
+        return variance
+
+    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
+        """−ℓ."""
+        density: Array = -self.loss(t, y)
+        return density
 
 
 def _largest(t: Array) -> Array:

@@ -352,6 +352,20 @@ def plot_coefficients(rows: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
     return ax
 
 
+def plot_intervals(rows: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
+    """Draw the intervals of coefficients, those of the largest statistics."""
+    ax = new_axes(ax)
+    shown = sorted(rows, key=lambda row: -abs(row["statistic"]))[:SHOWN_BARS]
+    for place, row in enumerate(shown):
+        ax.plot([row["lower"], row["upper"]], [place, place], "-", c=COLOURS[0])
+        ax.plot([row["coefficient"]], [place], "o", c=COLOURS[0], markersize=4)
+    ax.set_yticks(range(len(shown)), [str(row["feature"]) for row in shown])
+    ax.invert_yaxis()
+    ax.axvline(0.0, linewidth=0.8, color="0.5")
+    ax.set_xlabel("coefficient and interval")
+    return ax
+
+
 # Loss curves over what they cost: epochs, seconds, words, messages.
 
 History = Sequence[Mapping[str, Any]]

@@ -6,19 +6,25 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from os.path import realpath
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from hpcsgd.comm import open_world
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import without_retired
+from hpcsgd.data.frames import to_column, to_matrix
 from hpcsgd.data.preparation import Preparation, preparation_from
+from hpcsgd.data.readers import MemoryReader, RowReader, check_names, open_reader
+from hpcsgd.data.targets import Targets
 from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
 from hpcsgd.files import (
     check_entry,
@@ -29,6 +35,7 @@ from hpcsgd.files import (
     write_text,
 )
 from hpcsgd.formats import Array
+from hpcsgd.glm import get_family
 from hpcsgd.runs.figures import (
     coefficient_rows,
     html,
@@ -36,6 +43,9 @@ from hpcsgd.runs.figures import (
     plot_losses,
     to_frame,
 )
+
+if TYPE_CHECKING:  # a result without a summary needs none of it
+    from hpcsgd.runs.inference import FitSummary, InferenceModel, InferenceRequest
 
 # Weights in a file of their own beside a result, and whether they are its own.
 #
@@ -228,6 +238,30 @@ def saving(path: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class FitSource:
+    """The rows of a fit and its ranks, to be opened again.
+
+    Attributes
+    ----------
+    open_reader : callable
+        Opens the rows on the ranks of a world.
+    ranks : callable
+        Returns a context manager of the ranks.
+    """
+
+    open_reader: Callable[[Communicator], RowReader]
+    ranks: Callable[[], AbstractContextManager[Communicator]]
+
+
+@contextmanager
+def launcher_ranks(kind: str, timeout: float) -> Iterator[Communicator]:
+    """Open the ranks of the launcher, and close them after work without an error."""
+    world = open_world(kind, timeout=timeout)
+    yield world
+    world.close()  # after an error other ranks may still be in a sum
+
+
+@dataclass(frozen=True)
 class Result:
     """A trained model, and the account of its run.
 
@@ -256,6 +290,8 @@ class Result:
     preparation : Preparation or None
         What was done to the stored rows of the training: means and scales of the
         columns, unit rows. None where it is not known.
+    source : FitSource or None
+        How `summary` opens the rows again; neither saved nor pickled.
 
     Examples
     --------
@@ -278,6 +314,11 @@ class Result:
     config: dict[str, dict[str, Any]]
     report: dict[str, Any]  # seconds, grid, classes, versions, what ran how
     preparation: Preparation | None = None
+    source: FitSource | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a pickle, which has no rows."""
+        return {**vars(self), "source": None}
 
     def __repr__(self) -> str:
         """Return five lines: the ending, the model, the optimum, work and traffic."""
@@ -506,6 +547,206 @@ class Result:
         labels = self.report.get("labels")
         return coefficient_rows(self.weights, self.feature_names, labels)
 
+    def summary(
+        self,
+        *,
+        covariance: str = "information",
+        clusters: ArrayLike | None = None,
+        dispersion: str | float | None = None,
+        level: float = 0.95,
+        X: Any = None,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+        world: Communicator | None = None,
+    ) -> FitSummary:
+        """Return standard errors, tests and likelihoods of the fit. Collective.
+
+        All ranks of the fit must call it. It is for fits without a penalty (`alpha=0`)
+        at their optimum, where gᵀ H⁻¹ g / φ is below 1e-4: no coefficient is further
+        than 0.01 standard errors from the optimum then. With r = ∂ℓ/∂t, h = ∂r/∂t and
+        ã = (1, a) the covariances are ::
+
+            information   φ H⁻¹          H = Σ c h ã ãᵀ, the observed information
+            sandwich      H⁻¹ M H⁻¹      M = Σ c r² ã ãᵀ (HC0)
+            clustered     the same       M = Σ_g s_g s_gᵀ, s_g = Σ c r ã of cluster g,
+                                         times G/(G − 1) · (n − 1)/(n − P)
+
+        Parameters
+        ----------
+        covariance : {"information", "sandwich", "clustered"}, default="information"
+            The covariance of the coefficients. A family without a likelihood, such as
+            huber, has no "information".
+        clusters : array-like of shape (n,), optional
+            The cluster of each row: of all rows, or on each rank of its own rows.
+        dispersion : {"pearson", "deviance"} or float, optional
+            φ: χ²/(n − P), D/(n − P), or a number. None takes 1 for counts and classes,
+            and "pearson" for gaussian and gamma.
+        level : float, default=0.95
+            Probability of the intervals.
+        X : array, frame, sparse matrix or path, optional
+            The rows of the fit, the same on every rank. Without X they are opened
+            again: the file of the settings, or the arrays of the call.
+        y : array-like of shape (n,), optional
+            The targets, where X is given.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows of X. A weight c counts as c equal rows, and n is Σc,
+            also in AIC and BIC.
+        offset : array-like of shape (n,), optional
+            Offsets of the rows of X.
+        world : Communicator, optional
+            The ranks. Without it they are those of the fit.
+
+        Returns
+        -------
+        FitSummary
+            Numbers as arrays, and a table as text.
+
+        Raises
+        ------
+        ConfigError
+            If the fit has a penalty or bounds, or if the family lacks the covariance.
+        DataError
+            If the rows are not known, if the fit is not at its optimum, or if the
+            information matrix is singular.
+
+        Notes
+        -----
+        The rows are read once, and one message sums P² + P + 6 words over the ranks;
+        2 P² + P + 6 for the sandwich, P² + G P + P + 6 for G clusters.
+
+        References
+        ----------
+        .. [1] H. White, "A heteroskedasticity-consistent covariance matrix estimator",
+           Econometrica 48, 1980.
+        .. [2] K.-Y. Liang and S. Zeger, "Longitudinal data analysis using generalized
+           linear models", Biometrika 73, 1986.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import hpcsgd
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(200, 2))
+        >>> y = rng.poisson(np.exp(0.5 * X[:, 0]))
+        >>> summary = hpcsgd.fit(X, "poisson", y, alpha=0.0).summary()
+        >>> summary.names, summary.coefficients.shape
+        (('intercept', 'x0', 'x1'), (3,))
+        """
+        from hpcsgd.runs.inference import InferenceRequest
+
+        request = InferenceRequest(covariance, clusters, dispersion, level)
+        if X is None:
+            if y is not None or sample_weight is not None or offset is not None:
+                raise ConfigError(
+                    "y, sample_weight and offset belong to X; give X as well, or none"
+                )
+            return self.summarize(request, self._open_source, world)
+        rows = to_matrix(X)
+        if rows.path is not None:
+            path = Path(rows.path)
+            return self.summarize(request, lambda _: open_reader(path), world)
+        if y is None:
+            raise ConfigError("give y as well, the targets of the rows X")
+        remedy = "give them in the order of the fit"
+        check_names(self.feature_names, rows.names, remedy)
+        sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
+        columns = [to_column(name, values) for name, values in sides.items()]
+        return self.summarize(request, lambda _: MemoryReader(rows.X, *columns), world)
+
+    def summarize(
+        self,
+        request: InferenceRequest,
+        open_rows: Callable[[Communicator], RowReader],
+        world: Communicator | None = None,
+    ) -> FitSummary:
+        """Return the summary of the fit on the rows that `open_rows` opens. Collective.
+
+        Parameters
+        ----------
+        request : InferenceRequest
+            The covariance and how it is reported.
+        open_rows : callable
+            Opens the rows on the ranks of a world.
+        world : Communicator, optional
+            The ranks. Without it they are those of the fit.
+
+        Returns
+        -------
+        FitSummary
+        """
+        from hpcsgd.runs.inference import summarize
+
+        model = self._inference_model()
+        return summarize(model, request, open_rows, self._ranks(world))
+
+    def _ranks(
+        self, world: Communicator | None
+    ) -> AbstractContextManager[Communicator]:
+        """Return the ranks of a call: `world`, those of the fit, or the launcher's."""
+        if world is not None:
+            return nullcontext(world)
+        if self.source is not None:
+            return self.source.ranks()
+        run = self.config.get("run", {})
+        timeout = float(run.get("timeout", 0.0))
+        return launcher_ranks(str(run.get("comm", "auto")), timeout)
+
+    def _open_source(self, world: Communicator) -> RowReader:
+        """Return a reader of the rows of the fit; refuse arrays that are not there."""
+        if self.source is not None:
+            return self.source.open_reader(world)
+        path = self.config.get("data", {}).get("path")
+        if not path:
+            raise DataError(
+                "the rows of this fit are not in memory; give the summary X and y"
+            )
+        return open_reader(Path(path))
+
+    def _inference_model(self) -> InferenceModel:
+        """Return the model for a summary; refuse a fit without inference."""
+        from hpcsgd.runs.inference import InferenceModel
+
+        if "models" in self.report:
+            raise ConfigError(
+                "a sweep has many models and no summary; fit the best one alone"
+            )
+        problem = self.config["problem"]
+        if problem.get("l1") or problem.get("l2"):
+            raise ConfigError(
+                "a penalised fit has no standard errors, since the penalty moves its"
+                " coefficients; fit with alpha=0 (fit has 1e-4 unless told otherwise),"
+                " or l1 = l2 = 0 in the settings"
+            )
+        if problem.get("lower") is not None or problem.get("upper") is not None:
+            raise ConfigError(
+                "a fit within bounds has no standard errors; fit without bounds"
+            )
+        if self.config.get("sampling", {}).get("hold_out"):
+            raise ConfigError(
+                "a fit that holds rows out ends before its optimum; fit with hold_out=0"
+            )
+        weights = np.asarray(self.weights, dtype=np.float64)
+        intercept = None
+        if self.intercept is not None:
+            intercept = np.asarray(self.intercept, dtype=np.float64).reshape(-1)
+        if not np.isfinite(weights).all():
+            raise DataError(
+                "the coefficients are not finite, since the run diverged; fit again"
+                " with a lower rate"
+            )
+        family = get_family(problem["family"])
+        grid = self.config.get("grid", {})
+        return InferenceModel(
+            family=family,
+            weights=weights.reshape(len(weights), -1),
+            intercept=intercept,
+            targets=Targets(family.targets, tuple(self.report.get("labels", ()))),
+            names=self.feature_names,
+            preparation=self.preparation,
+            grid=(int(grid.get("replicas") or 0), int(grid.get("members") or 0)),
+        )
+
     def document(self) -> dict[str, Any]:
         """Return everything but the arrays, as a file holds it.
 
@@ -514,7 +755,7 @@ class Result:
         dict
         """
         document = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("weights", "intercept"):
+        for name in ("weights", "intercept", "source"):
             del document[name]
         document["status"] = self.status.value
         document[PREPARATION] = self._prepared()

@@ -389,11 +389,24 @@ def bends(
     return _quotient(family, scores, targets)[:, :, None]
 
 
-def _quotient(family: Family, scores: Array, targets: Array) -> Array:
-    ahead = family.residual(scores + SCALING_STEP, targets)
-    found: Array = (ahead - family.residual(scores - SCALING_STEP, targets)) / (
-        2 * SCALING_STEP
-    )
+def _quotient(
+    family: Family, scores: Array, targets: Array, step: float = SCALING_STEP
+) -> Array:
+    ahead = family.residual(scores + step, targets)
+    found: Array = (ahead - family.residual(scores - step, targets)) / (2 * step)
+    return found
+
+
+def exact_bends(family: Family, scores: Array, targets: Array) -> Array:
+    """Return ∂r_k/∂t_q at these scores, (n, K, K), to 1e-11 of a smooth family.
+
+    Two difference quotients, of one step and of two, cancel the error of the first.
+    """
+    if family.targets == "classes":
+        return bends(family, scores, targets)
+    near = _quotient(family, scores, targets)
+    far = _quotient(family, scores, targets, 2 * SCALING_STEP)
+    found: Array = (near + (near - far) / 3.0)[:, :, None]
     return found
 
 

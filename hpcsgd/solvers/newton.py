@@ -60,7 +60,9 @@ class WholeScaling:
 class Hessian:
     """The Hessian of a landscape in the variables (u, ν), flattened like gradients."""
 
-    def __init__(self, land: Landscape, scaling: VariableScaling) -> None:
+    def __init__(
+        self, land: Landscape, scaling: VariableScaling, scales_rows: bool = False
+    ) -> None:
         self.landscape = land
         self.rows = land.rows
         parts = self.rows.objective.shard.parts
@@ -71,10 +73,11 @@ class Hessian:
             self._joined(scaling.roots), self._joined(scaling.centers), scaling.level
         )
         # With one score a row the products are of the rows as they are, and are scaled
-        # in the end; far columns would lose digits by that, and are centred first.
+        # in the end; far columns would lose digits by that, and are centred first,
+        # as all columns are where the caller scales rows.
         distance = np.abs(self.scaling.centers) * self.scaling.level
         far = distance > NEAR * self.scaling.roots
-        self.scales_rows = self.columns > 1 or bool(far.any())
+        self.scales_rows = scales_rows or self.columns > 1 or bool(far.any())
         # Workspace for the products of one score a row: rows that stay in the cache.
         height = max(CACHED_VALUES // self.variables, LEAST_ROWS)
         self.side = np.empty((height, self.variables))
@@ -89,9 +92,9 @@ class Hessian:
         h = bends(family, point.scores, targets, point.terms)
         h = h * self.rows.share[:, :, None]
         for rows in self.rows.blocks():
-            block, own = self._own_rows(rows)
+            block, own = self.own_rows(self.rows.objective.read(rows))
             if block.shape[0]:
-                self._add(whole, block, h[rows][own])
+                self.add(whole, block, h[rows][own])
         if not self.scales_rows:
             self._scale(whole)
         words[P * P :] = self._own_part(gradient, point.weights.size)
@@ -131,7 +134,7 @@ class Hessian:
             found[-self.columns :] = gradient[width:]
         return found
 
-    def _add(self, whole: Array, block: Any, h: Array) -> None:
+    def add(self, whole: Array, block: Any, h: Array) -> None:
         """Add Σ ã B ãᵀ over some rows to `whole`, class by class, or Σ (a, 1) h (a, 1)ᵀ
         of rows that are scaled in the end.
         """
@@ -144,7 +147,7 @@ class Hessian:
             else:
                 self._add_sparse(whole, block, own)
             return
-        sides = [self._scaled(block, k) for k in range(K)]
+        sides = [self.scaled(block, k) for k in range(K)]
         for k in range(K):
             for q in range(k + 1):  # B is symmetric, and so is the whole
                 part = (sides[k] * h[:, k, q, None]).T @ sides[q]
@@ -159,7 +162,7 @@ class Hessian:
             rows = slice(first, first + len(self.side))
             own = roots[rows, None]
             if self.scales_rows:
-                side = self._scaled(block[rows], 0, self.side)
+                side = self.scaled(block[rows], 0, self.side)
                 side *= own
             else:
                 side = self.side[: len(own)]
@@ -193,7 +196,7 @@ class Hessian:
         inner *= inverse[:, None]
         inner *= inverse
 
-    def _scaled(self, block: Array, k: int, room: Array | None = None) -> Array:
+    def scaled(self, block: Array, k: int, room: Array | None = None) -> Array:
         """Return ã of some rows for class k, (m, P / K), in float64; in `room`."""
         scaling, width = self.scaling, block.shape[1]
         if room is None:
@@ -205,18 +208,17 @@ class Hessian:
         found[:, width:] = 1.0 / scaling.level[k]
         return found
 
-    def _own_rows(self, rows: slice) -> tuple[Any, slice]:
-        """Return all columns of this member's part of these rows, and that part.
+    def own_rows(self, stored: Any) -> tuple[Any, slice]:
+        """Return all columns of this member's part of some rows, and that part.
 
-        Sparse rows stay so where a kernel multiplies them.
+        `stored` are this member's columns of the rows. Sparse rows stay so where a
+        kernel multiplies them. Collective over members.
         """
         members = self.rows.grid.members
-        block = self.rows.objective.read(rows)
         stays = (
             members.size == 1 and not self.scales_rows and compiled_calls.available()
         )
-        if not stays:
-            block = dense(block)
+        block = stored if stays else dense(stored)
         if members.size == 1:
             return block, slice(0, block.shape[0])
         shares = [split_range(len(block), members.size, r) for r in range(members.size)]

@@ -167,3 +167,25 @@ def test_what_is_refused_leaves_nothing_open(comm, more):
             assert raised.value.on_all_ranks
             assert tally["open"] == 0
     assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_summary_opens_the_rows_of_every_layout_again(comm):
+    """The communicator of a fit is closed behind it, and opened by the summary."""
+    y, c = PROBLEM.y, PROBLEM.weights
+    options = {"alpha": 0.0, "tol": 1e-10}
+    alone = hpcsgd.fit(PROBLEM.X, "logistic", y, sample_weight=c, **options)
+    expected = alone.summary(covariance="sandwich")
+    own = part(61, comm.size, comm.rank)
+    mine = PROBLEM.X[:, columns(comm.size, comm.rank)]
+    for X, rows, layout in (
+        (PROBLEM.X, slice(None), "replicated"),
+        (PROBLEM.X[own], own, "rows"),
+        (mine, slice(None), "columns"),
+    ):
+        there = {"comm": comm, "layout": layout}
+        sides = {"y": y[rows], "sample_weight": c[rows]}
+        result = hpcsgd.fit(X, "logistic", **sides, **there, **options)
+        summary = result.summary(covariance="sandwich")
+        assert len(set(comm.allgather(summary.covariance.tobytes()))) == 1
+        np.testing.assert_allclose(summary.covariance, expected.covariance, rtol=1e-6)

@@ -619,7 +619,8 @@ def check_memory(
     return True
 
 
-SMALL = 64 * 2**20  # bytes, for which limits that were read in this second will do
+# Bytes of a rank alone, for which limits that were read in this second will do.
+SMALL = 64 * 2**20
 
 
 @lru_cache(maxsize=1)

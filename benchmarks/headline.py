@@ -64,8 +64,8 @@ def performance(document: Figures) -> str:
             "The following table shows the µs per step of one process that computes"
             " the share of one emulated rank (`--emulate-members`); the column"
             " *members* has the number of emulated ranks. For each message, the process"
-            " waits as long as a message takes on an emulated LAN of 64 ranks (six"
-            " hops, 300 µs of latency). In the table of emulated ranks, the column"
+            " waits as long as the message takes on an emulated LAN of 64 ranks: six"
+            " hops with 50 µs of latency each, and the transfer time. The column"
             " *gradient sum* has the time of one all-reduce of a gradient, calculated"
             " from the network model and not measured.",
             _table(["shape", "members", *heads, *more], many),

@@ -212,14 +212,14 @@ def ranking():
 
 
 def conversion():
-    """What docs/start/cluster.md says of the time of a conversion."""
+    """What docs/howto/convert.md says of the time of a conversion."""
     texts = figures_of("bench_convert")["texts"]
     largest = max(texts, key=lambda row: row["megabytes"])
     seconds = largest["ranks"]["1"]["wall"]
     assert largest["file"] == "epsilon.svm"
     yield (
-        f"On one core, the conversion of {largest['megabytes']:.0f} MB of dense LIBSVM"
-        f" text to HDF5 took {seconds:.1f} s"
+        f"One rank converts {largest['megabytes']:.0f} MB of LIBSVM text in"
+        f" {seconds:.1f} s"
     )
 
 
@@ -241,7 +241,7 @@ PROBLEM = "start/problem"
 FIGURES = [
     ("../README", products),
     *((PROBLEM, made) for made in (waiting, scikit_learn, ddp, ranking)),
-    ("start/cluster", conversion),
+    ("howto/convert", conversion),
     ("start/library", defaults),
 ]
 

@@ -99,14 +99,26 @@ class Items:
         """
         if self.count == 0:
             return np.zeros((0, *vector.shape[1:]))
+        if self._is_plain:
+            plain: Array = self.matrix @ vector
+            return plain
         return np.concatenate([self.take(p).products(vector) for p in self._parts()])
 
     def combined(self, factors: Array) -> Array:
         """Return Σ_i factors_i item_i over all items, (width,) or (width, K)."""
         total = np.zeros((self.width, *factors.shape[1:]))
+        if self._is_plain and self.count:
+            total += self.matrix.T @ factors
+            return total
         for part in self._parts():
             total += self.take(part).combined(factors[part])
         return total
+
+    @property
+    def _is_plain(self) -> bool:
+        """Return whether all items are multiplied at once, as the matrix is stored."""
+        is_bare = self.shift is None and self.factors is None
+        return is_bare and self.matrix.dtype == np.float64
 
     @property
     def _along(self) -> Array:

@@ -16,7 +16,7 @@ from hpcsgd.formats import Array
 from hpcsgd.glm.families import least_losses
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.solvers.coordinate import CoordinatePoint, Items, SampledItems
-from hpcsgd.solvers.full_passes import bends, gap_of, level, open_rows
+from hpcsgd.solvers.full_passes import bends, gap_at, level, open_rows
 from hpcsgd.solvers.objective import BLOCK_ROWS, Objective, Slope
 
 # What a form supplies to coordinate descent: items, ψ, and evaluations of a point.
@@ -343,11 +343,18 @@ def weights_of(shard: Shard) -> Array:
     return weights
 
 
+TURNED = 64  # rows that are turned together: they stay in the cache
+
+
 def columns_of(shard: Shard) -> Any:
     """Return the local columns as rows, in their dtype; sparse ones stay sparse."""
-    turned = _all_rows(shard).T
-    # Dense columns are a copy, whatever the shape.
-    return turned.tocsr() if shard.is_sparse else np.array(turned, order="C")
+    rows = _all_rows(shard)
+    if shard.is_sparse:
+        return rows.T.tocsr()
+    turned = np.empty((rows.shape[1], rows.shape[0]), rows.dtype)
+    for first in range(0, len(rows), TURNED):
+        turned[:, first : first + TURNED] = rows[first : first + TURNED].T
+    return turned
 
 
 def _items(shard: Shard, roots: Array | None, means: Array | None) -> Items:
@@ -816,6 +823,7 @@ LEAST_SHARE = 1e-12  # of a class: what keeps its curvature off zero
 SINGULAR = 1e-12  # of the largest curvature of the intercept
 FEW = 256  # weights up to which a working set costs more messages than it saves
 NEAR = 0.9  # of l1: weights at 0 with such a slope may leave it next
+COPY_COST = 4  # times that of multiplying a column
 
 
 class NewtonForm(Form):
@@ -846,6 +854,7 @@ class NewtonForm(Form):
         self.one_by_one = one_by_one
         self.whole: WholeGram | None = None  # of the working set, over several ranks
         self.slope: Array | None = None  # of the smooth part, (d, K), where it is known
+        self.rows = open_rows(objective)
         point = self.begin()
         slope = self.objective.slope(*self.model(point))
         self.worst = slope.loss - self._least()
@@ -880,8 +889,7 @@ class NewtonForm(Form):
         self.objective.penalty.prox(x, 0.0)
         self._stand(x, np.zeros(self.classes))
         if self.intercept:
-            rows = open_rows(self.objective)
-            self._stand(x, level(rows, self.scores).shift)
+            self._stand(x, level(self.rows, self.scores).shift)
         width = self.columns.width * self.classes
         return CoordinatePoint(x.reshape(-1), np.zeros(width))
 
@@ -906,15 +914,21 @@ class NewtonForm(Form):
         return point.x.reshape(-1, self.classes).copy(), intercept
 
     def evaluate(self, point: CoordinatePoint) -> FormModel:
-        """Evaluate loss and gradient by one pass; the gap takes two more."""
+        """Evaluate loss, gradient and gap: one pass for scores, one for gradients."""
         weights, intercept = self.model(point)
-        slope = self.objective.slope(weights, intercept)
-        self.slope = slope.weights
-        gap = None
         penalty = self.objective.penalty
         if penalty.l2 or penalty.l1:
-            gap = gap_of(self.objective, weights, intercept).gap
-        return FormModel(slope.loss, self.objective.norm(slope), gap)
+            rows = replace(self.rows, objective=self.objective)
+            scores = rows.start(weights, intercept)
+            known = gap_at(rows, weights, intercept, scores)
+            self.slope = known.slope
+            word = np.array([rows.terms(scores).loss])
+            self.members.sum(word, "evaluate")
+            loss = float(word[0]) + penalty.value(weights)
+            return FormModel(loss, known.gradient, known.gap)
+        slope = self.objective.slope(weights, intercept)
+        self.slope = slope.weights
+        return FormModel(slope.loss, self.objective.norm(slope), None)
 
     def prepare(self, point: CoordinatePoint, order: Array) -> Array:
         """Make the quadratic model about the point; return this epoch's items.
@@ -1058,12 +1072,11 @@ class NewtonForm(Form):
         sums = np.empty(m * K * K + K + K * K)
         bends = sums[: m * K * K].reshape(m, K, K)
         total = sums[m * K * K + K :].reshape(K, K)
-        columns = self._chosen_columns()
         for k in range(K):
             row = h[:, k : k + 1]
             if shares is not None:
                 row = row * (np.eye(K)[k] - shares)  # H_i e_k of all rows
-            bends[:, k] = columns.products(row)
+            bends[:, k] = self._products_of_chosen(row)
             total[k] = row.sum(axis=0)
         sums[m * K * K : m * K * K + K] = self.residuals.sum(axis=0)
         self.members.sum(sums, "products")
@@ -1074,11 +1087,21 @@ class NewtonForm(Form):
         inverse = np.linalg.pinv(total, SINGULAR, hermitian=True)
         return flat, flat @ inverse, inverse @ pull
 
-    def _chosen_columns(self) -> Items:
-        """Return the columns to which the items of this epoch belong."""
-        if len(self.chosen) == self.columns.count:
-            return self.columns
-        return Items(self.columns.matrix[self.chosen])
+    def _products_of_chosen(self, vectors: Array) -> Array:
+        """Return the inner products of the columns of this epoch's items, (m, K).
+
+        To multiply all columns takes less time than to copy many of them.
+        """
+        if len(self.chosen) * COPY_COST > self.columns.count:
+            products: Array = self.columns.products(vectors)[self.chosen]
+            return products
+        return Items(self.columns.matrix[self.chosen]).products(vectors)
+
+    def _combined_of_chosen(self, move: Array) -> Array:
+        """Return the change of scores by a move of weights, 0 but of chosen columns."""
+        if len(self.chosen) * COPY_COST > self.columns.count:
+            return self.columns.combined(move)
+        return Items(self.columns.matrix[self.chosen]).combined(move[self.chosen])
 
     def _shift(self) -> Array | None:
         """Return the means of all columns, (d,), 0 where not chosen; None: no
@@ -1096,11 +1119,10 @@ class NewtonForm(Form):
         """
         end = point.x.reshape(self.anchor.shape).copy()
         move = end - self.anchor
-        few = move[self.chosen]
         lift = np.zeros(self.classes)
         if self.intercept:
-            lift = -(few.reshape(-1) @ self.means + self.pull)
-        away = self._chosen_columns().combined(few) + lift
+            lift = -(move[self.chosen].reshape(-1) @ self.means + self.pull)
+        away = self._combined_of_chosen(move) + lift
         length = self._length(end, move, away)
         self.shift = self.shift + length * lift
         self.scores += length * away
@@ -1113,24 +1135,36 @@ class NewtonForm(Form):
         """Return the largest of the lengths at which F falls enough; the same on all
         ranks.
         """
-        penalty, family = self.objective.penalty, self.objective.family
+        penalty = self.objective.penalty
         lengths = 0.5 ** np.arange(TRIALS)
-        words = np.empty(TRIALS + 2)
-        with np.errstate(all="ignore"):
-            for number, length in enumerate((*lengths, 0.0)):
-                scores = self.scores + length * away
-                words[number] = self.weights @ family.loss(scores, self.targets)[:, 0]
-        words[-1] = np.vdot(self.residuals, away)
-        self.members.sum(words, "products")
+        words = np.array([self._mean_loss(0.0, away), np.vdot(self.residuals, away)])
+        if self.members.size > 1:  # one message has the losses at all lengths
+            more = [self._mean_loss(length, away) for length in lengths]
+            words = np.concatenate([words, more])
+            self.members.sum(words, "products")
         words *= self.scale
-        added = [penalty.value(self.anchor + length * move) for length in lengths]
-        here = words[TRIALS] + penalty.value(self.anchor)
-        promised = words[-1] + penalty.value(end) - penalty.value(self.anchor)
-        limits = here + ENOUGH * lengths * min(promised, 0.0) + SLACK * abs(here)
-        good = np.flatnonzero(words[:TRIALS] + added <= limits)
-        chosen = np.array([lengths[good[0]] if len(good) else 0.0])
+        before = penalty.value(self.anchor)
+        here, promised = words[0] + before, words[1] + penalty.value(end) - before
+        for number, length in enumerate(lengths):
+            if self.members.size > 1:
+                loss = words[2 + number]
+            else:
+                loss = self.scale * self._mean_loss(length, away)
+            limit = here + ENOUGH * length * min(promised, 0.0) + SLACK * abs(here)
+            if loss + penalty.value(self.anchor + length * move) <= limit:
+                break
+        else:
+            length = 0.0
+        chosen = np.array([length])
         self.members.broadcast(chosen, 0, "products")
         return float(chosen[0])
+
+    def _mean_loss(self, length: float, away: Array) -> float:
+        """Return Σ c ℓ of the local rows at so much of the change of scores."""
+        with np.errstate(all="ignore"):
+            scores = self.scores + length * away
+            losses = self.objective.family.loss(scores, self.targets)
+            return float(self.weights @ losses[:, 0])
 
 
 def _of_items(penalty: Penalty, classes: int) -> Penalty:

@@ -474,6 +474,7 @@ class Optimality:
 
     gradient: float  # ‖∇F‖; of its smallest subgradient where l1 or bounds bend F
     gap: float | None = None  # F − F* is at most that; None: nothing is known
+    slope: Array | None = None  # of the smooth part by this member's columns, (d_c, K)
 
     def as_dict(self, with_gap: bool) -> dict[str, float | None]:
         """Return the entries of a record of the history: `gradient`, and `gap` if
@@ -538,7 +539,8 @@ def gap_at(
     slope, drift = rows.gradient(np.hstack(both))
     penalty, columns = objective.penalty, weights.shape[1]
     here, there = slope[:, :columns], slope[:, -columns:]
-    least = penalty.least(weights, here + penalty.l2 * weights)
+    smooth = here + penalty.l2 * weights
+    least = penalty.least(weights, smooth)
     words = np.array([np.sum(np.square(least)), above_least(penalty, weights, there)])
     objective.grid.members.sum(words, "evaluate")
     if intercept is not None:
@@ -554,7 +556,7 @@ def gap_at(
     gap: float | None = above
     if not np.isfinite(above) or (best is not None and not best.is_found):
         gap = None
-    return Optimality(float(np.sqrt(words[0])), gap)
+    return Optimality(float(np.sqrt(words[0])), gap, smooth)
 
 
 def _above_tangents(rows: AllRows, exact: Array, scores: Array) -> float:

@@ -6,11 +6,13 @@ C; and where the text leaves it open, NVRTC rounds some products once with their
 (--fmad=true), which --fmad=false undoes.
 """
 
+import re
+
 import numpy as np
 import pytest
 
 from tests.helpers.kernels.ptx.beside import Beside, differing
-from tests.helpers.kernels.ptx.kernel import PtxKernel
+from tests.helpers.kernels.ptx.kernel import PtxKernel, ptx_of
 from tests.helpers.kernels.ptx.launches import launch, run_by, table
 from tests.helpers.kernels.ptx.watched import WatchedKernel
 
@@ -26,6 +28,7 @@ LEAN = (
     *(("margin", "fp8-e4m3", "70"), ("gram-64", "fp32", "70")),
 )
 ALL = ("70", "75", "80", "89", "90", "100", "120")
+HEADER = re.compile(r"^(\.version|\.target|//).*$", re.MULTILINE)
 EXPONENTIALS = ("logistic", "poisson", "gamma", "probit", "softmax")
 
 
@@ -58,21 +61,34 @@ def test_bits_of_the_whole_table():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("arch", ALL)
-def test_the_whole_table_agrees_with_float64(arch):
-    """And no build of it is left out."""
+def test_the_whole_table_agrees_with_float64():
+    """For all GPUs, and no build is left out.
+
+    A text that differs from that for an older GPU by its header alone runs once.
+    """
+    met = set()
+    for arch in ALL:
+        wanted = {}
+        for both, build in table(arch).items():
+            text = HEADER.sub("", ptx_of(build.source, build.defines, arch))
+            if (build.entry, text) not in met:
+                wanted[both] = build
+            met.add((build.entry, text))
+        agrees_with_float64(wanted, arch)
+
+
+def agrees_with_float64(wanted, arch):
+    """Every kernel of a table, each built as the table says."""
     built = set()
 
     def kernel(name, *defines, entry=None, **more):
         built.add((name, entry or name, frozenset(defines)))
         return PtxKernel(name, *defines, arch=arch, entry=entry, **more)
 
-    wanted = table(arch)
     with run_by(kernel):
         for name, element in wanted:
             launch(name, element, arch)
-    said = {(b.source, b.entry, frozenset(b.defines)) for b in wanted.values()}
-    assert said <= built
+    assert {(b.source, b.entry, frozenset(b.defines)) for b in wanted.values()} <= built
 
 
 def test_the_table_is_whole():

@@ -24,6 +24,8 @@ FLAGS: tuple[Flag, ...] = (
         {"choices": sorted(names.FAMILIES)},
         common=True,
     ),
+    Flag("--power", "problem.power", MODEL, {"type": float, "metavar": "P"}),
+    Flag("--dispersion", "problem.dispersion", MODEL, {"type": float}),
     Flag("--intercept", "problem.intercept", MODEL, TRUE, common=True, fit="on"),
     Flag("--l2", "problem.l2", MODEL, {"type": float}, common=True, fit="1e-4"),
     Flag("--l1", "problem.l1", MODEL, {"type": float}),

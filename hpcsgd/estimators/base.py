@@ -537,7 +537,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.target_tags.required = True
-        tags.target_tags.positive_only = self.family in ("poisson", "gamma")
+        tags.target_tags.positive_only = self.family in LOG_LINK
         return tags
 
     @one_thread()

@@ -40,6 +40,9 @@ _RESIDUALS = {
     "huber": lambda t, y: np.clip(t - y, -1, 1),
     "gamma": lambda t, y: 1 - y * np.exp(-t),
     "probit": _probit,
+    "tweedie": lambda t, y: (np.exp(t) - y) / np.exp(t / 2),
+    "negative-binomial": lambda t, y: 1 - (1 + y) / (1 + np.exp(t)),
+    "binomial": lambda t, y: (1 - y) - 1 / (1 + np.exp(t)),
 }
 
 

@@ -1,6 +1,6 @@
 """The mathematics: families, penalties, step rules, and how s steps unroll."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -79,10 +79,10 @@ def get_family(name: str, settings: Mapping[str, Any] | None = None) -> Family:
     if isinstance(kind, str):
         module, attribute = kind.split(":")
         kind = getattr(import_module(module), attribute)
+    made: Callable[..., Family] = kind
     parameter = getattr(kind, "parameter", "")
     known = {} if settings is None else settings
-    family: Family = kind(known[parameter]) if parameter in known else kind()
-    return family
+    return made(known[parameter]) if parameter in known else made()
 
 
 # A family of the caller's own, and the check that it is complete.

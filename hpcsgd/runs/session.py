@@ -19,6 +19,7 @@ from hpcsgd.config import FIT, RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DeviceLost
 from hpcsgd.formats import Array
+from hpcsgd.glm.families import LOG_LINK_TARGETS
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs.advice import judge_fit, name_remedies
 from hpcsgd.runs.assembled_run import AssembledRun

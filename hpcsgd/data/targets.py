@@ -83,9 +83,10 @@ def _fault(y: Array, kind: str, first_row: int) -> str | None:
     if not bad.any():
         return None
     row = int(np.argmax(bad))
+    instead = "logistic, for two labels" if kind == "proportions" else "gaussian"
     return (
         f"y is {y[row]:g} at row {first_row + row} and this family needs {wants};"
-        " clean the data or choose --family gaussian"
+        f" clean the data or choose --family {instead}"
     )
 
 

@@ -276,7 +276,7 @@ def test_nearest_file(tmp_path):
         ("train --dta=rows.h5", "no flag --dta (did you mean --data?)"),
         ("train --alpha 1", "no flag --alpha; take --l2"),
         ("train --max_iter 9", "no flag --max_iter; take --epochs"),
-        ("train --family binomial", "'binomial' (did you mean logistic?)"),
+        ("train --family bernoulli", "'bernoulli' (did you mean logistic?)"),
         ("train --family logistc", "'logistc' (did you mean logistic?)"),
         ("train --method topkk", "'topkk' (did you mean topk?)"),
         ("train run.toml rows.h5", "(did you mean --data rows.h5?)"),

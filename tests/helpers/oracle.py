@@ -12,8 +12,8 @@ L = np.longdouble
 
 
 def residual(family, t, y):
-    """∂ℓ/∂t by the textbook formula; t (b, K), y (b, 1)."""
-    return _RESIDUALS[family](t, y)
+    """∂ℓ/∂t by the textbook formula, or by the function `family`; t (b, K), y (b, 1)."""
+    return (family if callable(family) else _RESIDUALS[family])(t, y)
 
 
 def _softmax(t, y):

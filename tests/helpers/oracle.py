@@ -12,7 +12,7 @@ L = np.longdouble
 
 
 def residual(family, t, y):
-    """∂ℓ/∂t by the textbook formula, or by the function `family`; t (b, K), y (b, 1)."""
+    """∂ℓ/∂t by the textbook formula, or by a function; t (b, K), y (b, 1)."""
     return (family if callable(family) else _RESIDUALS[family])(t, y)
 
 

@@ -66,7 +66,7 @@ def _targets(family, t, rng):
     if family == "negative-binomial":
         return rng.poisson(rng.exponential(np.exp(t))).astype(float)
     if family == "binomial":
-        return rng.binomial(5, 1 / (1 + np.exp(-t))) / 5
+        return rng.binomial(5, 1 / (1 + np.exp(-t - 0.5))) / 5
     classes = np.arange(n) % 4
     return rng.permutation(classes).astype(float)
 

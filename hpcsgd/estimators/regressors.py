@@ -50,9 +50,13 @@ def explained(
 
 
 def _deviance(family: Family, y: Array, mean: Array) -> Array:
+    """Return the deviance of every row, 0 where the mean is the target."""
     deviance: Callable[[Array, Array], Array] | None
     deviance = getattr(family, "deviance", None)
-    return np.asarray(np.square(y - mean)) if deviance is None else deviance(y, mean)
+    if deviance is None:
+        return np.asarray(np.square(y - mean))
+    with np.errstate(divide="ignore", invalid="ignore"):  # at y = μ = 0
+        return np.where(y == mean, 0.0, deviance(y, mean))
 
 
 def _null_mean(family: Family, y: Array, c: Array, offset: Array | None) -> Array:

@@ -43,6 +43,12 @@ class Family(Protocol):
         An upper bound of ∂²ℓ/∂t², from which the learning rate follows; inf where
         there is none.
 
+    Notes
+    -----
+    A family may also define `least_loss(y)`, the least loss of a target (0 without it),
+    and `deviance(y, mean)`, from which `score` computes D². `parameter` names an
+    argument of the class that is a setting of [problem].
+
     Examples
     --------
     >>> import numpy as np

@@ -287,7 +287,7 @@ def test_a_fit_without_a_minimum_says_so(family):
 
 def test_counts_of_zero_have_no_minimum():
     X = np.arange(12.0)[:, None]
-    with pytest.warns(ConvergenceWarning, match="all counts are 0"):
+    with pytest.warns(ConvergenceWarning, match="all targets are 0"):
         hpcsgd.PoissonRegressor().fit(X, np.zeros(12))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.special import gammaln
+from sklearn.exceptions import ConvergenceWarning
 
 import hpcsgd
 from hpcsgd.backends import compiled_calls
@@ -406,3 +407,48 @@ def test_an_argument_that_is_a_setting_is_answered_with_it():
             get_family("tweedie", {"power": wrong})
     with pytest.raises(ConfigError, match="dispersion = 0.0 must lie between"):
         get_family("negative-binomial", {"dispersion": 0.0})
+
+
+def test_trials_that_all_end_alike_and_are_separated_have_no_minimum():
+    """Rows with a share between 0 and 1 give F a minimum."""
+    X, y = np.linspace(-1.0, 1.0, 12)[:, None], np.repeat([0.0, 1.0], 6)
+    with pytest.warns(hpcsgd.ConvergenceWarning, match="tell the classes apart"):
+        endless = hpcsgd.fit(X, "binomial", y, alpha=0.0)
+    assert endless.report["has_minimum"] is False
+    finite = hpcsgd.fit(X, "binomial", np.where(y == 1.0, 0.9, 0.2), alpha=0.0)
+    assert finite.report.get("has_minimum", True) and not finite.advice
+    slope = X[:, 0] @ (1 / (1 + np.exp(-X @ finite.weights - finite.intercept)))
+    wanted = X[:, 0] @ np.where(y == 1.0, 0.9, 0.2)
+    assert slope == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ("tweedie", "negative-binomial"))
+def test_targets_that_are_all_0_have_no_minimum(name):
+    X = np.linspace(-1.0, 1.0, 12)[:, None]
+    model = hpcsgd.GLM(family=name)
+    with pytest.warns(ConvergenceWarning, match="all targets are 0"):
+        model.fit(X, np.zeros(12))
+    assert model.score(X, np.zeros(12)) == 0.0, "there is nothing to explain"
+
+
+def test_paths_sweeps_and_choices_of_a_penalty_take_the_parameter():
+    """Each is the fit of its penalty alone, with the same power."""
+    problem = make_problem("tweedie", n=90)
+    X, y, config = problem.X, problem.y, {"problem": {"power": 1.8}}
+
+    def alone(alpha, ratio):
+        given = {"alpha": alpha, "l1_ratio": ratio, "config": config}
+        return hpcsgd.fit(X, "tweedie", y, tol=1e-10, **given).weights
+
+    path = hpcsgd.path(
+        X, y, family="tweedie", alphas=(0.1, 0.01), tol=1e-10, config=config
+    )
+    for alpha, coef in zip(path.alphas, path.coefs, strict=True):
+        np.testing.assert_allclose(coef, alone(alpha, 1.0), rtol=0, atol=1e-4)
+    choice = hpcsgd.GLM_CV(
+        family="tweedie", alphas=(0.3, 0.003), cv=3, config=config
+    ).fit(X, y)
+    wanted = alone(choice.alpha_, 0.0)
+    np.testing.assert_allclose(choice.coef_, wanted, rtol=0, atol=1e-4)
+    other = hpcsgd.fit(X, "tweedie", y, alpha=choice.alpha_).weights
+    assert np.abs(other - wanted).max() > 1e-2, "another power is another model"

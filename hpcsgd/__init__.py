@@ -56,8 +56,12 @@ if TYPE_CHECKING:  # what editors and type checkers see of `_NAMES` and `_ESTIMA
     from hpcsgd.estimators.regressors import GammaRegressor as GammaRegressor
     from hpcsgd.estimators.regressors import HuberRegressor as HuberRegressor
     from hpcsgd.estimators.regressors import LinearRegression as LinearRegression
+    from hpcsgd.estimators.regressors import (
+        NegativeBinomialRegressor as NegativeBinomialRegressor,
+    )
     from hpcsgd.estimators.regressors import PoissonRegressor as PoissonRegressor
     from hpcsgd.estimators.regressors import Ridge as Ridge
+    from hpcsgd.estimators.regressors import TweedieRegressor as TweedieRegressor
     from hpcsgd.estimators.saved import load as load
     from hpcsgd.estimators.sweep import Sweep as Sweep
     from hpcsgd.estimators.sweep import load_sweep as load_sweep
@@ -116,8 +120,10 @@ _ESTIMATORS = (
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
+    "NegativeBinomialRegressor",
     "PoissonRegressor",
     "Ridge",
+    "TweedieRegressor",
 )
 
 
@@ -134,7 +140,6 @@ _INSTEAD = {
     "SGDRegressor": "Ridge(solver='sgd')",
     "SVC": "LinearSVC, or GLM(family='squared-hinge')",
     "LinearSVR": "HuberRegressor",
-    "TweedieRegressor": "PoissonRegressor or GammaRegressor",
     "lasso_path": "hpcsgd.path(X, y, l1_ratio=1)",
     "enet_path": "hpcsgd.path(X, y, l1_ratio=0.5)",
 }

@@ -240,8 +240,11 @@ class HostPlan:
     gain: tuple[Array, ...]  # [state]: (m, 1); of the first states, which move
     carry: Array  # (states, states)
     unrolled: UnrolledSteps
-    # Family -> the coefficients for its compiled recurrence, made when first needed.
-    recurrences: dict[str, Callable[..., Array]] = field(default_factory=dict)
+    # (family, its parameter) -> the coefficients for its compiled recurrence, made when
+    # first needed.
+    recurrences: dict[tuple[str, float], Callable[..., Array]] = field(
+        default_factory=dict
+    )
 
     def apply_transition(self, weights: Array) -> None:
         """Apply weights ← Φ weights, where state k owns K columns."""

@@ -24,7 +24,7 @@ from hpcsgd.backends.compiled_calls import (
 from hpcsgd.backends.numpy_rows import DenseRows, HostBackend
 from hpcsgd.data.matrix import ByColumns, Csr
 from hpcsgd.formats import Array
-from hpcsgd.glm.families import Family
+from hpcsgd.glm.families import Family, kernel_setting
 from hpcsgd.glm.unrolling import Blocks, PlainSteps
 from hpcsgd.precision import Precision
 
@@ -280,7 +280,7 @@ class NativeBackend(HostBackend):
         self._has_rows = precision.working == narrow and self.weights == narrow
         self._rounds_margins = precision.margin == "bf16"
         self.scratch = KernelScratch()
-        self._last_plan: tuple[PlainSteps, str, PlainStepsPlan] | None = None
+        self._last_plan: tuple[PlainSteps, Family, PlainStepsPlan] | None = None
 
     def gather(self, matrix: Array, rows: Array, out: Array | None) -> Rows:
         """Return the rows as they are stored; `out` is the memory of a later copy."""
@@ -323,10 +323,11 @@ class NativeBackend(HostBackend):
             return super().corrected_residuals(
                 margins, gram, plan, family, batch, intercept
             )
-        if family.name not in plan.recurrences:
+        key = family.name, kernel_setting(family, self.inner)
+        if key not in plan.recurrences:
             recurrence = CompiledRecurrence(kernel, plan, family, self.inner)
-            plan.recurrences[family.name] = recurrence
-        return plan.recurrences[family.name](margins, gram, batch, intercept)
+            plan.recurrences[key] = recurrence
+        return plan.recurrences[key](margins, gram, batch, intercept)
 
     def _recurrence_kernel(
         self,
@@ -399,8 +400,8 @@ class NativeBackend(HostBackend):
 
     def _steps_plan(self, plain: StepSequence, weights: Array) -> PlainStepsPlan:
         """Return the coefficients for the kernel; the last ones are cached."""
-        steps, family, known = plain.steps, plain.family.name, self._last_plan
-        if known is None or known[0] is not steps or known[1] != family:
+        steps, family, known = plain.steps, plain.family, self._last_plan
+        if known is None or known[0] is not steps or known[1] is not family:
             plan = PlainStepsPlan(plain, weights.shape[1], self._rounds_margins)
             known = self._last_plan = (steps, family, plan)
         return known[2]

@@ -16,7 +16,7 @@ from hpcsgd.data.matrix import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.files import declare, load_kernels
 from hpcsgd.formats import Array
-from hpcsgd.glm.families import Family, exp_bound
+from hpcsgd.glm.families import Family, exp_bound, kernel_setting
 
 # Calls of compiled kernels: arrays are passed as they are and become pointers.
 
@@ -282,7 +282,8 @@ def exact_scores(block: Array, weights: Array, out: Array) -> None:
 
 # The losses of all rows, in float64.
 
-LOSSES = ("gaussian", "logistic", "poisson", "gamma")  # by their numbers in the kernel
+# Families with a kernel -> their numbers in it.
+LOSSES = {"gaussian": 0, "logistic": 1, "binomial": 1, "poisson": 2, "gamma": 3}
 MOST_CLASSES = 64  # of a softmax
 
 
@@ -312,7 +313,7 @@ def loss_terms(
         call = functions()["loss_terms_softmax"]
         call(*scores.shape, scores, targets, shares, along, residuals, sums)
         return sums, residuals, None
-    kind, bound = LOSSES.index(family.name), np.array([exp_bound(scores.dtype)])
+    kind, bound = LOSSES[family.name], np.array([exp_bound(scores.dtype)])
     bends = np.empty_like(scores)
     functions()["loss_terms"](
         *(kind, len(scores), scores, targets, shares, along, bound),
@@ -505,8 +506,11 @@ def csr_strict_gram(
 # The coefficients of an exchange and of plain steps as C structs.
 
 MANY_VECTOR = 64  # bytes that rows of scratch of `recur_many` are rounded up to
-# Families in the order of the numbers that kernels/cpu/steps.c gives them.
-FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
+# family -> its number in kernels/cpu/steps.c.
+FAMILIES = {
+    **{"logistic": 0, "gaussian": 1, "poisson": 2, "gamma": 3, "squared-hinge": 4},
+    **{"huber": 5, "tweedie": 7, "negative-binomial": 8, "binomial": 0},
+}
 SOFTMAX = "softmax"  # K scores a row have kernels of their own
 
 
@@ -524,12 +528,7 @@ class CStruct:
 
 def family_number(family: Family) -> int:
     """Return the number of a family in the kernels; 0 for softmax, which needs none."""
-    return 0 if family.name == SOFTMAX else FAMILIES.index(family.name)
-
-
-def family_setting(family: Family, dtype: Any) -> float:
-    """Return δ for huber, and the bound of exponents for other families."""
-    return float(getattr(family, "delta", exp_bound(dtype)))
+    return 0 if family.name == SOFTMAX else FAMILIES[family.name]
 
 
 class CompiledRecurrence:
@@ -564,7 +563,7 @@ class CompiledRecurrence:
             np.ascontiguousarray(unrolled.push, dtype=exact),
             np.ascontiguousarray(unrolled.probe, dtype=exact),
         ]
-        self._plan = CStruct(numbers, family_setting(family, dtype), arrays)
+        self._plan = CStruct(numbers, kernel_setting(family, dtype), arrays)
 
     def __call__(
         self, margins: Array, gram: Array, batch: StepBatch, intercept: Array | None
@@ -604,7 +603,7 @@ class PlainStepsPlan:
         own = (steps.carry, steps.gain, steps.free, steps.gain, steps.probe)
         arrays = [starts, *(np.ascontiguousarray(a, dtype=np.float64) for a in own)]
         numbers = (len(starts) - 1, steps.states, family_number(family), int(rounds))
-        self._plan = CStruct(numbers, family_setting(family, np.float32), arrays)
+        self._plan = CStruct(numbers, kernel_setting(family, np.float32), arrays)
         self.columns = width // steps.states  # scores of a row
         self.is_turned = family.name == SOFTMAX
         # The first arguments of each call.

@@ -20,7 +20,7 @@ DRIVERS = ("independent", "mpio")  # of HDF5
 ELEMENTS = ("fp64", "fp32", "fp16", "bf16", "fp8-e4m3", "fp8-e5m2")  # of stored rows
 FAMILIES = (
     *("gaussian", "logistic", "poisson", "softmax", "squared-hinge", "huber", "gamma"),
-    "probit",
+    *("probit", "tweedie", "negative-binomial", "binomial"),
 )
 FORMATS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "int8")
 GOALS = ("none", "gradient", "gap", "loss", "validation")  # of --stop-on

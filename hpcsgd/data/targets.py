@@ -79,17 +79,26 @@ def _fault(y: Array, kind: str, first_row: int) -> str | None:
         return (
             f"y has {y[row]} at row {first_row + row}; clean the file or drop that row"
         )
-    wants = {"counts": "counts of at least 0", "positive": "values above 0"}.get(kind)
-    if wants is None:
-        return None
-    bad = y < 0 if kind == "counts" else y <= 0
+    wants, bad = _out_of_range(y, kind)
     if not bad.any():
         return None
     row = int(np.argmax(bad))
+    instead = "logistic, for two labels" if kind == "proportions" else "gaussian"
     return (
         f"y is {y[row]:g} at row {first_row + row} and this family needs {wants};"
-        " clean the data or choose --family gaussian"
+        f" clean the data or choose --family {instead}"
     )
+
+
+def _out_of_range(y: Array, kind: str) -> tuple[str, Array]:
+    """Return what numbers of this kind must be, and which targets are not."""
+    if kind == "positive":
+        return "values above 0", y <= 0
+    if kind == "proportions":
+        return "proportions from 0 to 1, successes / trials", (y < 0) | (y > 1)
+    if kind == "nonnegative":
+        return "values of at least 0", y < 0
+    return "counts of at least 0", y < 0 if kind == "counts" else np.zeros(1, bool)
 
 
 def _label_fault(labels: Array, kind: str) -> str | None:

@@ -17,8 +17,10 @@ _NAMES = {
     "LinearRegression": "hpcsgd.estimators.regressors",
     "LinearSVC": "hpcsgd.estimators.classifiers",
     "LogisticRegression": "hpcsgd.estimators.classifiers",
+    "NegativeBinomialRegressor": "hpcsgd.estimators.regressors",
     "PoissonRegressor": "hpcsgd.estimators.regressors",
     "Ridge": "hpcsgd.estimators.regressors",
+    "TweedieRegressor": "hpcsgd.estimators.regressors",
 }
 
 __all__ = sorted(_NAMES)

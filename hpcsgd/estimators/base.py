@@ -54,6 +54,8 @@ from hpcsgd.estimators.saved import (
     total_offset,
 )
 from hpcsgd.formats import Array
+from hpcsgd.glm import get_family
+from hpcsgd.glm.families import Family
 from hpcsgd.runs.defaults import FitArguments, FitFacts, grid_on, overlay_tables
 from hpcsgd.runs.figures import (
     coefficient_rows,
@@ -690,7 +692,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.target_tags.required = True
-        tags.target_tags.positive_only = self.family in ("poisson", "gamma")
+        tags.target_tags.positive_only = self.family in LOG_LINK
         return tags
 
     @one_thread()
@@ -728,7 +730,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             changed = {
                 # Another order of rows in every epoch.
                 "seed": self._seed(ranks) + int(np.max(done)),
-                "config": overlay_tables(ANY_ROWS, self.config),
+                "config": overlay_tables(ANY_ROWS, self._settings()),
                 # Exact steps would fit these rows and forget those before.
                 "solver": "sgd" if self.solver == "auto" else self.solver,
             }
@@ -819,7 +821,17 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             layout=ranks.layout,
             grid=ranks.grid,
             verbose=self.verbose,
-            config=self.config,
+            config=self._settings(),
+        )
+
+    def _settings(self) -> Mapping[str, Mapping[str, Any]] | None:
+        """Return the settings of a fit beside its arguments: those of `config`."""
+        return self.config
+
+    def _loss(self) -> Family:
+        """Return the family, with its parameter in [problem] if it has one."""
+        return get_family(
+            self.family, overlay_tables({}, self._settings()).get("problem")
         )
 
     def _seed(self, ranks: FitRanks) -> int:

@@ -168,6 +168,10 @@ OTHER_NAMES = {
     "weights": "sample_weight, or start for weights to begin with",
     "exposure": "offset=numpy.log(exposure)",
     "positive": "bounds=(0, None)",
+    "power": 'config={"problem": {"power": ...}}, of family="tweedie"',
+    "dispersion": (
+        'config={"problem": {"dispersion": ...}}, of family="negative-binomial"'
+    ),
 }
 
 
@@ -534,6 +538,16 @@ PARAMETERS = {
         "float or None",
         "Residuals beyond it count linearly, in the units of y. None takes `epsilon`"
         " times the scale of the residuals.",
+    ),
+    "power": (
+        "float",
+        "Power p of the variance μᵖ, between 1 (Poisson) and 2 (gamma). A larger value"
+        " gives large targets less influence.",
+    ),
+    "dispersion": (
+        "float",
+        "Dispersion δ of the variance μ + δ μ². A larger value gives large targets less"
+        " influence.",
     ),
     "class_weight": (
         'dict, "balanced" or None',

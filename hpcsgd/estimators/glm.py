@@ -144,7 +144,7 @@ class Generic(Learner):
         X, total = self._rows(X, offset, exposure)
         y, weights = check_targets(y, sample_weight, X)
         mean = self._formula().means(X, total)
-        return explained(self.family, y, mean, weights, total)
+        return explained(self._loss(), y, mean, weights, total)
 
     def _check_family(self, offset: Any, exposure: Any) -> None:
         get_family(self.family)
@@ -171,18 +171,24 @@ class GLM(Generic):
         F(w, β) = (1/Σc) Σ c_i ℓ(t_i, y_i)
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    =============  ===========  ==================================================
-    family         y            ℓ(t, y)
-    =============  ===========  ==================================================
-    gaussian       numbers      (t − y)²/2
-    huber          numbers      e²/2 if abs(e) ≤ 1, else abs(e) − 1/2; e = t − y
-    poisson        counts ≥ 0   eᵗ − y t
-    gamma          numbers > 0  y e⁻ᵗ + t
-    logistic       two classes  log(1 + eᵗ) − y t
-    probit         two classes  −log Φ(±t)
-    squared-hinge  two classes  max(0, 1 ∓ t)²/2
-    softmax        K classes    log Σ_k e^{t_k} − t_y
-    =============  ===========  ==================================================
+    =================  ===========  ================================================
+    family             y            ℓ(t, y)
+    =================  ===========  ================================================
+    gaussian           numbers      (t − y)²/2
+    huber              numbers      e²/2 if abs(e) ≤ 1, else abs(e) − 1/2; e = t − y
+    poisson            counts ≥ 0   eᵗ − y t
+    gamma              numbers > 0  y e⁻ᵗ + t
+    tweedie            numbers ≥ 0  e^{(2−p)t}/(2−p) + y e^{−(p−1)t}/(p−1)
+    negative-binomial  counts ≥ 0   (y + 1/α) log(1 + α eᵗ) − y t
+    binomial           0 ≤ y ≤ 1    log(1 + eᵗ) − y t, sample_weight trials
+    logistic           two classes  log(1 + eᵗ) − y t
+    probit             two classes  −log Φ(±t)
+    squared-hinge      two classes  max(0, 1 ∓ t)²/2
+    softmax            K classes    log Σ_k e^{t_k} − t_y
+    =================  ===========  ================================================
+
+    p = 1.5 and α = 1 unless `config` has {"problem": {"power": p}} for tweedie, or
+    {"problem": {"dispersion": α}} for negative-binomial.
 
     The family makes it a classifier or a regressor. Methods, tags and shapes of the
     attributes are those of scikit-learn's classifiers or regressors.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
-from scipy.special import xlogy
+from scipy.optimize import brentq
 from sklearn.base import RegressorMixin
 
 from hpcsgd.errors import ConfigError
@@ -23,6 +23,8 @@ from hpcsgd.estimators.fit import documented
 from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.saved import Formula
 from hpcsgd.formats import Array
+from hpcsgd.glm.families import Family
+from hpcsgd.runs.defaults import overlay_tables
 from hpcsgd.runs.inference import FitSummary, InferenceRequest
 
 # The part of the deviance that a regressor explains, for models with offsets too.
@@ -32,9 +34,11 @@ from hpcsgd.runs.inference import FitSummary, InferenceRequest
 # μ₀ is the best model without columns: an intercept, and the same offsets. Without
 # offsets this is scikit-learn's score: R² for squared errors, D² for the others.
 
+LARGEST_SHIFT = 700.0  # of the null model's intercept from the first bracket
+
 
 def explained(
-    family: str, y: Array, mean: Array, weights: Array | None, offset: Array | None
+    family: Family, y: Array, mean: Array, weights: Array | None, offset: Array | None
 ) -> float:
     """Return D² of the predictions `mean`, (n,)."""
     weights = np.ones(len(y)) if weights is None else weights
@@ -46,24 +50,38 @@ def explained(
     return 1.0 - left / whole
 
 
-def _deviance(family: str, y: Array, mean: Array) -> Array:
-    if family == "poisson":
-        return np.asarray(2.0 * (xlogy(y, y / mean) - y + mean))
-    if family == "gamma":
-        return np.asarray(2.0 * (np.log(mean / y) + y / mean - 1.0))
-    return np.asarray(np.square(y - mean))
+def _deviance(family: Family, y: Array, mean: Array) -> Array:
+    """Return the deviance of every row, 0 where the mean is the target."""
+    deviance: Callable[[Array, Array], Array] | None
+    deviance = getattr(family, "deviance", None)
+    if deviance is None:
+        return np.asarray(np.square(y - mean))
+    with np.errstate(divide="ignore", invalid="ignore"):  # at y = μ = 0
+        return np.where(y == mean, 0.0, deviance(y, mean))
 
 
-def _null_mean(family: str, y: Array, c: Array, offset: Array | None) -> Array:
+def _null_mean(family: Family, y: Array, c: Array, offset: Array | None) -> Array:
     """Return the means (n,) of the best model of an intercept and the offsets."""
-    offset = np.zeros(len(y)) if offset is None else offset
-    if family == "poisson":
-        exposure = np.exp(offset)
-        return np.asarray(exposure * (c @ y) / (c @ exposure))
-    if family == "gamma":
-        exposure = np.exp(offset)
-        return np.asarray(exposure * (c @ (y / exposure)) / c.sum())
-    return np.asarray(offset + (c @ (y - offset)) / c.sum())
+    if offset is None:
+        return np.full(len(y), (c @ y) / c.sum())
+    if not hasattr(family, "deviance"):
+        return np.asarray(offset + (c @ (y - offset)) / c.sum())
+
+    def slope(intercept: float) -> float:
+        t = (offset + intercept)[:, None]
+        return float(c @ family.residual(t, y[:, None])[:, 0])
+
+    # The slope rises with the intercept; without a root the mean is at an end.
+    low, high = -1.0, 1.0
+    while slope(low) > 0.0 and low > -LARGEST_SHIFT:
+        low *= 2.0
+    while slope(high) < 0.0 and high < LARGEST_SHIFT:
+        high *= 2.0
+    if slope(low) > 0.0 or slope(high) < 0.0:
+        root = low if slope(low) > 0.0 else high
+    else:
+        root = brentq(slope, low, high, xtol=1e-14)
+    return family.mean(offset + root)
 
 
 # The base class of regressors: `fit`, `predict` and `score`.
@@ -151,7 +169,7 @@ class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
         X, total = self._rows(X, offset, exposure)
         y, weights = check_targets(y, sample_weight, X)
         mean = self._formula().means(X, total)
-        return explained(self.family, y, mean, weights, total)
+        return explained(self._loss(), y, mean, weights, total)
 
 
 # Regressors of squared errors: least squares, ridge, and Huber for outliers.
@@ -706,3 +724,133 @@ class GammaRegressor(RateRegressor):
     """
 
     family = "gamma"
+
+
+@documented
+class TweedieRegressor(RateRegressor):
+    """Regression of amounts of which many are 0, with a log link.
+
+    It minimises, with t_i = a_i·w + β + offset_i + log(exposure_i) and p = `power` ::
+
+        F(w, β) = (1/Σc) Σ c_i (exp((2 − p) t_i)/(2 − p) + y_i exp((1 − p) t_i)/(p − 1))
+                  + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
+
+    The targets are at least 0, and their variance grows as μᵖ.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (d,)
+        Coefficients.
+
+    Notes
+    -----
+    Up to a constant the loss is half the Tweedie deviance. scikit-learn's class of this
+    name has the same minimiser at the same power and alpha. Its powers 0, 1, 2 are
+    `Ridge`, `PoissonRegressor` and `GammaRegressor`.
+
+    Examples
+    --------
+    >>> from hpcsgd import TweedieRegressor
+    >>> X, losses = [[0.0], [1.0], [2.0], [3.0]], [0.0, 1.5, 0.0, 6.0]
+    >>> TweedieRegressor(power=1.7).fit(X, losses).coef_.shape
+    (1,)
+    """
+
+    family = "tweedie"
+    power: float
+
+    def __init__(
+        self,
+        *,
+        power: float = 1.5,
+        alpha: float = 1e-4,
+        l1_ratio: float = 0.0,
+        fit_intercept: bool = True,
+        bounds: Any = None,
+        max_iter: int | None = None,
+        tol: float = 1e-9,
+        batch: int | None = None,
+        steps: int | str = "auto",
+        rate: float | str = "auto",
+        solver: str = "auto",
+        average: str = "auto",
+        polish: bool | str = "auto",
+        hold_out: float = 0.0,
+        patience: int = 5,
+        precision: str | None = None,
+        device: str = "cpu",
+        warm_start: bool = False,
+        random_state: Any = 0,
+        callbacks: Any = None,
+        verbose: int = 0,
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._set_parameters(locals())
+
+    def _settings(self) -> Mapping[str, Mapping[str, Any]] | None:
+        return overlay_tables({"problem": {"power": self.power}}, self.config)
+
+
+@documented
+class NegativeBinomialRegressor(RateRegressor):
+    """Regression of counts that vary more than Poisson's, with a log link.
+
+    It minimises, with t_i = a_i·w + β + offset_i + log(exposure_i) and δ =
+    `dispersion` ::
+
+        F(w, β) = (1/Σc) Σ c_i ((y_i + 1/δ) log(1 + δ exp(t_i)) − y_i t_i)
+                  + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
+
+    The variance of a count is μ + δ μ². `alpha` is the penalty.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (d,)
+        Coefficients.
+
+    Notes
+    -----
+    Up to a constant the loss is half the deviance. `PoissonRegressor` is the limit of a
+    small dispersion, which this class takes as it is given and does not estimate.
+
+    Examples
+    --------
+    >>> from hpcsgd import NegativeBinomialRegressor
+    >>> X, visits = [[0.0], [1.0], [2.0], [3.0]], [0, 4, 1, 12]
+    >>> NegativeBinomialRegressor(dispersion=0.5).fit(X, visits).coef_.shape
+    (1,)
+    """
+
+    family = "negative-binomial"
+    dispersion: float
+
+    def __init__(
+        self,
+        *,
+        dispersion: float = 1.0,
+        alpha: float = 1e-4,
+        l1_ratio: float = 0.0,
+        fit_intercept: bool = True,
+        bounds: Any = None,
+        max_iter: int | None = None,
+        tol: float = 1e-9,
+        batch: int | None = None,
+        steps: int | str = "auto",
+        rate: float | str = "auto",
+        solver: str = "auto",
+        average: str = "auto",
+        polish: bool | str = "auto",
+        hold_out: float = 0.0,
+        patience: int = 5,
+        precision: str | None = None,
+        device: str = "cpu",
+        warm_start: bool = False,
+        random_state: Any = 0,
+        callbacks: Any = None,
+        verbose: int = 0,
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._set_parameters(locals())
+
+    def _settings(self) -> Mapping[str, Mapping[str, Any]] | None:
+        return overlay_tables({"problem": {"dispersion": self.dispersion}}, self.config)

@@ -37,7 +37,7 @@ from hpcsgd.runs.result import KIND as RESULT
 # float32 are never copied as a whole.
 
 BLOCK_BYTES = 2**23  # of rows in float64 that are in memory at once
-LOG_LINK = ("poisson", "gamma")  # families with exposures
+LOG_LINK = ("poisson", "gamma", "tweedie", "negative-binomial")  # with exposures
 PROBABLE = ("logistic", "probit", "softmax")  # families of labels with probabilities
 
 

@@ -1,5 +1,6 @@
 """The mathematics: families, penalties, step rules, and how s steps unroll."""
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from hpcsgd.errors import ConfigError, NameTable, nearest
 from hpcsgd.formats import Array
-from hpcsgd.glm.families import SYNONYMS, Family, LikelihoodFamily
+from hpcsgd.glm.families import LOG_LINK_TARGETS, SYNONYMS, Family, LikelihoodFamily
 from hpcsgd.glm.unrolling import UnrolledSteps, unroll
 from hpcsgd.glm.updates import (
     Adagrad,
@@ -36,6 +37,9 @@ FAMILIES: dict[str, str | type[Family]] = NameTable(
         "huber": "hpcsgd.glm.families:Huber",
         "gamma": "hpcsgd.glm.families:Gamma",
         "probit": "hpcsgd.glm.families:Probit",
+        "tweedie": "hpcsgd.glm.families:Tweedie",
+        "negative-binomial": "hpcsgd.glm.families:NegativeBinomial",
+        "binomial": "hpcsgd.glm.families:Binomial",
     },
     """The families of losses: name -> "module:Class", or the class.
 
@@ -59,8 +63,12 @@ def nearest_family(name: str) -> str:
     return meant if meant in FAMILIES else nearest(plain, FAMILIES)
 
 
-def get_family(name: str) -> Family:
-    """Return the family called `name`; raise ConfigError if there is none."""
+def get_family(name: str, settings: Mapping[str, Any] | None = None) -> Family:
+    """Return the family called `name`; raise ConfigError if there is none.
+
+    `settings` are those of [problem], of which a family takes its parameter, such as
+    the power of tweedie. Without it the parameter has its default.
+    """
     if name not in FAMILIES:
         near = nearest_family(name)
         remedy = f"take {near!r}; " if near else ""
@@ -71,8 +79,10 @@ def get_family(name: str) -> Family:
     if isinstance(kind, str):
         module, attribute = kind.split(":")
         kind = getattr(import_module(module), attribute)
-    family: Family = kind()
-    return family
+    made: Callable[..., Family] = kind
+    parameter = getattr(kind, "parameter", "")
+    known = {} if settings is None else settings
+    return made(known[parameter]) if parameter in known else made()
 
 
 # A family of the caller's own, and the check that it is complete.
@@ -82,6 +92,8 @@ PROBES = {
     "real": (-2.0, 0.0, 0.5, 3.0),
     "counts": (0.0, 1.0, 2.0, 7.0),
     "positive": (0.1, 1.0, 2.0, 7.0),
+    "nonnegative": (0.0, 0.1, 1.0, 7.0),
+    "proportions": (0.0, 0.25, 1.0),
     "binary": (0.0, 1.0),
     "signed": (-1.0, 1.0),
     "classes": (0.0, 1.0, 2.0),
@@ -204,8 +216,8 @@ def _arithmetic_fault(family: Family, dtype: np.dtype[Any]) -> str:
 def _derivative_fault(family: Family, t: Array, y: Array) -> str:
     """Return where the loss is negative or the residual not its derivative, or ""."""
     losses, slopes = family.loss(t.copy(), y), family.residual(t.copy(), y)
-    log_links = family.targets in ("counts", "positive")  # whose least losses vary
-    if not log_links and losses.min() < 0.0:
+    varies = family.targets in (*LOG_LINK_TARGETS, "proportions")  # the least loss
+    if not varies and losses.min() < 0.0:
         row = int(losses.argmin())
         return (
             f"loss is {losses[row, 0]:.3g} at t = {t[row, 0]:g}, y = {y[row, 0]:g}; add"

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from scipy.special import erfcx, expit, gammaln, log_ndtr, ndtr, xlogy
+from scipy.special import erfcx, expit, gammaln, log_ndtr, ndtr, rel_entr, xlogy
 
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
@@ -35,12 +35,19 @@ class Family(Protocol):
     name : str
         The name by which settings choose the family.
     targets : str
-        What y may be: "real", "counts" (0, 1, 2, ...), "positive", "binary" (two
-        labels, given to the methods as 0 and 1), "signed" (two labels, given as −1 and
-        1) or "classes" (K labels, given as 0..K−1).
+        What y may be: "real", "counts" (0, 1, 2, ...), "positive", "nonnegative",
+        "proportions" (0 ≤ y ≤ 1), "binary" (two labels, given to the methods as 0 and
+        1), "signed" (two labels, given as −1 and 1) or "classes" (K labels, given as
+        0..K−1).
     curvature : float
         An upper bound of ∂²ℓ/∂t², from which the learning rate follows; inf where
         there is none.
+
+    Notes
+    -----
+    A family may also define `least_loss(y)`, the least loss of a target (0 without it),
+    and `deviance(y, mean)`, from which `score` computes D². `parameter` names an
+    argument of the class that is a setting of [problem].
 
     Examples
     --------
@@ -132,12 +139,12 @@ class LikelihoodFamily(Family, Protocol):
 
     Attributes
     ----------
-    dispersion : {"one", "pearson", "profile"}
+    dispersion_rule : {"one", "pearson", "profile"}
         What φ is: 1; Pearson's estimate χ²/(n − P), which the log-likelihood takes as
         well; or that estimate, where the log-likelihood takes its own maximum D/n.
     """
 
-    dispersion: str
+    dispersion_rule: str
 
     def variance(self, mean: Array) -> Array:
         """Return V(μ), the variance of y divided by φ.
@@ -177,7 +184,6 @@ def likelihood_of(family: Family) -> LikelihoodFamily | None:
 
 # What other libraries call a family -> its name here.
 SYNONYMS = {
-    "binomial": "logistic",
     "bernoulli": "logistic",
     "binary": "logistic",
     "logit": "logistic",
@@ -201,27 +207,70 @@ SYNONYMS = {
     "count": "poisson",
     "counts": "poisson",
     "robust": "huber",
+    "compound-poisson": "tweedie",
+    "nb2": "negative-binomial",
+    "negbin": "negative-binomial",
+    "proportion": "binomial",
 }
 
-# family -> min over t of ℓ(t, y); the losses of all others come down to 0.
-LEAST_LOSSES: dict[str, Callable[[Array], Array]] = {
-    "poisson": lambda y: y - xlogy(y, y),
-    "gamma": lambda y: 1.0 + np.log(y),
-}
-
+# Kinds of targets that are numbers of any size, and those of a log link.
+LOG_LINK_TARGETS = ("counts", "positive", "nonnegative")
+NUMBERS = ("real", *LOG_LINK_TARGETS)
 
 # Families whose loss is half the square of its residual, ℓ = r²/2.
 SQUARED = ("gaussian", "squared-hinge")
 
+# Beside what a family must define, it may define
+#
+#     least_loss(y)      min over t of ℓ(t, y); without it the least loss is 0
+#     deviance(y, μ)     2 (ℓ(t, y) − min ℓ) at the mean μ of t; without it (y − μ)²
+#     variance(μ)        the variance of y with mean μ, up to a constant factor
+#     peak, largest_slope(y)   the score at which ∂²ℓ/∂t² is largest, and its value
+#     parameter          the name of the argument of its class, a setting of [problem]
+
 
 def least_losses(family: Family, targets: Array) -> Array:
     """Return min over t of ℓ(t, y) for every target, in the shape of `targets`."""
-    return LEAST_LOSSES.get(family.name, np.zeros_like)(targets)
+    least: Callable[[Array], Array] = getattr(family, "least_loss", np.zeros_like)
+    return least(targets)
+
+
+def steepest_slopes(family: Family, t: Array, y: Array, room: float) -> Array:
+    """Return a bound of ∂²ℓ/∂t² within `room` of every score, from two residuals.
+
+    The slope of a family without a common bound is convex in t, or rises to a peak and
+    falls. Beside the peak it is largest at one end, and a secant outside of that end is
+    steeper still.
+    """
+    step = 2.0**-10
+    above = family.residual(t + room + step, y) - family.residual(t + room, y)
+    below = family.residual(t - room, y) - family.residual(t - room - step, y)
+    steepest = np.asarray(np.maximum(above, below) / step)
+    largest: Callable[[Array], Array] | None = getattr(family, "largest_slope", None)
+    if largest is None:
+        return steepest
+    has_peak = np.abs(t - getattr(family, "peak", 0.0)) <= room + step
+    return np.where(has_peak, largest(y), steepest)
+
+
+def kernel_setting(family: Family, dtype: Any) -> float:
+    """Return the number that kernels take beside scores and targets.
+
+    It is the parameter of a family that has one (δ, the power, the dispersion), and
+    `exp_bound` of `dtype` for every other family.
+    """
+    name = getattr(family, "parameter", "")
+    return float(getattr(family, name)) if name else exp_bound(dtype)
 
 
 def no_clips(self: Any, t: Array) -> int:
     """Return 0: a family without an exponential link clips no score."""
     return 0
+
+
+def exp_mean(self: Any, t: Array) -> Array:
+    """Return eᵗ, the mean of a family with a log link, clipped at `exp_bound`."""
+    return np.exp(np.minimum(t, exp_bound(t.dtype)))
 
 
 @lru_cache(maxsize=8)
@@ -246,7 +295,7 @@ class Gaussian:
     targets = "real"
     curvature = 1.0
     clipped = no_clips
-    dispersion = "profile"
+    dispersion_rule = "profile"
 
     def loss(self, t: Array, y: Array) -> Array:
         """(t − y)² / 2."""
@@ -281,7 +330,7 @@ class Logistic:
     targets = "binary"
     curvature = 0.25
     clipped = no_clips
-    dispersion = "one"
+    dispersion_rule = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
         """log(1 + eᵗ) − y t, with the larger of 0 and t taken out of the logarithm."""
@@ -319,7 +368,8 @@ class Poisson:
     name = "poisson"
     targets = "counts"
     curvature = float("inf")
-    dispersion = "one"
+    dispersion_rule = "one"
+    mean = exp_mean
 
     def loss(self, t: Array, y: Array) -> Array:
         """eᵗ − y t."""
@@ -331,10 +381,6 @@ class Poisson:
         mean = np.minimum(t, exp_bound(t.dtype), out=out)
         np.exp(mean, out=mean)
         return np.subtract(mean, y, out=mean)
-
-    def mean(self, t: Array) -> Array:
-        """eᵗ, clipped."""
-        return np.exp(np.minimum(t, exp_bound(t.dtype)))
 
     def clipped(self, t: Array) -> int:
         """Return the number of scores above `exp_bound`."""
@@ -349,6 +395,14 @@ class Poisson:
         density: Array = -self.loss(t, y) - gammaln(y + 1)
         return density
 
+    def least_loss(self, y: Array) -> Array:
+        """y − y log y."""
+        return np.asarray(y - xlogy(y, y))
+
+    def deviance(self, y: Array, mean: Array) -> Array:
+        """2 (y log(y/μ) − y + μ)."""
+        return np.asarray(2.0 * (xlogy(y, y / mean) - y + mean))
+
 
 # Gamma regression with log link: ℓ = y e⁻ᵗ + t.
 
@@ -359,7 +413,8 @@ class Gamma:
     name = "gamma"
     targets = "positive"
     curvature = float("inf")
-    dispersion = "pearson"
+    dispersion_rule = "pearson"
+    mean = exp_mean
 
     def loss(self, t: Array, y: Array) -> Array:
         """y e⁻ᵗ + t."""
@@ -372,10 +427,6 @@ class Gamma:
         np.exp(step, out=step)
         np.multiply(step, y, out=step)
         return np.subtract(1, step, out=step)
-
-    def mean(self, t: Array) -> Array:
-        """eᵗ, clipped."""
-        return np.exp(np.minimum(t, exp_bound(t.dtype)))
 
     def clipped(self, t: Array) -> int:
         """Return the number of scores below −`exp_bound`."""
@@ -391,6 +442,177 @@ class Gamma:
         density: Array = scaled - np.log(y) - gammaln(1.0 / dispersion)
         return density
 
+    def least_loss(self, y: Array) -> Array:
+        """1 + log y."""
+        return 1.0 + np.log(y)
+
+    def deviance(self, y: Array, mean: Array) -> Array:
+        """2 (log(μ/y) + y/μ − 1)."""
+        return np.asarray(2.0 * (np.log(mean / y) + y / mean - 1.0))
+
+
+# Tweedie regression with log link, a compound Poisson-gamma model for 1 < p < 2:
+#
+#     ℓ = e^{(2−p)t} / (2−p) + y e^{−(p−1)t} / (p−1).
+#
+# Both terms are convex in t. Up to constants of y it becomes the loss of Poisson as
+# p → 1 and that of gamma as p → 2 (Jørgensen, 1987, J. R. Stat. Soc. B 49(2)).
+
+
+class Tweedie:
+    """Targets of at least 0, of which many may be 0; the variance is μᵖ."""
+
+    name = "tweedie"
+    targets = "nonnegative"
+    curvature = float("inf")
+    parameter = "power"
+    dispersion_rule = "pearson"
+    mean = exp_mean
+
+    def __init__(self, power: float = 1.5) -> None:
+        if not 1.0 < power < 2.0:
+            raise ConfigError(
+                f"tweedie: power = {power!r} must lie between 1 and 2; 1.5 is usual, 1"
+                " is --family poisson and 2 is --family gamma"
+            )
+        self.power = float(power)
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """e^{(2−p)t}/(2−p) + y e^{−(p−1)t}/(p−1)."""
+        up, down = 2.0 - self.power, self.power - 1.0
+        bound = exp_bound(t.dtype)
+        rising = np.exp(np.minimum(up * t, bound)) / up
+        return rising + y * np.exp(np.minimum(-down * t, bound)) / down
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """e^{(2−p)t} − y e^{−(p−1)t}."""
+        bound = exp_bound(t.dtype)
+        rising = np.multiply(t, 2.0 - self.power)
+        np.minimum(rising, bound, out=rising)
+        np.exp(rising, out=rising)
+        falling = np.multiply(t, 1.0 - self.power, out=out)
+        np.minimum(falling, bound, out=falling)
+        np.exp(falling, out=falling)
+        np.multiply(falling, y, out=falling)
+        return np.subtract(rising, falling, out=falling)
+
+    def clipped(self, t: Array) -> int:
+        """Return the number of scores with an exponent above `exp_bound`."""
+        exponents = np.maximum((2.0 - self.power) * t, (1.0 - self.power) * t)
+        return int(np.count_nonzero(exponents > exp_bound(t.dtype)))
+
+    def least_loss(self, y: Array) -> Array:
+        """y^{2−p} / ((2−p)(p−1))."""
+        p = self.power
+        return np.asarray(y ** (2.0 - p) / ((2.0 - p) * (p - 1.0)))
+
+    def variance(self, mean: Array) -> Array:
+        """μᵖ."""
+        return np.asarray(mean**self.power)
+
+    def deviance(self, y: Array, mean: Array) -> Array:
+        """2 (μ^{2−p}/(2−p) + y μ^{1−p}/(p−1) − y^{2−p}/((2−p)(p−1)))."""
+        p = self.power
+        losses = mean ** (2.0 - p) / (2.0 - p) + y * mean ** (1.0 - p) / (p - 1.0)
+        return np.asarray(2.0 * (losses - self.least_loss(y)))
+
+    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
+        """Return NaN: a compound Poisson-gamma density has no closed form."""
+        return np.full(y.shape, np.nan)
+
+
+# Negative binomial regression with log link, of a fixed dispersion α (NB2):
+#
+#     ℓ = (y + 1/α) log(1 + α eᵗ) − y t.
+#
+# ∂²ℓ/∂t² = μ (1 + α y) / (1 + α μ)² is not negative, so that ℓ is convex in t; it is
+# largest at μ = 1/α. Poisson is the limit α → 0.
+
+LEAST_DISPERSION, LARGEST_DISPERSION = 1e-9, 1e9  # whose α e^exp_bound are numbers
+
+
+class NegativeBinomial:
+    """Counts of which the variance is μ + α μ²."""
+
+    name = "negative-binomial"
+    targets = "counts"
+    curvature = float("inf")
+    parameter = "dispersion"
+    dispersion_rule = "one"
+    clipped = no_clips
+    mean = exp_mean
+
+    def __init__(self, dispersion: float = 1.0) -> None:
+        if not LEAST_DISPERSION <= dispersion <= LARGEST_DISPERSION:
+            raise ConfigError(
+                f"negative-binomial: dispersion = {dispersion!r} must lie between"
+                f" {LEAST_DISPERSION:g} and {LARGEST_DISPERSION:g}; 1 is usual, 0 is"
+                " --family poisson"
+            )
+        self.dispersion = float(dispersion)
+        self.peak = -float(np.log(self.dispersion))
+
+    def loss(self, t: Array, y: Array) -> Array:
+        """(y + 1/α) log(1 + α eᵗ) − y t; beyond `exp_bound` log(1 + α eᵗ) is linear."""
+        low = np.minimum(t, exp_bound(t.dtype))
+        softplus = np.log1p(self.dispersion * np.exp(low)) + (t - low)
+        losses: Array = (y + 1.0 / self.dispersion) * softplus - y * t
+        return losses
+
+    def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
+        """(μ − y) / (1 + α μ), μ = eᵗ."""
+        mean = np.minimum(t, exp_bound(t.dtype), out=out)
+        np.exp(mean, out=mean)
+        spread = np.multiply(mean, self.dispersion)
+        spread += 1.0
+        np.subtract(mean, y, out=mean)
+        return np.divide(mean, spread, out=mean)
+
+    def least_loss(self, y: Array) -> Array:
+        """(y + 1/α) log(1 + α y) − y log y."""
+        alpha = self.dispersion
+        return np.asarray((y + 1.0 / alpha) * np.log1p(alpha * y) - xlogy(y, y))
+
+    def largest_slope(self, y: Array) -> Array:
+        """(1 + α y) / (4 α)."""
+        return (1.0 + self.dispersion * y) / (4.0 * self.dispersion)
+
+    def variance(self, mean: Array) -> Array:
+        """μ + α μ²."""
+        return np.asarray(mean + self.dispersion * np.square(mean))
+
+    def deviance(self, y: Array, mean: Array) -> Array:
+        """2 (y log(y/μ) − (y + 1/α) log((1 + α y) / (1 + α μ)))."""
+        alpha = self.dispersion
+        ratio = np.log1p(alpha * (y - mean) / (1.0 + alpha * mean))
+        return np.asarray(2.0 * (xlogy(y, y / mean) - (y + 1.0 / alpha) * ratio))
+
+    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
+        """−ℓ + y log α + log Γ(y + 1/α) − log Γ(1/α) − log y!."""
+        size = 1.0 / self.dispersion
+        constant = gammaln(y + size) - gammaln(size) - gammaln(y + 1)
+        density: Array = constant + y * np.log(self.dispersion) - self.loss(t, y)
+        return density
+
+
+# Binomial counts: y is the share of successes, the sample weight is the number of
+# trials. The loss of Logistic is that of one trial, for y between 0 and 1 too.
+
+
+class Binomial(Logistic):
+    """Proportions, logit link."""
+
+    name = "binomial"
+    targets = "proportions"
+
+    def least_loss(self, y: Array) -> Array:
+        """−y log y − (1 − y) log(1 − y)."""
+        return np.asarray(-xlogy(y, y) - xlogy(1.0 - y, 1.0 - y))
+
+    def deviance(self, y: Array, mean: Array) -> Array:
+        """2 (y log(y/μ) + (1 − y) log((1 − y)/(1 − μ))), of one trial."""
+        return np.asarray(2.0 * (rel_entr(y, mean) + rel_entr(1.0 - y, 1.0 - mean)))
+
 
 # Robust regression: quadratic near the target, linear beyond δ.
 
@@ -401,6 +623,7 @@ class Huber:
     name = "huber"
     targets = "real"
     curvature = 1.0
+    parameter = "delta"
     clipped = no_clips
 
     def __init__(self, delta: float = 1.0) -> None:
@@ -446,7 +669,7 @@ class Probit:
     targets = "binary"
     curvature = 1.0
     clipped = no_clips
-    dispersion = "one"
+    dispersion_rule = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
         """−log Φ(t) for y = 1, −log Φ(−t) for y = 0."""
@@ -519,7 +742,7 @@ class Softmax:
     targets = "classes"
     curvature = 0.5
     clipped = no_clips
-    dispersion = "one"
+    dispersion_rule = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
         """logsumexp(t) − t_y, with the largest score taken out."""

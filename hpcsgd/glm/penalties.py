@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.formats import Array
+from hpcsgd.glm.families import LARGEST_DISPERSION, LEAST_DISPERSION
 from hpcsgd.settings import Settings, setting
 
 # What is added to the mean loss to keep weights small, few, or within bounds.
@@ -150,6 +151,22 @@ class ProblemConfig(Settings, section="problem"):
         "logistic",
         "loss family of the generalized linear model",
         choices=families,
+    )
+    power: float = setting(
+        1.5,
+        "power p of the variance of tweedie, between 1 (poisson) and 2 (gamma)",
+        above=1,
+        below=2,
+        remedy="1.5 is usual, 1 is --family poisson and 2 is --family gamma",
+        read_if={"problem.family": ("tweedie",)},
+    )
+    dispersion: float = setting(
+        1.0,
+        "dispersion α of negative-binomial, whose variance is μ + α μ²",
+        at_least=LEAST_DISPERSION,
+        at_most=LARGEST_DISPERSION,
+        remedy="1 is usual, 0 is --family poisson",
+        read_if={"problem.family": ("negative-binomial",)},
     )
     l2: float = setting(
         0.0,

@@ -13,7 +13,7 @@ from hpcsgd.backends.base import Rows
 from hpcsgd.backends.exchange import batch_of, probed, store_margins
 from hpcsgd.backends.task import Group, ManyCoefficients, State, Task
 from hpcsgd.formats import Array, get_format
-from hpcsgd.glm.families import Family, exp_bound
+from hpcsgd.glm.families import NUMBERS, Family, exp_bound
 from hpcsgd.glm.penalties import Models
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps
 from hpcsgd.precision import FIELDS, Precision
@@ -601,7 +601,7 @@ def _rounded(
 ) -> Array:
     """Return a bound of rounding errors of residuals, each a mean minus a target."""
     form = task.precision
-    real = task.family.targets in ("real", "counts", "positive")
+    real = task.family.targets in NUMBERS
     target = np.maximum(np.abs(targets), 1.0) if real else 1.0
     c = 1.0 if weights is None else weights
     u = max(unit(form.residual), unit(form.inner))

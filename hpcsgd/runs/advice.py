@@ -518,12 +518,12 @@ def _without_minimum(result: Result, names: SettingNames) -> str:
     polish = result.report.get("polish") or {}
     is_free = not problem["l2"] and not problem["l1"] and not problem.keys() & BOUNDS
     vanishes = abs(result.loss) * rows <= NOTHING
-    if problem["family"] == "poisson" and vanishes:
+    if problem["family"] in ("poisson", "negative-binomial", "tweedie") and vanishes:
         if polish.get("ended") == StopReason.CONVERGED.value:
             return ""  # F has a minimum: the targets are small
         return (
-            "all counts are 0, so that F has no minimum: the intercept falls without"
-            " end; add rows with counts"
+            "all targets are 0, so that F has no minimum: the intercept falls without"
+            " end; add rows with larger targets"
         )
     if not result.report.get("has_minimum", True):
         return f"{NO_MINIMUM}, {names.alpha} > 0"

@@ -711,7 +711,7 @@ class InferenceSystem:
             return 1.0
         wanted, freedom = self.request.dispersion, sums.observations - len(self.names)
         if wanted is None:
-            wanted = 1.0 if likelihood.dispersion == "one" else "pearson"
+            wanted = 1.0 if likelihood.dispersion_rule == "one" else "pearson"
         if wanted not in ("pearson", "deviance"):
             return float(wanted)
         total = sums.pearson if wanted == "pearson" else sums.deviance
@@ -802,11 +802,12 @@ def _on_grid(
             n = sums.observations
             deviance = sums.deviance * n
             dispersion = solution.dispersion
-            if likelihood.dispersion == "profile":
+            if likelihood.dispersion_rule == "profile":
                 dispersion = sums.deviance
             density, null = row_pass.likelihood(likelihood, dispersion, n)
             # Counts of any other dispersion than 1 have no likelihood (quasi-Poisson).
-            if likelihood.dispersion == "one" and request.dispersion is not None:
+            is_quasi = likelihood.dispersion_rule == "one" and request.dispersion
+            if is_quasi or np.isnan(density):
                 density = None
     has_pearson = likelihood is not None and model.scores == 1
     statistics = FitStatistics(

@@ -48,7 +48,7 @@ from hpcsgd.data.stream import Route, StreamedMatrix, Unheld
 from hpcsgd.data.targets import Targets, encode_targets
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array, get_format
-from hpcsgd.glm.families import Family
+from hpcsgd.glm.families import LOG_LINK_TARGETS, NUMBERS, Family
 from hpcsgd.precision import Precision
 
 # The exponents that a matrix with few of them is stored with, alike on all ranks.
@@ -380,13 +380,13 @@ def _read_sides(
 
     def read_targets() -> Any:
         y = finite_column(reader.targets(rows), rows, "y")
-        if family.targets in ("real", "counts", "positive"):
+        if family.targets in NUMBERS:
             _check_sizes(y, most, rows, "y", "divide the targets by a power of ten")
         return y
 
     def read_offsets() -> Any:
         offsets = finite_column(reader.offset(rows), rows, "offset")
-        has_log_link = family.targets in ("counts", "positive")
+        has_log_link = family.targets in LOG_LINK_TARGETS
         bound = MOST_EXPONENT if has_log_link else most
         remedy = "subtract a constant from all, which the intercept takes"
         _check_sizes(offsets, bound, rows, "offset", remedy)

@@ -120,7 +120,7 @@ def agreement_name(config: RunConfig) -> str:
 
 def _family(config: RunConfig) -> Family:
     """Return the family of a run; refuse one of the caller's own on a GPU."""
-    family = get_family(config.problem.family)
+    family = get_family(config.problem.family, vars(config.problem))
     if config.run.device != "cuda":
         return family
     from hpcsgd.backends.cuda import kernels

@@ -92,7 +92,7 @@ def model_of(result: Result) -> TrainedModel:
             " hpcsgd.load_sweep(folder).result(number)"
         )
     problem = result.config["problem"]
-    family = get_family(problem["family"])
+    family = get_family(problem["family"], problem)
     weights = np.asarray(result.weights, dtype=np.float64)
     intercept = None
     if result.intercept is not None:

@@ -735,7 +735,7 @@ class Result:
                 "the coefficients are not finite, since the run diverged; fit again"
                 " with a lower rate"
             )
-        family = get_family(problem["family"])
+        family = get_family(problem["family"], problem)
         grid = self.config.get("grid", {})
         return InferenceModel(
             family=family,

@@ -19,6 +19,7 @@ from hpcsgd.config import FIT, RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DeviceLost
 from hpcsgd.formats import Array
+from hpcsgd.glm.families import LOG_LINK_TARGETS
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs.advice import judge_fit, name_remedies
 from hpcsgd.runs.assembled_run import AssembledRun
@@ -111,14 +112,14 @@ def best_constant(live: AssembledRun) -> Array:
 def _sums(kind: str, c: Array, y: Array, o: Array, columns: int) -> Array:
     """Return the sums over the local rows from which `_link` finds the mean target.
 
-    (2,): Σc and Σc(y − o) of real targets, Σc e^o and Σcy of counts and positive ones,
+    (2,): Σc and Σc(y − o) of real targets, Σc e^o and Σcy of those of a log link,
     Σc and Σcy of others; (K,): Σc of each class.
     """
     if kind == "classes":
         return _by_class(c, y, columns)
     if kind == "real":
         return np.array([c.sum(), (c * (y - o)).sum()])
-    exposed = np.exp(o) if kind in ("counts", "positive") else np.ones_like(o)
+    exposed = np.exp(o) if kind in LOG_LINK_TARGETS else np.ones_like(o)
     return np.array([(c * exposed).sum(), (c * y).sum()])
 
 
@@ -136,7 +137,7 @@ def _link(kind: str, total: Array) -> Array:
     found: Array
     if kind == "real":
         found = total[1:] / total[0]
-    elif kind == "binary":
+    elif kind in ("binary", "proportions"):
         some = max(1.0, 1e-9 * total[0])
         none = max(total[0] - total[1], some)
         found = np.log(np.maximum(total[1:], some) / none)

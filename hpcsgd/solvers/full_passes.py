@@ -690,8 +690,9 @@ def centre(objective: Objective, centers: Centers) -> Objective:
 # its offset, so it is for any multiple of the weights: the loss falls to 0 as they
 # grow, and no finite weights reach that. A penalty, or bounds, give F a minimum again.
 
-# Losses of these families are above 0 at every score.
-ENDLESS = ("logistic", "probit", "softmax")
+# Losses of these families are above 0 at every score; those of binomial are where all
+# trials of a row end alike.
+ENDLESS = ("logistic", "probit", "softmax", "binomial")
 NO_MINIMUM = (
     "the columns tell the classes apart without an error, so that F has no minimum: the"
     " coefficients grow without end; give a penalty"
@@ -719,6 +720,8 @@ def is_separated(rows: AllRows, scores: Array) -> bool:
         np.put_along_axis(others, label, -np.inf, axis=1)
         margins = mine[:, 0] - others.max(axis=1)
     else:
-        margins = ((2.0 * rows.targets - 1.0) * own)[:, 0]
+        side = 2.0 * rows.targets - 1.0
+        # A proportion between 0 and 1 is on no side: its loss has a minimum.
+        margins = np.where(np.abs(side) == 1.0, side * own, -1.0)[:, 0]
     is_wrong = bool((counts & ~(margins > 0.0)).any())
     return not rows.grid.world.max_flag(int(is_wrong))

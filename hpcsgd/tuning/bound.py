@@ -193,7 +193,7 @@ def chunks(columns: slice, width: int) -> Iterator[slice]:
 # |·| is componentwise, C_ji = |h_i P_{i+1..j}|, γ_k(u) = k u / (1 − k u).
 
 LIBRARY = 6  # roundoffs of a library's exponential and a quotient
-CANONICAL = ("gaussian", "logistic", "poisson", "softmax")  # r = μ − y
+CANONICAL = ("gaussian", "logistic", "binomial", "poisson", "softmax")  # r = μ − y
 
 
 def matrix(case: Case) -> float:

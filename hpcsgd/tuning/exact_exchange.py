@@ -12,7 +12,7 @@ import numpy as np
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm import make_update, unroll
-from hpcsgd.glm.families import Family
+from hpcsgd.glm.families import Family, steepest_slopes
 from hpcsgd.glm.unrolling import Blocks, UnrolledSteps, blocks_of
 
 SMALL = 512  # rows or columns up to which a spectral norm is computed
@@ -219,19 +219,7 @@ def slopes_of(exchange: ExactExchange) -> Array:
     c = np.ones_like(exchange.targets) if exchange.weights is None else exchange.weights
     if np.isfinite(family.curvature):
         return c * family.curvature
-    return c * _steepest(family, path.scores, exchange.targets)
-
-
-def _steepest(family: Family, t: Array, y: Array) -> Array:
-    """Return the largest slope ∂r/∂t within `ROOM` of every score.
-
-    The residual is monotone and convex or concave: its slope is largest at one end,
-    and a secant outside of that end is steeper still.
-    """
-    step = 2.0**-10
-    above = family.residual(t + ROOM + step, y) - family.residual(t + ROOM, y)
-    below = family.residual(t - ROOM, y) - family.residual(t - ROOM - step, y)
-    return np.asarray(np.maximum(above, below) / step)
+    return c * steepest_slopes(family, path.scores, exchange.targets, ROOM)
 
 
 def largest_safe_rate(exchange: ExactExchange) -> float:

@@ -428,7 +428,8 @@ class SamplePath:
 
     @cached_property
     def _family(self) -> Any:
-        return get_family(self.config.problem.family)
+        problem = self.config.problem
+        return get_family(problem.family, vars(problem))
 
     @cached_property
     def _encoded(self) -> Any:

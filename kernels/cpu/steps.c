@@ -6,7 +6,22 @@
 
 #include <math.h>
 
-enum { LOGISTIC, GAUSSIAN, POISSON, GAMMA, SQUARED_HINGE, HUBER };
+/* Their numbers, which kernels/cuda/families.cuh has too: 6 is probit there. */
+enum {
+    LOGISTIC,
+    GAUSSIAN,
+    POISSON,
+    GAMMA,
+    SQUARED_HINGE,
+    HUBER,
+    TWEEDIE = 7,
+    NEGATIVE_BINOMIAL
+};
+
+/* Half the exponent range: where exponentials are clipped if a parameter of the family
+   takes the place of the bound. */
+#define EXP_BOUND_f32 44.3614195558364998f
+#define EXP_BOUND_f64 354.89135644669199
 
 /* Residuals of the families with an exponential, eight at a time; how many it did. The
    last few stand in lanes of their own, so that a row has the same bits anywhere. */
@@ -14,7 +29,9 @@ INLINE int64_t residual_lanes_f32(int64_t family, const float *targets, float se
                                   int64_t count, float *scores)
 {
     const lanes ones = all_of(1.0f), top = all_of(setting), none = {0};
-    if (family != LOGISTIC && family != POISSON && family != GAMMA)
+    const lanes bound = all_of(EXP_BOUND_f32);
+    const lanes up = all_of(2.0f - setting), down = all_of(1.0f - setting);
+    if (family == GAUSSIAN || family == SQUARED_HINGE || family == HUBER)
         return 0;
     for (int64_t i = 0; i < count; i += LANES) {
         int64_t rest = count - i;
@@ -28,6 +45,12 @@ INLINE int64_t residual_lanes_f32(int64_t family, const float *targets, float se
             r = pick(t < none, e, ones) / (ones + e) - y;
         } else if (family == POISSON) {
             r = exp_lanes(lesser(top, t)) - y;
+        } else if (family == TWEEDIE) {
+            r = exp_lanes(lesser(bound, up * t)) -
+                exp_lanes(lesser(bound, down * t)) * y;
+        } else if (family == NEGATIVE_BINOMIAL) {
+            lanes mean = exp_lanes(lesser(bound, t));
+            r = (mean - y) / (ones + top * mean);
         } else {
             r = ones - exp_lanes(lesser(top, -t)) * y;
         }

@@ -6,7 +6,8 @@
 /* Coefficients of an exchange: prepared once, used for as many as are alike. */
 typedef struct {
     int64_t batches, states, family;
-    double setting;        /* δ of huber; the bound of exponents for poisson and gamma */
+    double setting;        /* the family's parameter: δ of huber, the power of tweedie,
+                              the dispersion; the bound of exponents of the others */
     const int64_t *starts; /* batches + 1 */
     const double *lead;    /* batches × states */
     const double *couple;  /* entry j (j − 1) / 2 + i */
@@ -17,7 +18,7 @@ typedef struct {
 
 INLINE REAL NAMED(residual)(int64_t family, REAL t, REAL y, REAL setting)
 {
-    REAL e;
+    REAL e, bound = NAMED(EXP_BOUND);
     switch (family) {
     case LOGISTIC: /* the exponential of what is never positive */
         e = EXP(t < 0 ? t : -t);
@@ -31,6 +32,14 @@ INLINE REAL NAMED(residual)(int64_t family, REAL t, REAL y, REAL setting)
     case SQUARED_HINGE:
         e = t * y - (REAL)1;
         return (e < 0 ? e : (REAL)0) * y;
+    case TWEEDIE: /* a score that is no number stays one */
+        e = ((REAL)1 - setting) * t;
+        e = EXP(bound < e ? bound : e) * y;
+        t *= (REAL)2 - setting;
+        return EXP(bound < t ? bound : t) - e;
+    case NEGATIVE_BINOMIAL:
+        e = EXP(bound < t ? bound : t);
+        return (e - y) / ((REAL)1 + setting * e);
     default: /* HUBER */
         e = t - y;
         e = e < setting ? e : setting;

@@ -13,6 +13,12 @@
 #define SQUARED_HINGE 4
 #define HUBER 5
 #define PROBIT 6
+#define TWEEDIE 7
+#define NEGATIVE_BINOMIAL 8
+
+/* Half the exponent range: where exponentials are clipped if a parameter of the family
+   takes the place of the bound. */
+#define EXP_BOUND 44.3614195558364998f
 
 #ifndef FAMILY
 #define FAMILY LOGISTIC
@@ -57,7 +63,8 @@ INLINE float hazard(float x)
     return there;
 }
 
-/* `setting`: delta of huber; the bound of exponents for poisson and gamma. */
+/* `setting`: the family's parameter, which is delta of huber, the power of tweedie or the
+   dispersion; the bound of exponents of the others. */
 template <int NUMBER> INLINE float residual_of(float t, float y, float setting)
 {
     if (NUMBER == LOGISTIC) { /* the exponential of what is never positive */
@@ -74,6 +81,13 @@ template <int NUMBER> INLINE float residual_of(float t, float y, float setting)
         return lesser(0.0f, fmaf(t, y, -1.0f)) * y;
     if (NUMBER == HUBER)
         return greater(-setting, lesser(setting, t - y));
+    if (NUMBER == TWEEDIE)
+        return expf(lesser(EXP_BOUND, (2.0f - setting) * t)) -
+               expf(lesser(EXP_BOUND, (1.0f - setting) * t)) * y;
+    if (NUMBER == NEGATIVE_BINOMIAL) {
+        float mean = expf(lesser(EXP_BOUND, t));
+        return (mean - y) / fmaf(setting, mean, 1.0f);
+    }
     float side = fmaf(-2.0f, y, 1.0f); /* PROBIT: 1 for y = 0, -1 for y = 1 */
     return side * hazard(side * t);
 }

@@ -39,7 +39,7 @@ WRONG_FLAGS = [
     (["--steps", "many"], ["'many'", "or auto"]),
     (["--batch", "0"], ["batch = 0", "at least 1"]),
     (["--steps", "0"], ["steps = 0", "at least 1"]),
-    (["--family", "cauchy"], ["invalid choice: 'cauchy'", "choose one of gamma,"]),
+    (["--family", "cauchy"], ["invalid choice: 'cauchy'", "choose one of binomial,"]),
     (["--precision", "fp7"], ["invalid choice: 'fp7'"]),
     (["--grid", "2"], ["2", "RxC"]),
     (["--grid", "1x2"], ["needs 2 ranks", "this run has 1", "--ranks 2"]),

@@ -14,6 +14,7 @@ import pytest
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data.convert import parsers
 from hpcsgd.estimators.fit import fit
+from hpcsgd.runs.predict import predict
 from hpcsgd.runs.result import load_result
 from tests.helpers.command_line import only_json
 from tests.helpers.limits import HANG
@@ -64,6 +65,26 @@ def test_a_plan_is_what_the_run_does_and_writes_nothing(hpcsgd, susy, tmp_path):
         count = plan["sends"][purpose]
         assert count == {key: said["ledger"][purpose][key] for key in count}
     assert plan["settings"]["schedule"]["steps"]["source"] == "named"
+
+
+def test_the_parameter_of_a_family_is_a_flag(hpcsgd, tmp_path):
+    """It is a row of the plan, a setting of the saved model, and refused elsewhere."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(80, 3)), rng.gamma(1.0, size=80) * rng.integers(0, 2, 80)
+    np.savez(tmp_path / "rows.npz", X=X, y=y)
+    hpcsgd("data", "convert", "rows.npz", "rows.h5")
+    flags = ("--data", "rows.h5", "--family", "tweedie", "--power", "1.7")
+    plan = only_json(hpcsgd("train", *flags, "--plan", "--json"))
+    power = plan["settings"]["problem"]["power"]
+    assert power["value"] == 1.7 and power["source"] == "named"
+    hpcsgd("train", *flags, "--out", "run")
+    seen = only_json(hpcsgd("evaluate", "run", "rows.h5", "--json"))
+    mean = predict(load_result(tmp_path / "run"), X)
+    excess = mean**0.3 / 0.3 + y * mean**-0.7 / 0.7 - y**0.3 / (0.3 * 0.7)
+    assert seen["family"] == "tweedie"
+    assert seen["mean_deviance"] == pytest.approx(2 * excess.mean(), rel=1e-5)
+    refused = hpcsgd("train", "--data", "rows.h5", "--power", "1.7")
+    assert refused.returncode and "power = 1.7 is for" in refused.stderr
 
 
 @pytest.mark.full

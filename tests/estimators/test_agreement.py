@@ -83,6 +83,14 @@ def test_elastic_net(l1_ratio):
     [
         (hpcsgd.PoissonRegressor(alpha=0.1), linear_model.PoissonRegressor(alpha=0.1)),
         (hpcsgd.GammaRegressor(alpha=0.1), linear_model.GammaRegressor(alpha=0.1)),
+        (
+            hpcsgd.TweedieRegressor(power=1.2, alpha=0.1),
+            linear_model.TweedieRegressor(power=1.2, alpha=0.1),
+        ),
+        (
+            hpcsgd.TweedieRegressor(power=1.8, alpha=0.01),
+            linear_model.TweedieRegressor(power=1.8, alpha=0.01),
+        ),
     ],
 )
 def test_log_links(ours, theirs):
@@ -141,6 +149,8 @@ def test_generic_families_are_the_named_ones():
         (hpcsgd.HuberRegressor(delta=1.0), "huber"),
         (hpcsgd.PoissonRegressor(), "poisson"),
         (hpcsgd.GammaRegressor(), "gamma"),
+        (hpcsgd.TweedieRegressor(), "tweedie"),
+        (hpcsgd.NegativeBinomialRegressor(), "negative-binomial"),
     ):
         X, y = problem_for(named)
         generic = hpcsgd.GLM(family=family).fit(X, y)

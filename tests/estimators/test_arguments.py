@@ -30,6 +30,8 @@ THEIRS = {
     "HuberRegressor": linear_model.HuberRegressor,
     "PoissonRegressor": linear_model.PoissonRegressor,
     "GammaRegressor": linear_model.GammaRegressor,
+    "TweedieRegressor": linear_model.TweedieRegressor,
+    "NegativeBinomialRegressor": linear_model.PoissonRegressor,
 }
 
 
@@ -148,7 +150,11 @@ def test_solvers_of_scikit_learn_are_said_to_be_auto(solver):
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
-        *(("binomial", "logistic"), ("Bernoulli", "logistic"), ("normal", "gaussian")),
+        *(
+            ("negbin", "negative-binomial"),
+            ("Bernoulli", "logistic"),
+            ("normal", "gaussian"),
+        ),
         *(("multinomial", "softmax"), ("squared_hinge", "squared-hinge")),
         *(("gausian", "gaussian"), ("least squares", "gaussian")),
     ],
@@ -167,7 +173,7 @@ def test_families_by_other_names_are_answered_with_ours(name, ours):
 def test_families_that_are_like_no_other_are_answered_with_all():
     X, y = problem_for(hpcsgd.Ridge())
     with pytest.raises(ConfigError) as raised:
-        hpcsgd.fit(X, "tweedie", y)
+        hpcsgd.fit(X, "cauchy", y)
     assert "take" not in str(raised.value) and "known: " in str(raised.value)
 
 

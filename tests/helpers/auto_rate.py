@@ -18,7 +18,14 @@ def curvatures(problem, c, offset):
     null = (c @ y) / (c @ exposed) * exposed
     if problem.family == "poisson":
         return c * np.maximum(null, y)
-    return c * np.maximum(y / null, 1.0)
+    if problem.family == "gamma":
+        return c * np.maximum(y / null, 1.0)
+    fitting = np.where(y > 0.0, y, null)
+    slope = {
+        "tweedie": lambda mean: (np.sqrt(mean) + y / np.sqrt(mean)) / 2,
+        "negative-binomial": lambda mean: mean * (1 + y) / (1 + mean) ** 2,
+    }[problem.family]
+    return c * np.maximum(slope(null), slope(fitting))
 
 
 def smoothness(problem, c, offset, intercept):

@@ -12,8 +12,8 @@ L = np.longdouble
 
 
 def residual(family, t, y):
-    """∂ℓ/∂t by the textbook formula; t (b, K), y (b, 1)."""
-    return _RESIDUALS[family](t, y)
+    """∂ℓ/∂t by the textbook formula, or by a function; t (b, K), y (b, 1)."""
+    return (family if callable(family) else _RESIDUALS[family])(t, y)
 
 
 def _softmax(t, y):
@@ -40,6 +40,9 @@ _RESIDUALS = {
     "huber": lambda t, y: np.clip(t - y, -1, 1),
     "gamma": lambda t, y: 1 - y * np.exp(-t),
     "probit": _probit,
+    "tweedie": lambda t, y: (np.exp(t) - y) / np.exp(t / 2),
+    "negative-binomial": lambda t, y: 1 - (1 + y) / (1 + np.exp(t)),
+    "binomial": lambda t, y: (1 - y) - 1 / (1 + np.exp(t)),
 }
 
 

@@ -13,6 +13,9 @@ FAMILIES = (
     "huber",
     "gamma",
     "probit",
+    "tweedie",
+    "negative-binomial",
+    "binomial",
 )
 
 
@@ -58,6 +61,12 @@ def _targets(family, t, rng):
         return rng.poisson(np.exp(t)).astype(float)
     if family == "gamma":
         return rng.gamma(2.0, np.exp(t) / 2) + 1e-3
+    if family == "tweedie":  # sums of a Poisson number of gamma amounts: many are 0
+        return np.array([rng.gamma(2.0, 0.3, k).sum() for k in rng.poisson(np.exp(t))])
+    if family == "negative-binomial":
+        return rng.poisson(rng.exponential(np.exp(t))).astype(float)
+    if family == "binomial":
+        return rng.binomial(5, 1 / (1 + np.exp(-t - 0.5))) / 5
     classes = np.arange(n) % 4
     return rng.permutation(classes).astype(float)
 

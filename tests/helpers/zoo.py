@@ -13,6 +13,8 @@ NAMED = [
     hpcsgd.HuberRegressor(),
     hpcsgd.PoissonRegressor(),
     hpcsgd.GammaRegressor(),
+    hpcsgd.TweedieRegressor(),
+    hpcsgd.NegativeBinomialRegressor(),
 ]
 GENERIC = [hpcsgd.GLM(family=name) for name in FAMILIES]
 ALL = NAMED + GENERIC
@@ -33,8 +35,12 @@ def targets_for(estimator, X, rng, classes=2):
     if estimator._labelled:
         edges = np.quantile(t, np.linspace(0, 1, classes + 1)[1:-1])
         return np.array(["low", "mid", "top"])[np.searchsorted(edges, t)]
-    if family == "poisson":
+    if family in ("poisson", "negative-binomial"):
         return rng.poisson(np.exp(0.5 * t)).astype(float)
+    if family == "tweedie":
+        return np.exp(0.5 * t) * rng.integers(0, 2, size=len(t))
+    if family == "binomial":
+        return rng.binomial(5, 1 / (1 + np.exp(-t))) / 5
     return np.exp(0.5 * t) if family == "gamma" else t
 
 

@@ -24,6 +24,7 @@ from tests.helpers.kernels.exchanges import (
 TARGETS = {
     **{"binary": (0, 1), "signed": (-1, 1), "counts": (0, 3)},
     **{"positive": (0.5, 2), "real": (-1.5, 0.25)},
+    **{"nonnegative": (0, 2.5), "proportions": (0, 0.4, 1)},
 }
 # Every family's residual in one text.
 RESIDUALS = """
@@ -35,6 +36,7 @@ residuals(int family, int count, const float *t, const float *y, float bound, fl
         switch (family) {
 #define CASE(NUMBER) case NUMBER: r[i] = residual_of<NUMBER>(t[i], y[i], bound); break;
             CASE(0) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+            CASE(7) CASE(8)
         }
 }
 LAUNCHABLE(residuals)

@@ -116,3 +116,20 @@ def test_a_file_and_its_labels(comm, tmp_path):
     np.testing.assert_allclose(model.coef_, alone.coef_, atol=1e-5)
     assert (model.predict(X) == alone.predict(X)).all()
     comm.Barrier()
+
+
+@pytest.mark.ranks(2, 3)
+def test_families_with_a_parameter(comm):
+    """Every rank has the power or the dispersion, and some of the rows."""
+    for estimator in (
+        hpcsgd.TweedieRegressor(power=1.2, alpha=0.01),
+        hpcsgd.NegativeBinomialRegressor(dispersion=0.4, alpha=0.01),
+        hpcsgd.GLM(family="binomial", alpha=0.01),
+    ):
+        X, y = problem_for(estimator, n=65)
+        c = np.random.default_rng(4).integers(1, 9, size=len(y)).astype(float)
+        rows = split_range(len(y), comm.size, comm.rank)
+        alone = clone(estimator).fit(X, y, c)
+        estimator.fit(X[rows], y[rows], c[rows], comm=comm, layout="rows")
+        np.testing.assert_allclose(estimator.coef_, alone.coef_, atol=1e-6)
+        assert len(set(comm.allgather(estimator.coef_.tobytes()))) == 1

@@ -58,7 +58,7 @@ def test_the_recurrence_is_that_of_numpy(kernels, recipe, update, K, monkeypatch
     )
     sides = list(product((None, one, each), (None, offsets), (None, beta)))
     for number, (w, o, start) in enumerate(sides):
-        family = FAMILIES[number % len(FAMILIES)]
+        family = list(FAMILIES)[number % len(FAMILIES)]
         low = -1.0 if family == "squared-hinge" else 0.0
         targets = rng.choice([low, 1.0], size=(m, 1)).astype(real)
         given = (recipe, update, family, z, gram, StepBatch(targets, w, o), start)

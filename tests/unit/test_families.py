@@ -26,6 +26,8 @@ def targets(kind, rows, dtype, classes=4):
         "signed": [-1.0, 1.0],
         "counts": [0.0, 1.0, 7.0],
         "positive": [0.1, 1.0, 6.0],
+        "nonnegative": [0.0, 0.5, 6.0],
+        "proportions": [0.0, 0.3, 1.0],
         "classes": list(range(classes)),
     }[kind]
     return np.resize(np.array(values, dtype=dtype), rows).reshape(-1, 1)
@@ -45,7 +47,10 @@ def family(request):
 def test_the_table_names_what_the_classes_call_themselves():
     assert [get_family(name).name for name in FAMILIES] == list(FAMILIES)
     kinds = {get_family(name).targets for name in FAMILIES}
-    assert kinds == {"real", "binary", "signed", "counts", "positive", "classes"}
+    assert kinds == {
+        *("real", "binary", "signed", "counts", "positive", "classes"),
+        *("nonnegative", "proportions"),
+    }
 
 
 def test_an_unknown_family_shows_the_known():
@@ -80,9 +85,10 @@ def test_residual_equals_the_textbook_formula(family):
 
 
 def steepest(family):
-    """The slope of the residual far out, where an exponential link has none."""
-    t = np.array([[-20.0], [20.0]])
-    y = np.ones_like(t)
+    """The slope of the residual far out, and at a large target: log links have no
+    bound.
+    """
+    t, y = np.array([[-40.0], [40.0], [0.0]]), np.array([[1.0], [1.0], [1e8]])
     change = family.residual(t + 1e-3, y) - family.residual(t - 1e-3, y)
     return np.abs(change / 2e-3).max()
 

@@ -150,7 +150,7 @@ class Doubled(Family):
 class Halved(Doubled):
     """Least squares with a likelihood of variance 1."""
 
-    name, curvature, dispersion = "halved", 1.0, "one"
+    name, curvature, dispersion_rule = "halved", 1.0, "one"
 
     def loss(self, t, y):
         return (t - y) ** 2 / 2

@@ -47,6 +47,9 @@ MEANS = {
     "logistic": lambda t: 1 / (1 + np.exp(-t)),
     "probit": normal,
     "squared-hinge": lambda t: np.where(t >= 0, LONG(1), LONG(-1)),
+    "tweedie": np.exp,
+    "negative-binomial": np.exp,
+    "binomial": lambda t: 1 / (1 + np.exp(-t)),
     "softmax": lambda t: np.exp(t) / np.exp(t).sum(axis=1, keepdims=True),
 }
 

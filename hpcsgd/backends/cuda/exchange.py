@@ -24,7 +24,7 @@ from hpcsgd.backends.cuda.matrix import (
 from hpcsgd.data.matrix import Csr
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array, get_format
-from hpcsgd.glm.families import Family, exp_bound
+from hpcsgd.glm.families import Family, kernel_setting
 from hpcsgd.glm.unrolling import Blocks, PlainSteps
 from hpcsgd.precision import Precision
 
@@ -432,8 +432,8 @@ class DeviceRecurrence:
             blocks.rows, largest, self.widths.states, cluster, arch
         )
         self._classes: tuple[Any, ...] = ()
-        bound = getattr(family, "delta", exp_bound(np.float32))
-        self._setting: tuple[Any, ...] = (np.float32(bound),)
+        setting = kernel_setting(family, np.float32)
+        self._setting: tuple[Any, ...] = (np.float32(setting),)
         self._pitch: tuple[Any, ...] = (np.int32(kernels.recurrence_pitch_of(largest)),)
 
     def _plan_softmax(self) -> None:
@@ -676,9 +676,9 @@ class DeviceFusedSteps:
         self._kernel = device.kernel(build)
         self._steps = np.int32(len(blocks.sizes))
         self._starts = sent(device, np.asarray(blocks.starts, dtype=np.int32))
-        bound = getattr(family, "delta", exp_bound(np.float32))
+        setting = kernel_setting(family, np.float32)
         rounds = _rounds_margins(task.precision)
-        self._setting = np.float32(bound), np.int32(rounds)
+        self._setting = np.float32(setting), np.int32(rounds)
         self._coefficients = _Coefficients(device, matrix.scale)
         self.residuals = device.empty((blocks.rows, 1), np.float32)
         self._plan()

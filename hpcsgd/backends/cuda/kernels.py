@@ -32,7 +32,8 @@ RULES = ("step_plain", "step_momentum", "step_adagrad", "step_adam", "add_words"
 # The numbers of kernels/cuda/families.cuh.
 FAMILIES = {
     **{"logistic": 0, "gaussian": 1, "poisson": 2, "gamma": 3},
-    **{"squared-hinge": 4, "huber": 5, "probit": 6},
+    **{"squared-hinge": 4, "huber": 5, "probit": 6, "tweedie": 7},
+    **{"negative-binomial": 8, "binomial": 0},
 }
 CLUSTER = 8  # blocks that share the rows of a long exchange
 # Texts with instructions of one architecture, which no later one has: the name under

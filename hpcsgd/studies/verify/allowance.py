@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.data.shard import split_range
 from hpcsgd.formats import Array, get_format, round_through
-from hpcsgd.glm.families import Family, exp_bound
+from hpcsgd.glm.families import NUMBERS, Family, exp_bound, steepest_slopes
 from hpcsgd.precision import FIELDS, Precision
 
 # One step of SGD from the textbook, in longdouble.
@@ -77,7 +77,7 @@ def step(
 
 def target_size(family: Family, y: Array) -> Array:
     """Return the size of the two terms whose difference is a residual."""
-    real = family.targets in ("real", "counts", "positive")
+    real = family.targets in NUMBERS
     return np.maximum(np.abs(y), 1) if real else np.ones_like(y)
 
 
@@ -128,7 +128,7 @@ def clip_of(dtype: Any) -> float:
 #     gradient_sum  γ_k |Y|ᵀ|r|, k the rows and the replicas
 #     weights       2 u |w⁺|; γ_k (|w| + |w⁺| + |Δw|) if sums begin with the weights
 #
-# The slopes of Poisson and gamma are not bounded. Their bound is that within `ROOM` of
+# The slopes of log links are not bounded. Their bound is that within `ROOM` of
 # the replayed scores; if scores may have a larger error, the tolerance is infinite.
 
 MOST = 2048  # the most scores of an exchange whose errors are followed as a matrix
@@ -385,11 +385,7 @@ class Allowance:
         y = _wide(self.exchange.targets[batch])
         drift, b_drift = self._drift(j)
         reach = np.linalg.norm(self.rows[batch], axis=1)[:, None] * drift + b_drift
-        step = 2.0**-10
-        # The residual is monotone and convex or concave: steepest at one of the ends.
-        above = family.residual(t + ROOM + step, y) - family.residual(t + ROOM, y)
-        below = family.residual(t - ROOM, y) - family.residual(t - ROOM - step, y)
-        steepest = np.maximum(above, below) / step
+        steepest = steepest_slopes(family, t, y, ROOM)
         bounded = np.where(e + reach <= ROOM, steepest, np.inf)
         return np.asarray(bounded.max(axis=1, keepdims=True))
 

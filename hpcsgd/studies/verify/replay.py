@@ -559,7 +559,7 @@ def open_recorded_run(folder: Path) -> RecordedRun:
         recording,
         config,
         config.precision.resolve(),
-        get_family(config.problem.family),
+        get_family(config.problem.family, vars(config.problem)),
     )
     _check_report(scene)
     return scene

@@ -115,12 +115,15 @@ def targets_of(rng, family, m, classes):
         "counts": rng.poisson(2.0, size=m),
         "positive": rng.uniform(0.2, 3.0, size=m),
         "real": rng.normal(size=m),
+        "nonnegative": rng.poisson(0.7, size=m) * rng.uniform(0.5, 2.0, size=m),
+        "proportions": rng.integers(0, 6, size=m) / 5,
     }[kind]
 
 
 def setting_of(family):
     """The number that a family is given."""
-    return float(getattr(get_family(family), "delta", exp_bound(np.float32)))
+    settings = {"huber": 1.0, "tweedie": 1.5, "negative-binomial": 1.0}
+    return settings.get(family, exp_bound(np.float32))
 
 
 def in_tiles(given, tile=TILE):

@@ -3,7 +3,7 @@
 from tests.helpers.harness import config_for
 
 FAMILIES = ("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber")
-FAMILIES = (*FAMILIES, "probit", "softmax")
+FAMILIES = (*FAMILIES, "probit", "tweedie", "negative-binomial", "binomial", "softmax")
 UPDATES = ("momentum", "nesterov", "nesterov-classic")
 
 

@@ -11,14 +11,19 @@ from tests.helpers.kernels.problems import numbers, stored
 
 FAMILIES = (
     *("logistic", "gaussian", "poisson", "gamma", "squared-hinge", "huber"),
-    "probit",
+    *("probit", "tweedie", "negative-binomial"),
 )
 # A family for each format, and what is left.
 PAIRS = [
     *(("bf16", "logistic"), ("fp16", "gaussian"), ("fp32", "poisson")),
     *(("fp8-e4m3", "gamma"), ("fp8-e5m2", "huber"), ("bf16", "squared-hinge")),
+    *(("fp16", "tweedie"), ("fp32", "negative-binomial")),
 ]
-SETTINGS = {"poisson": 1.5, "gamma": 1.5, "huber": 0.5}  # near enough to matter
+# Bounds near enough to matter, δ, a power and a dispersion.
+SETTINGS = {
+    **{"poisson": 1.5, "gamma": 1.5, "huber": 0.5},
+    **{"tweedie": 1.3, "negative-binomial": 0.5},
+}
 MOST = 80.0  # exponents elsewhere
 
 
@@ -32,6 +37,8 @@ def residuals_of(family: str, t: Any, y: Any) -> Any:
         "gamma": lambda: 1 - np.exp(np.minimum(-t, setting)) * y,
         "squared-hinge": lambda: np.minimum(t * y - 1, 0) * y,
         "huber": lambda: np.clip(t - y, -setting, setting),
+        "tweedie": lambda: (np.exp(t) - y) / np.exp(t) ** (setting - 1),
+        "negative-binomial": lambda: (np.exp(t) - y) / (1 + setting * np.exp(t)),
         "probit": lambda: (1 - 2 * y) * np.exp(-(t**2) / 2) / tail(t * (2 * y - 1)),
     }[family]()
 

@@ -38,7 +38,7 @@ from hpcsgd.runs.session import RunSettings, Session, Start
 from hpcsgd.runs.settle import RESUMED, RunChoice
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
-from hpcsgd.tuning.auto_precision import recipe_reason, resolve_precision
+from hpcsgd.tuning.pilots import recipe_reason, resolve_precision
 
 if TYPE_CHECKING:  # a run that trains needs none of it
     from hpcsgd.runs.plan import PlanReport

@@ -10,8 +10,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcsgd.cli import INTERRUPTED, launch, names
+from hpcsgd.cli import launch, names
 from hpcsgd.cli import parser as parser_module
+from hpcsgd.cli.interrupts import INTERRUPTED
 from hpcsgd.cli.names import COMMANDS, ELEMENTS, LAYOUTS, SOURCES
 from hpcsgd.cli.parser import add_comm, add_json, not_negative, on_all_ranks
 from hpcsgd.errors import ConfigError

@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import hpcsgd
-from hpcsgd.cli import exit_when_interrupted, launch
+from hpcsgd.cli import launch
+from hpcsgd.cli.interrupts import exit_when_interrupted
 from hpcsgd.cli.names import COMMANDS, GROUPS, PARSERS, WORK
 from hpcsgd.comm import open_world
 from hpcsgd.comm.rank_ends import TIMEOUT

@@ -40,10 +40,10 @@ from hpcsgd.runs.machine import (
     timed_rows,
 )
 from hpcsgd.runs.result import Result, Status
-from hpcsgd.tuning.auto_precision import affordable
 from hpcsgd.tuning.pilots import (
     THREADS,
     Sample,
+    affordable,
     draw_sample,
     draw_sample_of,
     loss_gaps,
@@ -722,7 +722,7 @@ def _open_groups(
 
 
 # The order in which recipes are tried as long as there is time: that of their usual
-# seconds, `auto_precision.ORDER`, but for d. It differs from c by the words of G alone,
+# seconds, `pilots.ORDER`, but for d. It differs from c by the words of G alone,
 # so that fp32 is the better second trial.
 PREFERRED = ("c", "fp32", "d", "fp8", "fp16", "bf16", "fp64")
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.precision import RECIPES
-from hpcsgd.tuning.auto_precision import choose_recipe
+from hpcsgd.tuning.pilots import choose_recipe
 from tests.helpers.command_line import only_json
 from tests.helpers.harness import config_for, make_problem, train_on
 

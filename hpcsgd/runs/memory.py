@@ -633,10 +633,10 @@ def _tightest(
     grid: Grid, need: MemoryNeed, config: RunConfig, share: float
 ) -> MemoryBudget:
     """Return the budget of the limit that this rank meets first. Collective."""
-    second = int(monotonic())
-    limits = (
-        _limits_in(second, system_limits) if need.claim < SMALL else system_limits()
-    )
+    if grid.world.size == 1 and need.claim < SMALL:
+        limits = _limits_in(int(monotonic()), system_limits)
+    else:
+        limits = system_limits()
     if config.run.memory:
         by_hand = int(config.run.memory * GIB)
         limits, share = [Limit("run", by_hand, "under run.memory", whole=True)], 1.0

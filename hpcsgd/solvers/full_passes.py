@@ -1,7 +1,7 @@
 """Full passes over all rows: gradients, curvature, scaling, optimality."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -474,7 +474,8 @@ class Optimality:
 
     gradient: float  # ‖∇F‖; of its smallest subgradient where l1 or bounds bend F
     gap: float | None = None  # F − F* is at most that; None: nothing is known
-    slope: Array | None = None  # of the smooth part by this member's columns, (d_c, K)
+    # Of the smooth part by this member's columns, (d_c, K).
+    slope: Array | None = field(default=None, compare=False)
 
     def as_dict(self, with_gap: bool) -> dict[str, float | None]:
         """Return the entries of a record of the history: `gradient`, and `gap` if

@@ -142,9 +142,8 @@ def headline():
         )
     )
     yield (
-        "64 ranks on an emulated LAN are faster than one rank above about"
-        f" {plain:.0f} columns with plain SGD, and above about {best:.0f} columns with"
-        " CA-SGD"
+        "64 ranks on an emulated LAN are faster than one rank with more than about"
+        f" {plain:.0f} columns (plain SGD) or {best:.0f} columns (CA-SGD)"
     )
     choosing = known(RESULT)["figures"]["epsilon"]["lan"]["rows"]
     seconds, name = min(

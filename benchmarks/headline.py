@@ -84,8 +84,9 @@ def _conditions(document: Figures) -> str:
         " (shuffle-once), on two MPI ranks of one thread with emulated networks. The"
         f" runs of `bench_headline` use {machine['cores']} cores of {machine['model']}"
         f" ({', '.join(machine['features'])}). All times of `bench_headline`"
-        f" are medians of {asked['repeats']} runs. The compared settings run in turns,"
-        f" at a load average of {min(loads):.1f} to {max(loads):.1f}"
+        f" are medians of {asked['repeats']} runs. The compared settings take turns:"
+        " each runs once before any runs again. The load average was"
+        f" {min(loads):.1f} to {max(loads):.1f}"
         " (`benchmarks/results/bench_headline.json`)."
     )
 

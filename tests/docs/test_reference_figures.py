@@ -103,7 +103,7 @@ def floors_of_codecs():
         yield f"| Measured | floor {first} with feedback, {second} without |"
     for name in ("sign", "powersgd"):
         first, second = map(close, found[name])
-        yield f"at a quarter of 1/L: floor {first} with feedback, {second} without |"
+        yield f"at the rate 1/(4L): floor {first} with feedback, {second} without |"
     for name in ("qsgd", "nuqsgd"):
         yield f"| Measured | floor {close(found[name][0])} (4 bits) |"
 
@@ -111,7 +111,7 @@ def floors_of_codecs():
 def floors_of_sparse():
     found = figures_of("bench_floors")["sparse"]
     whole = close(found["identity"][0])
-    yield f"the floor at a quarter of the learning rate 1/L is {whole}"
+    yield f"this gap is {whole} at the learning rate 1/(4L)"
     for name in ("topk", "randomk", "threshold"):
         first, second = map(close, found[name])
         yield f"| Measured | floor {first} with feedback, {second} without |"

@@ -64,11 +64,11 @@ def gpu_counts():
         " launch that takes all 16 plain steps"
     )
     yield (
-        f"predicted to be {one['with 12 us a sum']:.1f}x as fast as one kernel launch"
-        " of 16 steps of plain SGD if each sum over GPUs takes 12 µs, and"
-        f" {one['with 30 us a sum']:.1f}x as fast if each sum takes 30 µs"
+        f"predicted to be {one['with 12 us a sum']:.1f}x as fast as these 16 steps if"
+        f" each sum takes 12 µs, and {one['with 30 us a sum']:.1f}x as fast if each sum"
+        " takes 30 µs"
     )
-    yield f"{part(of['H200', 'gram large']['share_of_bf16'])} of 790 TF/s at most"
+    yield f"at most {part(of['H200', 'gram large']['share_of_bf16'])} of 790 TF/s"
     for name in ("margin tall", "update tall", "margin wide", "update wide"):
         assert of["H200", name]["binds"] == "memory"
     assert one["us"]["recurrence"] == max(one["us"].values())
@@ -142,9 +142,8 @@ def headline():
         )
     )
     yield (
-        "64 ranks on an emulated LAN are faster than one rank above about"
-        f" {plain:.0f} columns with plain SGD, and above about {best:.0f} columns with"
-        " CA-SGD"
+        "64 ranks on an emulated LAN are faster than one rank with more than about"
+        f" {plain:.0f} columns (plain SGD) or {best:.0f} columns (CA-SGD)"
     )
     choosing = known(RESULT)["figures"]["epsilon"]["lan"]["rows"]
     seconds, name = min(

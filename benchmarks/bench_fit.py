@@ -1,9 +1,10 @@
 """CPU seconds of a fit to (F − F_best) / |F_best| ≤ 1e-8, beside other packages.
 
 One process for each fit, one thread, in turns. A method has the loosest tolerance of
-`TOLS` with which it gets there, and hpcsgd its default one if that serves. The first
-fit of a process is not counted: it imports and compiles. F_best is the least F that
-anybody reached with any tolerance. Medians of `TURNS`.
+`TOLS` with which it gets there; "hpcsgd, default" is a fit without a tolerance, which
+goes on to the last digits. The first fit of a process is not counted: it imports and
+compiles. F_best is the least F that anybody reached with any tolerance. Medians of
+`TURNS`.
 
 python -m benchmarks.bench_fit [--problems NAME ...] [--turns N]
 """
@@ -21,7 +22,7 @@ from statistics import median
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-from benchmarks.fit_methods import TOLS, methods  # noqa: E402
+from benchmarks.fit_methods import DEFAULT, TOLS, methods  # noqa: E402
 from benchmarks.fit_problems import PROBLEMS, objective  # noqa: E402
 from benchmarks.lines import in_lines  # noqa: E402
 from benchmarks.run import HERE, machine  # noqa: E402
@@ -126,7 +127,7 @@ def in_child(name: str, method: str, ladder: bool, tol) -> dict:
 
 def up_the_ladder(problem, method, fit, X, y) -> dict:
     """Return F at each tolerance, as long as it takes no minutes."""
-    tols = [None, *TOLS[4:]] if method.startswith("hpcsgd") else list(TOLS)
+    tols = [None] if method == DEFAULT else list(TOLS)
     found = {"tols": [], "values": []}
     began = time.perf_counter()
     for tol in tols:

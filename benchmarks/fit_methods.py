@@ -14,12 +14,14 @@ import numpy as np
 from scipy import sparse
 
 TOLS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12)  # the first that serves
+DEFAULT = "hpcsgd, default"  # without a tolerance
 Fit = Callable[..., tuple]
 
 
 def methods(problem) -> Iterator[tuple[str, Fit]]:
     """Yield name and function of every method that can minimise this objective."""
     yield "hpcsgd", _hpcsgd
+    yield DEFAULT, _hpcsgd
     if not problem.l1:
         yield "hpcsgd, SGD first", partial(_hpcsgd, solver="sgd")
     has = {

@@ -922,9 +922,7 @@ class NewtonForm(Form):
             scores = rows.start(weights, intercept)
             known = gap_at(rows, weights, intercept, scores)
             self.slope = known.slope
-            word = np.array([rows.terms(scores).loss])
-            self.members.sum(word, "evaluate")
-            loss = float(word[0]) + penalty.value(weights)
+            loss, _ = rows.value(scores, weights)
             return FormModel(loss, known.gradient, known.gap)
         slope = self.objective.slope(weights, intercept)
         self.slope = slope.weights

@@ -100,6 +100,19 @@ class AllRows:
         losses = self.objective.family.loss(scores, self.targets)
         return float((self.share * losses).sum())
 
+    def value(self, scores: Array, weights: Array) -> tuple[float, int]:
+        """Return F of this member's weights with these scores, and how many exponents
+        were clipped. No pass; one message of two words.
+        """
+        words, grid = np.zeros(2), self.grid
+        if grid.member == 0:
+            clips = self.objective.family.clipped(scores)
+            words[:] = self.terms(scores).loss, clips
+        if grid.replica == 0:
+            words[0] += self.objective.penalty.value(weights)
+        grid.world.sum(words, "evaluate")
+        return float(words[0]), int(words[1])
+
     def start(self, weights: Array, intercept: Array | None) -> Array:
         """Return t = A w + β + offset of the local rows, (n, K)."""
         scores, _ = self.scores(weights, np.empty(0))
@@ -528,15 +541,16 @@ def gap_at(
 
     The tangents may touch at any scores. Scores that were added up step by step differ
     from the `exact` ones of the weights by rounding, and huge rows multiply that in the
-    gradient at the exact ones. With r at the given scores t̂ the bound grows by
-    Σ p_i [ℓ_i(t_i) − ℓ_i(t̂_i) − r_i (t_i − t̂_i)] alone.
+    gradient at the exact ones, which is returned. With r at the given scores t̂ the
+    bound grows by Σ p_i [ℓ_i(t_i) − ℓ_i(t̂_i) − r_i (t_i − t̂_i)] alone.
     """
     objective = rows.objective
     best = None if intercept is None else level(rows, scores)
-    residuals = rows.residuals(scores)
-    both = [residuals]
+    both = [rows.residuals(scores if exact is None else exact)]
     if best is not None:
         both.append(rows.residuals(scores + best.shift))
+    elif exact is not None:
+        both.append(rows.residuals(scores))
     slope, drift = rows.gradient(np.hstack(both))
     penalty, columns = objective.penalty, weights.shape[1]
     here, there = slope[:, :columns], slope[:, -columns:]

@@ -786,16 +786,18 @@ class Refinement:
         intercept = None if final.intercept is None else final.intercept[0]
         if intercept is not None and steps.centers is not None:
             intercept = intercept + steps.centers.moved(objective, weights)
-        slope = objective.slope(weights, intercept)
-        view.loss = slope.loss
-        view.more = {"gradient": objective.norm(slope)}
-        self.evaluation.clipped = slope.clips
-        if certificate is not None:
+        if certificate is None:
+            slope = objective.slope(weights, intercept)
+            view.loss = slope.loss
+            view.more = {"gradient": objective.norm(slope)}
+            self.evaluation.clipped = slope.clips
+        else:
             exact = rows.start(weights, intercept)
-            gap = gap_at(rows, weights, intercept, scores, exact).gap
-            view.more["gap"] = gap
+            view.loss, self.evaluation.clipped = rows.value(exact, weights)
+            known = gap_at(rows, weights, intercept, scores, exact)
+            view.more = {"gradient": known.gradient, "gap": known.gap}
             if ending.is_good:
-                is_met = certificate.meets(steps.landscape, gap, view.loss)
+                is_met = certificate.meets(steps.landscape, known.gap, view.loss)
                 ending = StopReason.UNCERTIFIED if is_met is False else ending
         view.more["passes"] = steps.passes
         family, penalty = objective.family.name, objective.penalty

@@ -189,9 +189,12 @@ def plan_training(
     session = open_session(request.world, request.settings, request.reader)
     named: Mapping[str, Mapping[str, Any]]
     if isinstance(request.named, RunConfig):
-        before, named, why = request.named, request.named.tables(), ""
+        before = request.named
+        named = request.named.tables()
+        why = ""
     else:
-        named, why = request.named, defaults_reason(request.named)
+        named = request.named
+        why = defaults_reason(request.named)
         before = resolve_defaults(named, has_wide_values(X), request.world.size)
     reasons = {**session.settings.reasons, "run.defaults": why}
     if isinstance(session, CoordinateRun):
@@ -225,7 +228,8 @@ def open_request(
 ) -> TrainingRequest:
     """Return the request of the arguments of `train`. Collective."""
     setup = Clock()
-    named, is_wide = named_settings(config), has_wide_values(X)
+    named = named_settings(config)
+    is_wide = has_wide_values(X)
     # What is wrong in the settings is refused before ranks meet.
     alone = resolve_defaults(named, is_wide)
     if alone.sweep.is_many:
@@ -263,7 +267,8 @@ def _plan_of_form(
     from hpcsgd.runs.plan import PlanFacts, plan_form
 
     ready = open_form(session.config, session.world, session.reader, session.setup)
-    opened, steps = ready.opened, ready.config.schedule.steps
+    opened = ready.opened
+    steps = ready.config.schedule.steps
     facts = PlanFacts(
         config=ready.config,
         grid=opened.grid,
@@ -314,7 +319,8 @@ def run_at_stable_rate(
     if settings.config.run.defaults != FIT:
         return session.run(), session.world
     with suppress_repeated_logs():
-        result, tries = session.run(), 1
+        result = session.run()
+        tries = 1
         is_open = settings.config.rate.is_open
         while is_open and result.status is Status.DIVERGED and tries < TRIES:
             rate = result.config["rate"]["value"] * SLOWER
@@ -328,7 +334,8 @@ def run_at_stable_rate(
             callbacks = list(session.callbacks)
             again = RunSettings(slower)
             session = open_session(session.world, again, reader, callbacks, start)
-            result, tries = session.run(), tries + 1
+            result = session.run()
+            tries = tries + 1
     result.report["rates_tried"] = tries
     return result, session.world
 
@@ -362,7 +369,8 @@ def settle_opening(
     reader: Callable[[Communicator], RowReader],
 ) -> RunSettings:
     """Return the settings with all that rows are opened by decided. Collective."""
-    config, reasons = settings.config, dict(settings.reasons)
+    config = settings.config
+    reasons = dict(settings.reasons)
     if config.update.kind == COORDINATE:
         return settings
     recorded = settings.recorded or find_recorded_run(config.run, world)

@@ -67,7 +67,8 @@ CENTRES = ("none", "classes", "columns")
 DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "nccl", "mpi-cuda", "mpi-host")
 DRIVERS = ("independent", "mpio")
-FIT, SGD = "fit", "sgd"
+FIT = "fit"
+SGD = "sgd"
 MOMENTUM_RULES = ("momentum", "nesterov", "nesterov-classic")  # of [update] kind
 DEFAULTS = (SGD, FIT)  # of settings that are not named
 MOST_EXCHANGES = 1_000_000  # between two looks
@@ -1093,9 +1094,11 @@ def _changed(section: Any, table: Mapping[str, Any]) -> Any:
 
 def _values(name: str, kind: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """Return key -> value as a section has it; all wrong types are refused at once."""
-    hints, declared = _hints(kind), declarations(kind)
+    hints = _hints(kind)
+    declared = declarations(kind)
     _reject_unknown(f"[{name}]", table, declared)
-    values, sentences = {}, []
+    values = {}
+    sentences = []
     for key, value in table.items():
         if refusal := why_retired(name, key, value):
             sentences.append(refusal)
@@ -1297,7 +1300,8 @@ def _why_unread(name: str, config: RunConfig) -> str:
         if not _holds({of: values}, config)
     )
     if of == READS:
-        of, values = "agreement.kind", _kinds_that_read(values)
+        of = "agreement.kind"
+        values = _kinds_that_read(values)
     return _sentence(name, of, [str(value) for value in values], config)
 
 

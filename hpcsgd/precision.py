@@ -63,7 +63,8 @@ class Precision(Settings, section="precision"):
         if len(self.arithmetic) > 1:
             return False
         (name,) = self.arithmetic
-        form, matrix = get_format(name), get_format(self.matrix)
+        form = get_format(name)
+        matrix = get_format(self.matrix)
         return form.is_wide and matrix.unit_roundoff >= form.unit_roundoff
 
     @property

@@ -347,7 +347,8 @@ class FedAvg(AverageVariant):
     def rank_0_trains(cls, shape: RunShape, number: int) -> bool:
         """Return whether replica 0 is drawn for the round of an exchange."""
         count = client_count(shape.replicas, shape.settings.fraction)
-        seed, round_number = shape.config.sampling.seed, number // shape.period
+        seed = shape.config.sampling.seed
+        round_number = number // shape.period
         return 0 in draw(seed, round_number, shape.replicas, count)
 
 
@@ -427,7 +428,9 @@ def flat_positions(state: State, columns: int) -> Array:
 # average has a communicator of its own, so that no other message queues behind it.
 
 ASIDE = 6  # vectors: what is sent, the sum, both saved, and copies of these
-MEAN, OWN, SINCE = "async_mean", "async_own", "async_since"
+MEAN = "async_mean"
+OWN = "async_own"
+SINCE = "async_since"
 
 
 @dataclass(frozen=True)
@@ -514,7 +517,8 @@ class AsyncAverage(AverageVariant):
 
     def start(self, state: State, exchanges: int) -> None:
         """Restore the average that was under way at the checkpoint, if any."""
-        kept, since = state.rank_arrays, int(state.rank_arrays[SINCE][0])
+        kept = state.rank_arrays
+        since = int(state.rank_arrays[SINCE][0])
         if since:
             arrived = Pending(kept[MEAN].copy())
             self._travelling = AverageUnderWay(since, kept[OWN].copy(), arrived)
@@ -590,7 +594,8 @@ class AsyncAverage(AverageVariant):
 
     def apply_average(self, state: State) -> None:
         """Take the average, plus this replica's changes since it started."""
-        now, self._travelling = self._travelling, None
+        now = self._travelling
+        self._travelling = None
         assert now is not None
         state.rank_arrays[SINCE][0] = 0
         # In this order: without changes since then it is the mean, to the bit.
@@ -622,7 +627,8 @@ class AsyncAverage(AverageVariant):
 
         An average that would be applied after the last exchange is dropped.
         """
-        wide, sent = words_averaged(shape), []
+        wide = words_averaged(shape)
+        sent = []
         since = exchanges - shape.settings.delay
         if exchanges % shape.period == 0:
             sent = shape.sum((shape.local_columns + shape.intercept) * wide)

@@ -946,7 +946,8 @@ def get_agreement(name: str) -> type[Agreement]:
     """Return the class of the agreement called `name`; "auto" is that of averages."""
     place = AGREEMENTS.get("average" if name == AUTO else name)
     if place is None:
-        hint, known = did_you_mean(name, AGREEMENTS), sorted([*AGREEMENTS, AUTO])
+        hint = did_you_mean(name, AGREEMENTS)
+        known = sorted([*AGREEMENTS, AUTO])
         raise ConfigError(f"[agreement] unknown kind: {name!r}{hint}; known: {known}")
     if not isinstance(place, str):
         return place
@@ -1031,7 +1032,8 @@ def differs(group: Communicator, facts: SharedFacts) -> bool:
     if group.size == 1:
         return False
     own = hash_of(facts)
-    largest, least = group.max_flag(own), -group.max_flag(-own)
+    largest = group.max_flag(own)
+    least = -group.max_flag(-own)
     return largest != least
 
 
@@ -1182,7 +1184,8 @@ class Overlap:
 
     @contextmanager
     def _standing(self, message: MessageUnderWay) -> Iterator[None]:
-        charged, began = self.replicas.charged or 0.0, self.clock()
+        charged = self.replicas.charged or 0.0
+        began = self.clock()
         yield
         message.stood += self.clock() - began
         message.charged += (self.replicas.charged or 0.0) - charged

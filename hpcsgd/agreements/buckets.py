@@ -107,7 +107,8 @@ class Buffer:
         columns, self.width = shape
         words = columns * self.width
         self.sums = self.width if intercept else 0
-        self.memory, self.is_summed_on_device = role.memory, role.sums
+        self.memory = role.memory
+        self.is_summed_on_device = role.sums
         self.flat = self.memory.host_zeros((words + self.sums + flagged + 1,), dtype)
         self.row = self.memory.row_of(self.flat)
         self.device_values = self.row[0][: self.flat.size]
@@ -191,7 +192,8 @@ class Buffer:
 
     def _place(self, tile: Tile, with_tail: bool) -> slice:
         """Return where a tile lies on the device; the tail is behind the gradient."""
-        first, last = tile.columns.start * self.width, tile.columns.stop * self.width
+        first = tile.columns.start * self.width
+        last = tile.columns.stop * self.width
         return slice(first, self.flat.size if with_tail else last)
 
     @property
@@ -252,7 +254,8 @@ class ReplicaChannel:
 
     def __init__(self, replicas: Communicator) -> None:
         self.replicas = replicas
-        self.rank, self.size = replicas.rank, replicas.size
+        self.rank = replicas.rank
+        self.size = replicas.size
         # Not shared with other buckets, which are sent at the same time.
         self._messages: dict[tuple[int, str], Message] = {}
 
@@ -464,7 +467,8 @@ class CodecSender:
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
         """Start the sum of the tail, which travels while a tile is computed."""
-        self._moment, self._scale = moment, None
+        self._moment = moment
+        self._scale = None
         tail = buffer.tail.astype(np.float64)
         with self.overlap.posting():
             self._arrive = self.replicas.start_sum(tail, PURPOSE).wait

@@ -417,7 +417,8 @@ class Gradient(Agreement):
         self.steps.prepare(state, self.columns)
         self.linear: LinearStep | None = None
         if self.inputs.role.linear_step is not None:
-            row, words = self.buffer.row, self.buffer.gradient.size
+            row = self.buffer.row
+            words = self.buffer.gradient.size
             states = self.steps.rule.states
             self.linear = self.inputs.role.linear_step(row, words, states)
         for shaper in self.inputs.shapers:
@@ -425,7 +426,8 @@ class Gradient(Agreement):
 
     def _make_buffer(self, state: State, tiles: int = 0) -> Buffer:
         """Return a buffer of so many tiles; 0: of as many as messages have buckets."""
-        columns, dtype = len(state.weights), state.weights.dtype
+        columns = len(state.weights)
+        dtype = state.weights.dtype
         count = tiles or self.tile_count(columns, dtype.itemsize)
         return self.buffer_kind(
             (columns, self.columns),
@@ -442,7 +444,8 @@ class Gradient(Agreement):
         It is 1 if no step waits for single tiles, or if rows are sparse and not in
         slices, since to cut them would save nothing.
         """
-        asked, inputs = self.inputs.settings, self.inputs
+        asked = self.inputs.settings
+        inputs = self.inputs
         on_device = inputs.memory.on_device
         waits = self.grid.replicas.size > 1 or (self.steps_on_host and on_device)
         if not waits or (inputs.shard.is_sparse and not asked.slices):
@@ -631,7 +634,8 @@ class Gradient(Agreement):
         if self.linear is not None:
             self._step_on_device(state, self.linear)
             return
-        shapes, counts = bool(self.inputs.shapers), True
+        shapes = bool(self.inputs.shapers)
+        counts = True
         if shapes:
             self._receive_all()
             counts = self._counts(state)
@@ -651,7 +655,9 @@ class Gradient(Agreement):
         They may be divided by a power of two.
         """
         cast(PlainSender, self.sender).finish(self.buffer)  # nothing is encoded there
-        rate, update, tail = self._moment.rate, self.steps.rule.linear, self._tail()
+        rate = self._moment.rate
+        update = self.steps.rule.linear
+        tail = self._tail()
         assert update is not None  # others get no `linear_step`
         carry = update.transition(rate, self.steps.l2)
         gain = update.gain(rate, 1) / tail[-1] / state.scale
@@ -749,7 +755,8 @@ def sent_for_gradient(
 
     `partition`: MiB of the pieces that buckets are summed in, where they are not coded.
     """
-    asked, inside = shape.settings.hierarchical, 1
+    asked = shape.settings.hierarchical
+    inside = 1
     if asked in ("node", "rack"):
         return None
     if asked != "off":
@@ -758,7 +765,8 @@ def sent_for_gradient(
     shares_tail = shape.intercept and shape.shares_tail
     if shape.flagged and (inside > 1 or shares_tail):
         return None  # an overflow changes how often the tail is sent
-    tail, tiles = shape.tail, shape.tile_words
+    tail = shape.tail
+    tiles = shape.tile_words
     sent: list[SentWords] = []
     if inside > 1:
         sent += [shape.sent(tail), *(2 * [shape.sent(words) for words in tiles])]
@@ -790,9 +798,11 @@ def _sent_coded(shape: RunShape, ranks: int) -> list[SentWords] | None:
     """Return what so many replicas, or leaders of their groups, send by a codec."""
     if shape.reproducible:
         return None  # a codec may gather or sum: how often is its own affair
-    sent, wants_norm = [shape.sent(shape.tail, 8)], False
+    sent = [shape.sent(shape.tail, 8)]
+    wants_norm = False
     for number, words in enumerate(shape.tile_words):
-        height, dtype = words // shape.classes, np.dtype(f"f{shape.itemsize}")
+        height = words // shape.classes
+        dtype = np.dtype(f"f{shape.itemsize}")
         bucket = Bucket(number, height, shape.classes, dtype)
         codec = make_codec(shape.settings.codec, bucket, shape.config.codec)
         payload = codec.payload_bytes(ranks, 0)
@@ -807,10 +817,13 @@ def _sent_coded(shape: RunShape, ranks: int) -> list[SentWords] | None:
 
 def _kept_by_codecs(shape: StateShape) -> int:
     """Return the bytes that the codecs of all buckets keep between exchanges."""
-    config, asked, count = shape.config, shape.settings, 1
+    config = shape.config
+    asked = shape.settings
+    count = 1
     if not shape.sparse:
         count = bucket_count(shape.columns, 1, shape.itemsize, asked.bucket)
-    kept, dtype = 0, np.dtype(f"f{shape.itemsize}")
+    kept = 0
+    dtype = np.dtype(f"f{shape.itemsize}")
     for number, columns in enumerate(lengths(shape.columns, count)):
         bucket = Bucket(number, columns, 1, dtype)
         kept += kept_bytes(asked.codec, bucket, config.codec, config.accordion)
@@ -943,7 +956,8 @@ class Growing(Gradient, sums_on_devices=True):
         """Start a step, numbered through; the rate is that of the exchange."""
         super()._begin(number)
         grows = not self.regime.is_low and self.accordion.scale_rate
-        factor, moment = self.times if grows else 1, self._moment
+        factor = self.times if grows else 1
+        moment = self._moment
         self._moment = replace(
             moment,
             number=self.steps_taken(number),
@@ -979,7 +993,8 @@ class Growing(Gradient, sums_on_devices=True):
 
     def _look(self, exchanges: int) -> None:
         """Have rank 0 decide by |G|², which members sum, whether batches grow."""
-        regime, moment = self.regime, self.steps.moment(exchanges)
+        regime = self.regime
+        moment = self.steps.moment(exchanges)
         square = float(self._total(np.array([regime.take_square()]))[0])
         small = regime.is_low and regime.verdict(moment, square)
         mode = np.array([small], dtype=np.int32)

@@ -239,7 +239,8 @@ class Hierarchical(AverageVariant):
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Hierarchical":
         """Open the communicators of the groups, and make the agreement. Collective."""
-        asked, grid = terms.settings, terms.grid
+        asked = terms.settings
+        grid = terms.grid
         levels = plan_levels(
             asked.groups, asked.periods, terms.period, grid.replicas.size
         )
@@ -377,7 +378,8 @@ class ByLeaders:
     sums_in_place = False
 
     def __init__(self, groups: Groups, sender: Sender) -> None:
-        self.groups, self.sender = groups, sender
+        self.groups = groups
+        self.sender = sender
         self.codec = sender.codec
         self.wants_norm = sender.wants_norm
         self.overlap: Overlap = sender.overlap
@@ -447,7 +449,8 @@ class SenderOpener:
 
     def __call__(self, state: State, buffer: Buffer) -> Sender:
         """Return the sender; what its codecs keep goes into the state. Collective."""
-        replicas, kind = self.grid.replicas, self.config.agreement.hierarchical
+        replicas = self.grid.replicas
+        kind = self.config.agreement.hierarchical
         if buffer.is_summed_on_device:
             return PlainSender(replicas)
         if kind == "off" or replicas.size == 1:

@@ -89,7 +89,8 @@ class ByNorm(Shaper):
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
         """Multiply the gradient by limit / ‖g‖ if its norm exceeds the limit."""
-        size, limit = norm_of(gradient, whole), self.limit(moment)
+        size = norm_of(gradient, whole)
+        limit = self.limit(moment)
         if size > limit:
             gradient *= gradient.dtype.type(limit / size)
             self.clipped += 1
@@ -119,7 +120,8 @@ class ByPercentile(ByNorm):
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
         """Add the norm to the history, and clip to the percentile of the history."""
-        norms, size = self._norms[0], norm_of(gradient, whole)
+        norms = self._norms[0]
+        size = norm_of(gradient, whole)
         norms[moment.number % HISTORY] = size
         seen = norms[norms >= 0.0]
         limit = float(np.percentile(seen, self.at)) if len(seen) else size
@@ -200,7 +202,8 @@ class Noise(Shaper):
 
     def _add(self, gradient: Array, held: slice, size: float, moment: Moment) -> None:
         for block in range(held.start // BLOCK, -(-held.stop // BLOCK)):
-            first, last = block * BLOCK, (block + 1) * BLOCK
+            first = block * BLOCK
+            last = (block + 1) * BLOCK
             here = slice(max(first, held.start), min(last, held.stop))
             drawn = self._dice(moment, block).normal(size=(BLOCK, gradient.shape[1]))
             own = drawn[here.start - first : here.stop - first]

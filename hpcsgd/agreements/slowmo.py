@@ -83,7 +83,8 @@ class Shards:
 
     def join(self, own: Array, state: State, purpose: str) -> Array:
         """Return an array with a row for each column held, from all replicas."""
-        rows, width = len(state.weights), own.shape[1]
+        rows = len(state.weights)
+        width = own.shape[1]
         out = np.empty((rows, width), dtype=own.dtype)
         flat = np.ascontiguousarray(own).reshape(-1)
         counts = [size * width for size in self._sizes(rows)]
@@ -401,7 +402,8 @@ class SlowMo(Agreement):
 
     def _walk_intercept(self, decay: float, state: State) -> None:
         if state.intercept is not None:
-            slow, own = state.shared, state.intercept[:1]
+            slow = state.shared
+            own = state.intercept[:1]
             slow_step(own, slow[START], slow[MOMENTUM], self.rate, decay)
 
 

@@ -88,15 +88,18 @@ class Cuts:
         alignment: int = 1,
     ) -> None:
         """Cut the columns into tiles that begin at multiples of `alignment`."""
-        self.columns, self.width = columns, width
+        self.columns = columns
+        self.width = width
         self.all: list[Cut] = []
         first = turn = 0
         # A member without columns has one tile of none.
         for tile in tiles_of(columns, tiles, alignment) or [slice(0, 0)]:
             heights = slice_widths(tile.stop - tile.start, replicas, turn)
             turn += (tile.stop - tile.start) % replicas
-            start, height = tile.start + sum(heights[:replica]), heights[replica]
-            own, place = slice(start, start + height), slice(first, first + height)
+            start = tile.start + sum(heights[:replica])
+            height = heights[replica]
+            own = slice(start, start + height)
+            place = slice(first, first + height)
             self.all.append(Cut(tile, own, place, heights))
             first += height
         self.height = first  # columns that this replica owns
@@ -149,7 +152,8 @@ class TileWorkspace:
         memory: Memory = HOST,
         most: int = 2,
     ) -> None:
-        self.words, self.dtype = words, np.dtype(dtype)
+        self.words = words
+        self.dtype = np.dtype(dtype)
         self.memory = memory
         self._tiles: list[Any] = [None] * min(tiles, most)
 
@@ -172,7 +176,9 @@ class ColumnAssembler:
     """Puts together columns that replicas own in slices."""
 
     def __init__(self, replicas: Communicator, cuts: Cuts, room: TileWorkspace) -> None:
-        self.replicas, self.cuts, self.workspace = replicas, cuts, room
+        self.replicas = replicas
+        self.cuts = cuts
+        self.workspace = room
         self.overlap = Overlap(replicas)
         self._travelling: list[tuple[Pending, Array]] = []
 
@@ -183,7 +189,8 @@ class ColumnAssembler:
 
         `room`: for two of them, where that is not of the host.
         """
-        width, room = own.shape[1], room or self.workspace
+        width = own.shape[1]
+        room = room or self.workspace
         if own.dtype != room.dtype or width != self.cuts.width:
             words = self.cuts.largest // self.cuts.width * width
             room = TileWorkspace(words, len(self.cuts), own.dtype)
@@ -244,7 +251,8 @@ class SlicedState(Gradient):
 
     def shape(self, columns: int, width: int) -> tuple[int, int]:
         """Return the shape of the weights: velocities are apart, stage 3 has slices."""
-        replicas, dtype = self.replicas, self.backend.zeros((0, 1)).dtype
+        replicas = self.replicas
+        dtype = self.backend.zeros((0, 1)).dtype
         self.cuts = Cuts(
             columns,
             self.columns,
@@ -383,8 +391,11 @@ class Scatter:
         sums: bool,
         for_host: bool = False,
     ) -> None:
-        self.replicas, self.cuts, self.workspace = replicas, cuts, room
-        self.memory, self.for_host = room.memory, for_host
+        self.replicas = replicas
+        self.cuts = cuts
+        self.workspace = room
+        self.memory = room.memory
+        self.for_host = for_host
         self.overlap = Overlap(replicas)
         self.tail = Tail(self.overlap, cuts.width, sums, room.dtype)
         self._whole: Any = None
@@ -436,7 +447,8 @@ class Scatter:
 
     def send(self, number: int, cut: Cut, tile: Any) -> None:
         """Start to sum a tile, which is complete."""
-        words, counts = tile.reshape(-1), cut.counts(self.cuts.width)
+        words = tile.reshape(-1)
+        counts = cut.counts(self.cuts.width)
         with self.overlap.posting():
             pending = self.replicas.start_sum_parts(words, counts, PURPOSE)
         memory = self.memory if self.for_host else HOST
@@ -526,7 +538,8 @@ class ShardedSettings(SlicedSettings):
         """Yield what stage 3 refuses, where no replica holds all weights."""
         if not self.slices_weights:
             return
-        product, goal = config.products.kind, config.stop.on
+        product = config.products.kind
+        goal = config.stop.on
         if product_facts(product).holds_all_columns:
             yield (
                 f"holds slices of w in stage 3 and [products] kind = {product!r} wants"
@@ -585,7 +598,9 @@ class ShardedAgreement(SlicedState):
 
     def prepare(self, state: State) -> None:
         """Allocate room for tiles of gradient, and slices of what the rule keeps."""
-        memory, cuts, dtype = self.inputs.memory, self.cuts, state.weights.dtype
+        memory = self.inputs.memory
+        cuts = self.cuts
+        dtype = state.weights.dtype
         self.tile_room = self.workspace
         if memory.on_device:
             tiles = cuts.largest, len(cuts)
@@ -616,8 +631,10 @@ class ShardedAgreement(SlicedState):
     def device_bytes(self, columns: int) -> int:
         """Return the bytes of all arrays on a device that has so many columns."""
         self.shape(columns, self.columns)
-        cuts, alone = self.cuts, self.replicas.size == 1
-        own, tiles = cuts.height * self.columns, min(len(cuts), 2)
+        cuts = self.cuts
+        alone = self.replicas.size == 1
+        own = cuts.height * self.columns
+        tiles = min(len(cuts), 2)
         words = own if self.stage == 3 else columns * self.columns
         words += own * len(self._sliced())
         if self.keeps_gradient_whole:
@@ -762,7 +779,8 @@ class ShardedAgreement(SlicedState):
 
     def _shape_slices(self, factor: float) -> None:
         """Let shapers change all slices of this replica as one array, on the host."""
-        memory, mean = self.inputs.memory, self.incoming
+        memory = self.inputs.memory
+        mean = self.incoming
         found = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
         for own, cut in zip(found, self.cuts, strict=True):
             memory.start_to_host(own, mean[cut.place])()
@@ -810,7 +828,8 @@ class ShardedAgreement(SlicedState):
 
         Slices are those of the rule's state; good states those that a run returns to.
         """
-        stage, own = cls.stage_of(shape), -(-shape.columns // shape.replicas)
+        stage = cls.stage_of(shape)
+        own = -(-shape.columns // shape.replicas)
         weights = own if stage == 3 else shape.columns
         kept = own * (shape.states - 1 + shape.moments + cls.beside(shape))
         gradient = shape.columns if stage == 1 else own

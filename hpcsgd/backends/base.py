@@ -259,7 +259,8 @@ class HostPlan:
 
     def advance(self, intercept: Array, step: int, residuals: Array) -> None:
         """Advance the intercept by one step: β ← M β + u Σr, without the penalty."""
-        unrolled, total = self.unrolled, residuals.sum(axis=0, dtype=np.float64)
+        unrolled = self.unrolled
+        total = residuals.sum(axis=0, dtype=np.float64)
         push = np.multiply.outer(unrolled.push[step], total)
         intercept[...] = unrolled.free[step] @ intercept + push
 
@@ -270,7 +271,8 @@ class HostPlan:
 
 # Which fields of a precision run as such, and which are emulated here.
 
-NATIVE, EMULATED = "native", "emulated"
+NATIVE = "native"
+EMULATED = "emulated"
 # Narrow formats that the host stores or sends without emulation:
 STORED = {"matrix": ("bf16",), "margin": ("bf16",)}
 SENT = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
@@ -329,7 +331,9 @@ class ColumnDraws:
 # without overflow; after an overflow it is halved, and the steps of that exchange are
 # left out.
 
-FIRST, LEAST, MOST = 2.0**10, 2.0**-14, 2.0**24
+FIRST = 2.0**10
+LEAST = 2.0**-14
+MOST = 2.0**24
 PATIENCE = 1000  # exchanges without overflow after which it doubles
 
 
@@ -368,7 +372,8 @@ class LossScale:
         if not overflowed:
             self._grow()
             return
-        self.value, self.quiet = self.value / 2, 0
+        self.value = self.value / 2
+        self.quiet = 0
         self.skipped += 1
 
     def kept(self) -> NDArray[np.float64]:
@@ -378,12 +383,14 @@ class LossScale:
     def restore(self, kept: NDArray[np.float64]) -> None:
         """Restore the state from a result of `kept`."""
         self.value = float(kept[0, 0])
-        self.quiet, self.skipped = int(kept[0, 1]), int(kept[0, 2])
+        self.quiet = int(kept[0, 1])
+        self.skipped = int(kept[0, 2])
 
     def _grow(self) -> None:
         self.quiet += 1
         if not self.is_fixed and self.quiet >= PATIENCE and self.value < MOST:
-            self.value, self.quiet = self.value * 2, 0
+            self.value = self.value * 2
+            self.quiet = 0
 
 
 def make_loss_scale(value: float) -> LossScale:

@@ -118,8 +118,11 @@ def _library(path: str) -> Library | None:
             return None
         for get, put in pairs:
             if hasattr(loaded, get) and hasattr(loaded, put):
-                read, write = loaded[get], loaded[put]
-                read.restype, read.argtypes = ctypes.c_int, []
-                write.restype, write.argtypes = None, [ctypes.c_int]
+                read = loaded[get]
+                write = loaded[put]
+                read.restype = ctypes.c_int
+                read.argtypes = []
+                write.restype = None
+                write.argtypes = [ctypes.c_int]
                 return Library(path, variable, read, write)
     return None

@@ -33,7 +33,8 @@ PAIRS_FROM = 48  # sampled rows from which turning them pays
 DOTS_FROM = 256  # columns from which a dot product is worth its last addition
 # Sampled rows and columns from which kernels multiply several columns of weights:
 # below, turning the weights costs more than a copy of the rows.
-MANY_ROWS, MANY_COLUMNS = 128, 1000
+MANY_ROWS = 128
+MANY_COLUMNS = 1000
 MOST_COLUMNS = 32  # from here on BLAS has enough to do with a copy of the rows
 LEAST_ROWS = 16  # of a tile
 FLOAT32, BF16 = "f", "H"  # letters of dtypes: asking for a name takes longer
@@ -68,14 +69,16 @@ class SampledRows:
         return len(self.numbers)
 
     def __getitem__(self, part: slice) -> "SampledRows":
-        numbers, room = self.numbers[part], self.room[part]
+        numbers = self.numbers[part]
+        room = self.room[part]
         some = SampledRows(self.matrix, numbers, room, self.backend)
         some.is_copied = self.is_copied
         return some
 
     def part(self, columns: slice) -> "SampledRows":
         """Return the rows in `columns`, as they are stored; copies have all columns."""
-        matrix, room = self.matrix[:, columns], self.room[:, columns]
+        matrix = self.matrix[:, columns]
+        room = self.room[:, columns]
         some = SampledRows(matrix, self.numbers, room, self.backend)
         some.whole = self, columns
         return some
@@ -154,7 +157,8 @@ class SampledRows:
         K = weights.shape[1]
         if K == 1:
             return "column" if weights.flags.c_contiguous else None
-        m, width = len(self.numbers), self.matrix.shape[1]
+        m = len(self.numbers)
+        width = self.matrix.shape[1]
         if K > MOST_COLUMNS:
             is_bf16 = self.matrix.dtype.char == BF16
             fits = is_bf16 and m >= LEAST_ROWS and compiled_calls.has_tiles()
@@ -170,7 +174,8 @@ class SampledRows:
         """
         if out.dtype.char != FLOAT32:
             return None
-        m, width = len(self.numbers), self.matrix.shape[1]
+        m = len(self.numbers)
+        width = self.matrix.shape[1]
         stored = self.matrix.dtype.char
         if stored == BF16 and m >= PAIRS_FROM and compiled_calls.has_pairs():
             return "pairs"
@@ -246,7 +251,8 @@ class SampledCsrRows:
         if out.dtype != np.float32:
             self.widened.gram(blocks, out)
             return
-        starts, scratch = np.array(blocks.starts, dtype=np.int64), self.backend.scratch
+        starts = np.array(blocks.starts, dtype=np.int64)
+        scratch = self.backend.scratch
         compiled_calls.csr_strict_gram(self.stored, self.numbers, starts, out, scratch)
 
     def add_transposed(self, scaled: Array, weights: Array) -> None:
@@ -384,7 +390,8 @@ class NativeBackend(HostBackend):
         self, name: str, rows: Rows, weights: Array, plain: StepSequence
     ) -> CompiledSteps | None:
         """Return plain steps by kernel `name` for the storage of `rows`, or None."""
-        family, states = plain.family.name, plain.steps.states
+        family = plain.family.name
+        states = plain.steps.states
         narrow = {self.inner, self.weights, weights.dtype} == {np.dtype(np.float32)}
         fits = narrow and states <= MOST_STATES and weights.flags.c_contiguous
         is_one = family in FAMILIES and weights.shape[1] == states
@@ -400,7 +407,9 @@ class NativeBackend(HostBackend):
 
     def _steps_plan(self, plain: StepSequence, weights: Array) -> PlainStepsPlan:
         """Return the coefficients for the kernel; the last ones are cached."""
-        steps, family, known = plain.steps, plain.family, self._last_plan
+        steps = plain.steps
+        family = plain.family
+        known = self._last_plan
         if known is None or known[0] is not steps or known[1] is not family:
             plan = PlainStepsPlan(plain, weights.shape[1], self._rounds_margins)
             known = self._last_plan = (steps, family, plan)

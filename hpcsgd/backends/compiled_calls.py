@@ -65,7 +65,8 @@ def best() -> tuple[Any, str, str]:
     library, why = load_library("portable")
     if library is None:
         return None, "", why
-    level, refused = min(library.hpcsgd_level(), _cap()), ""
+    level = min(library.hpcsgd_level(), _cap())
+    refused = ""
     for name in reversed(SETS[1 : level + 1]):
         better, said = load_library(name)
         if better is None:
@@ -308,12 +309,14 @@ def loss_terms(
     targets, shares : ndarray of shape (n, 1)
         y, and c, the shares of the rows.
     """
-    residuals, sums = np.empty_like(scores), np.empty(3)
+    residuals = np.empty_like(scores)
+    sums = np.empty(3)
     if family.name not in LOSSES:
         call = functions()["loss_terms_softmax"]
         call(*scores.shape, scores, targets, shares, along, residuals, sums)
         return sums, residuals, None
-    kind, bound = LOSSES[family.name], np.array([exp_bound(scores.dtype)])
+    kind = LOSSES[family.name]
+    bound = np.array([exp_bound(scores.dtype)])
     bends = np.empty_like(scores)
     functions()["loss_terms"](
         *(kind, len(scores), scores, targets, shares, along, bound),
@@ -410,12 +413,15 @@ def _by_columns(
     out: Array,
     tiles: KernelScratch | None,
 ) -> None:
-    m, width, K = len(rows), matrix.shape[1], factor.shape[1]
+    m = len(rows)
+    width = matrix.shape[1]
+    K = factor.shape[1]
     if tiles is None:
         call = kernel(f"{name}_columns", matrix)
         scratch = np.empty(width * K, dtype=np.float32)
     else:
-        call, words = functions()[f"{name}_tiles"], functions()["columns_room"]
+        call = functions()[f"{name}_tiles"]
+        words = functions()["columns_room"]
         scratch = tiles.array("tiles", words(m, width, K), np.uint32)
     call(matrix, stride_of(matrix), rows, m, width, K, factor, out, scratch)
 
@@ -423,7 +429,8 @@ def _by_columns(
 def strict_gram(matrix: Array, rows: Array, starts: Array, out: Array) -> None:
     """Compute out ← the strictly-lower blocks of Y Yᵀ, packed, for sampled rows Y."""
     call = kernel("strict_gram", matrix)
-    stride, width = stride_of(matrix), matrix.shape[1]
+    stride = stride_of(matrix)
+    width = matrix.shape[1]
     call(matrix, stride, rows, width, starts, len(starts) - 1, out)
 
 
@@ -440,7 +447,8 @@ def strict_gram_pairs(
 
     The processor has to multiply bf16 in pairs or tiles.
     """
-    call, batches = functions()["strict_gram_pairs"], len(starts) - 1
+    call = functions()["strict_gram_pairs"]
+    batches = len(starts) - 1
     words = functions()["gram_room"](len(rows))
     call(
         matrix,
@@ -569,7 +577,8 @@ class CompiledRecurrence:
         self, margins: Array, gram: Array, batch: StepBatch, intercept: Array | None
     ) -> Array:
         """Return residuals (m, K) of all steps; the intercept advances in place."""
-        m, K = len(margins), margins.shape[1] // self.states
+        m = len(margins)
+        K = margins.shape[1] // self.states
         residuals: Array = np.empty((m, K), dtype=margins.dtype)
         words = m * K
         more: tuple[int, ...] = ()
@@ -598,7 +607,8 @@ class PlainStepsPlan:
     """The coefficients of plain steps, as the struct `walk` of the kernels in C."""
 
     def __init__(self, plain: StepSequence, width: int, rounds: bool) -> None:
-        steps, family = plain.steps, plain.family
+        steps = plain.steps
+        family = plain.family
         starts = np.array(plain.blocks.starts, dtype=np.int64)
         own = (steps.carry, steps.gain, steps.free, steps.gain, steps.probe)
         arrays = [starts, *(np.ascontiguousarray(a, dtype=np.float64) for a in own)]
@@ -639,7 +649,9 @@ class CompiledSteps:
         weights: Array,
         plain: StepSequence,
     ) -> None:
-        batch, d, m = plain.batch, len(weights), len(plain.batch.targets)
+        batch = plain.batch
+        d = len(weights)
+        m = len(plain.batch.targets)
         self.residuals = np.empty((m, plan.columns), dtype=np.float32)
         # Workspace of a point, a gradient, and scaled residuals. Softmax also needs
         # transposed weights, which with one state replace point and gradient.

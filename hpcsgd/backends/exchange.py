@@ -89,7 +89,8 @@ def gather_rows(task: Task, group: Group, room: Array | None) -> Rows:
 
 def rounds_margins(precision: Precision) -> bool:
     """Return whether margins are stored in a narrower format than that of their sum."""
-    stored, summed = get_format(precision.margin), get_format(precision.margin_sum)
+    stored = get_format(precision.margin)
+    summed = get_format(precision.margin_sum)
     return stored.unit_roundoff > summed.unit_roundoff
 
 
@@ -163,7 +164,9 @@ class HostExchange:
     more: Array  # the words of the monitor
 
     def __init__(self, task: Task, scratch: Scratch, blocks: Blocks) -> None:
-        self.task, self.scratch, self.blocks = task, scratch, blocks
+        self.task = task
+        self.scratch = scratch
+        self.blocks = blocks
         self.margin_shape = blocks.rows, task.states * task.columns
         self.rounds_margins = rounds_margins(task.precision)
         self._messages: dict[tuple[Any, ...], tuple[HostSum, ...]] = {}
@@ -225,13 +228,15 @@ class HostExchange:
 
     def _open(self, names: tuple[str, ...], travels: bool) -> Iterator["HostSum"]:
         """Yield one message where the formats of all are equal, else one for each."""
-        task, precision = self.task, self.task.precision
+        task = self.task
+        precision = self.task.precision
         margins = self.margin_shape[0] * self.margin_shape[1] + task.monitor_words
         words = {"gram": self.blocks.gram_words, "margins": margins}
         forms = {"gram": precision.gram_wire, "margins": precision.margin_sum}
         together = [names] if precision.one_message else [(name,) for name in names]
         for part in together:
-            count, form = sum(words[name] for name in part), forms[part[-1]]
+            count = sum(words[name] for name in part)
+            form = forms[part[-1]]
             message = self.scratch.message(
                 task.members, "+".join(part), count, form, travels
             )
@@ -256,8 +261,11 @@ class HostExchange:
 
     def steps(self) -> None:
         """Take the s steps: residuals from summed products."""
-        task, state, group = self.task, self.state, self.group
-        margins, batch = self.stored_margins(), batch_of(task, group.rows)
+        task = self.task
+        state = self.state
+        group = self.group
+        margins = self.stored_margins()
+        batch = batch_of(task, group.rows)
         if task.anchored:
             batch = replace(batch, anchors=margins[:, task.columns : 2 * task.columns])
         state.residuals = task.backend.corrected_residuals(
@@ -272,7 +280,8 @@ class HostExchange:
 
     def update(self) -> None:
         """Add the steps to the weights."""
-        state, residuals = self.state, self.state.residuals
+        state = self.state
+        residuals = self.state.residuals
         assert residuals is not None
         apply_update(self.task, state, self.rows, residuals, self.group.plan)
         self.task.clock.lap("update")
@@ -318,8 +327,10 @@ class HostSum:
         names: tuple[str, ...],
         travels: bool,
     ) -> None:
-        self.exchange, self.message = exchange, message
-        self.names, self.travels = names, travels
+        self.exchange = exchange
+        self.message = message
+        self.names = names
+        self.travels = travels
         self._written: Array = NOTHING
         self._views: dict[str, Array] = {}
 
@@ -365,7 +376,9 @@ class HostSequence:
     def __init__(
         self, before: Sequence[Part], sums: Sequence[HostSum], after: Sequence[Part]
     ) -> None:
-        self._before, self._sums, self._after = before, sums, after
+        self._before = before
+        self._sums = sums
+        self._after = after
 
     def run(self) -> None:
         """Call all parts."""
@@ -428,11 +441,15 @@ class HostStep(HostExchange):
     ) -> None:
         super().__init__(task, scratch, blocks)
         self.margin_shape = blocks.rows, task.columns * (2 if task.anchored else 1)
-        self.gram, self.is_alone = task.no_gram, is_alone
+        self.gram = task.no_gram
+        self.is_alone = is_alone
 
     def take(self, state: State, plan: HostPlan, rows: Rows, batch: StepBatch) -> None:
         """Take the step of this batch next."""
-        self.state, self.plan, self.rows, self.batch = state, plan, rows, batch
+        self.state = state
+        self.plan = plan
+        self.rows = rows
+        self.batch = batch
 
     def sample(self) -> None:
         """Do nothing: the rows of all steps were gathered together."""
@@ -446,7 +463,8 @@ class HostStep(HostExchange):
 
     def scores(self) -> None:
         """Compute t = Y w of this member."""
-        task, weights = self.task, self.state.weights
+        task = self.task
+        weights = self.state.weights
         point = weights[:, : 2 * task.columns]  # w and its anchor
         if not task.anchored:
             point = probed(task, weights)
@@ -455,7 +473,8 @@ class HostStep(HostExchange):
 
     def steps(self) -> None:
         """Compute r = residual(t, y)."""
-        task, batch = self.task, self.batch
+        task = self.task
+        batch = self.batch
         margins = self.stored_margins()
         if task.anchored:
             margins, anchors = np.split(margins, 2, axis=1)
@@ -486,7 +505,9 @@ class HostPlainSteps:
     is_alone = False
 
     def __init__(self, task: Task, scratch: Scratch, blocks: Blocks) -> None:
-        self.task, self.scratch, self.blocks = task, scratch, blocks
+        self.task = task
+        self.scratch = scratch
+        self.blocks = blocks
         self._steps: dict[int, HostStep] = {}
 
     @cached_property
@@ -510,7 +531,8 @@ class HostPlainSteps:
     def fused_steps(self) -> bool:
         """Sample the rows, take all steps by one kernel; False if no kernel does."""
         self.sample()
-        task, state = self.task, self.state
+        task = self.task
+        state = self.state
         # Kernels do not cover gradient sinks, several models and anchors.
         if task.gradient_sink is not None or task.models is not None or task.anchored:
             return False
@@ -542,7 +564,8 @@ class HostPlainSteps:
     def _between_messages(self, between: Any) -> None:
         """Alternate sums over members with calls of `between`, one for each step."""
         sizes = self.blocks.sizes
-        clock, message = self.task.clock, self._message(sizes[0])
+        clock = self.task.clock
+        message = self._message(sizes[0])
         between(-1, None, message.array)
         clock.lap("steps")
         for j, size in enumerate(sizes):
@@ -556,13 +579,15 @@ class HostPlainSteps:
 
     def _message(self, rows: int) -> Message:
         """Return the message of the scores of so many rows."""
-        task, words = self.task, rows * self.task.columns
+        task = self.task
+        words = rows * self.task.columns
         form = task.precision.margin_sum
         return self.scratch.message(task.members, "margins", words, form)
 
     def each_step(self) -> Iterator[HostStep]:
         """Yield the steps one by one, if there is other work between two of them."""
-        residuals, starts = [], self.blocks.starts
+        residuals = []
+        starts = self.blocks.starts
         for j, plan in enumerate(self.group.steps):
             part = slice(starts[j], starts[j + 1])
             step = self._step_of(self.blocks.sizes[j])
@@ -639,7 +664,8 @@ class SparseGather:
 
     def _all_lengths(self) -> Array:
         if self.lengths is None:
-            members, height = self.task.members, len(self.matrix)
+            members = self.task.members
+            height = len(self.matrix)
             own = self.matrix.lengths.astype(self.column)
             flat = np.empty(members.size * height, dtype=self.column)
             members.gather(own, [height] * members.size, flat, "control")
@@ -665,7 +691,8 @@ def unpack(
     indptr = edges_of(lengths)
     cut = int(indptr[-1]) * column.itemsize // flat.itemsize
     # Copies, since a part of a message need not be aligned for wider words.
-    numbers, values = flat[:cut].copy(), flat[cut:].copy()
+    numbers = flat[:cut].copy()
+    values = flat[cut:].copy()
     return Csr(indptr, numbers.view(column), values.view(storage), width)
 
 
@@ -721,9 +748,11 @@ class DenseGather:
         if self._all is None:
             shape = (self.matrix.shape[0], sum(self.widths))
             self._all = np.empty(shape, dtype=dtype)
-        first, self._filled = self._filled, self._filled + rows
+        first = self._filled
+        self._filled = self._filled + rows
         if self._filled > len(self._all):  # rows that were kept are no longer good
-            self._all, self._filled = np.empty_like(self._all), rows
+            self._all = np.empty_like(self._all)
+            self._filled = rows
             first = 0
         return self._all[first : self._filled]
 

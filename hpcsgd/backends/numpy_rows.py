@@ -38,7 +38,8 @@ class ManyPlan(HostPlan):
 
     def scale(self, step: int, residuals: Array, out: Array) -> None:
         """Compute out ← earlier residuals times their factors in scores of `step`."""
-        sizes, couple = self.blocks.sizes, self.couple[step]
+        sizes = self.blocks.sizes
+        couple = self.couple[step]
         # Only the last batch of an epoch is ragged, and nothing comes after it.
         shape = (step, sizes[0], residuals.shape[1])
         np.multiply(residuals.reshape(shape), couple[:, None], out=out.reshape(shape))
@@ -56,7 +57,8 @@ class ManyPlan(HostPlan):
 
     def advance(self, intercept: Array, step: int, residuals: Array) -> None:
         """Advance the intercept by one step: β ← M β + u Σr, for every column."""
-        unrolled, total = self.unrolled, residuals.sum(axis=0, dtype=np.float64)
+        unrolled = self.unrolled
+        total = residuals.sum(axis=0, dtype=np.float64)
         moved = np.einsum("pqk,qk->pk", unrolled.free[step], intercept)
         intercept[...] = moved + unrolled.push[step] * total
 
@@ -335,13 +337,15 @@ class DenseRows:
 
     def gram(self, blocks: Blocks, out: Array) -> None:
         """Compute packed G: whole block rows if they are small, else by halving."""
-        rows, panels = self.values, block_rows(out, blocks)
+        rows = self.values
+        panels = block_rows(out, blocks)
         if blocks.gram_words * rows.shape[1] >= HALVING_WORK:
             _halve(rows, blocks, panels, 0, len(blocks.sizes))
             return
         turned = rows.T
         for j, panel in enumerate(panels, start=1):
-            first, last = blocks.starts[j], blocks.starts[j + 1]
+            first = blocks.starts[j]
+            last = blocks.starts[j + 1]
             _product(rows[first:last], turned[:, :first], panel)
 
     def add_transposed(self, scaled: Array, weights: Array) -> None:
@@ -519,7 +523,8 @@ def split(matrix: Any, heavy: Array) -> tuple[Array, Any]:
     if heavy.all():
         return matrix.toarray(), _chosen(matrix, np.zeros_like(matrix.indices, bool))
     is_heavy = heavy[matrix.indices]
-    panel, rest = _chosen(matrix, is_heavy), _chosen(matrix, ~is_heavy)
+    panel = _chosen(matrix, is_heavy)
+    rest = _chosen(matrix, ~is_heavy)
     # Heavy columns side by side; the light ones may keep their numbers.
     place = np.cumsum(heavy, dtype=np.int32) - np.int32(1)
     columns = Csr(panel.indptr, place[panel.indices], panel.data, int(place[-1]) + 1)
@@ -561,7 +566,8 @@ def _add_light(matrix: Any, blocks: Blocks, panels: list[Array], work: float) ->
 
 # Arrays of m x m words while a Gram is rounded sum by sum, and with a kernel that
 # rounds in place.
-ROUNDED, ROUNDED_IN_PLACE = 6, 3
+ROUNDED = 6
+ROUNDED_IN_PLACE = 3
 
 
 def dense_gram_workspace(rows: int, precision: Precision, on_gpu: bool) -> int:
@@ -620,7 +626,8 @@ def sparse_gram_workspace(
     if has_kernels and compiled_calls.available():
         return 0
     # A heavy column has at least HEAVY·m values, which bounds how many there are.
-    stored, panel = int(rows * columns * density), rows * columns
+    stored = int(rows * columns * density)
+    panel = rows * columns
     if HEAVY:
         panel = min(int(stored / HEAVY), panel)
     light = max(rows * rows * wide, rows * rows * (2 * wide + COLUMN) // 3)

@@ -343,7 +343,8 @@ class State:
         """
         if self.copies is not None and self.copies.sums(group):
             return self.copies.portion(share)
-        weights, intercept = self.host_array("weights"), self.host_array("intercept")
+        weights = self.host_array("weights")
+        intercept = self.host_array("intercept")
         parts = [weights.reshape(-1)]
         if intercept is not None:
             parts.append(intercept.reshape(-1).astype(weights.dtype))
@@ -358,7 +359,8 @@ class State:
         """
         if self.copies is not None and self.copies.has_made(total):
             return self.copies.become()
-        weights, intercept = self.weights, self.intercept
+        weights = self.weights
+        intercept = self.intercept
         weights[...] = total[: weights.size].reshape(weights.shape)
         if intercept is not None:
             intercept[...] = total[weights.size :].reshape(intercept.shape)
@@ -447,7 +449,8 @@ class ManyCoefficients(ExchangeCoefficients):
     def only(self, number: int, model: Models) -> "ManyCoefficients":
         """Return the coefficients of one of the models."""
         own = self.models.setting_of[number * self.models.scores]
-        rates, sizes = self.each[:, [own]], self.blocks.sizes
+        rates = self.each[:, [own]]
+        sizes = self.blocks.sizes
         return ManyCoefficients(self.update, model, self.backend, rates, sizes)
 
     @cached_property

@@ -36,7 +36,8 @@ COLUMNS = (
 # A flag's name stands for the setting behind it.
 SHORT = {flag.name[2:]: flag.setting for flag in FLAGS if flag.is_setting}
 
-PASSES, COSTS = ("epoch", "seconds"), ("seconds", "words", "messages")
+PASSES = ("epoch", "seconds")
+COSTS = ("seconds", "words", "messages")
 MARK = " +"  # after the name of the baseline
 
 log = logging.getLogger(__name__)
@@ -130,7 +131,8 @@ def plan_comparison(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Ent
     named = _of_file(tables.pop("compare", {}))
     named += [parse_setting(text) for text in arguments.settings]
     base = overlaid(tables, arguments)
-    shared, found = RunConfig.parse(base), list[Entry]()
+    shared = RunConfig.parse(base)
+    found = list[Entry]()
     ranks = arguments.ranks or launch.launcher_size()
     if arguments.methods is not None:
         found += line_up(arguments.methods, base, ranks)
@@ -237,7 +239,8 @@ def table_of(found: "Comparison") -> "Table":
 
 
 def _title(found: "Comparison") -> str:
-    ranks, repeats = found.rows[0].result.report["ranks"], len(found.rows[0].times)
+    ranks = found.rows[0].result.report["ranks"]
+    repeats = len(found.rows[0].times)
     said = f"{ranks} rank{'' if ranks == 1 else 's'}, median of {repeats}"
     if found.reference is not found.rows[0]:
         said += f", gaps and speed-ups against {found.reference.name}"
@@ -299,7 +302,8 @@ def _cells(found: "Comparison", row: "ComparisonRow") -> tuple[str, ...]:
     """Return the figures of one row as text, in the order of COLUMNS."""
     from hpcsgd.studies.plots.charts import figures
 
-    report, first = row.result.report, found.rows[0].setting.global_batch
+    report = row.result.report
+    first = found.rows[0].setting.global_batch
     mark = "" if row.setting.global_batch == first else " *"
     ahead = " ahead" if report["look_ahead"] else ""
     efficiency = found.efficiency(row)

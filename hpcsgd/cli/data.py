@@ -35,15 +35,20 @@ class ConversionMeter:
     """A meter that measures progress and shows nothing; base class of the others."""
 
     def __init__(self) -> None:
-        self.what, self.size, self.started = "", 0, time.monotonic()
+        self.what = ""
+        self.size = 0
+        self.started = time.monotonic()
         self.first: int | None = None
         self.now = 0
         self.file_bytes = 0  # of a source whose positions are rows, or 0
 
     def begin(self, what: str, size: int) -> None:
         """Begin a pass, called `what`, over `size` bytes or rows; 0 if unknown."""
-        self.what, self.size, self.started = what, size, time.monotonic()
-        self.first, self.now = None, 0
+        self.what = what
+        self.size = size
+        self.started = time.monotonic()
+        self.first = None
+        self.now = 0
 
     def at(self, position: int) -> None:
         """Set the position of the pass."""
@@ -77,7 +82,8 @@ class ConversionLines(ConversionMeter):
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
-        self.seconds, self.last = seconds, time.monotonic()
+        self.seconds = seconds
+        self.last = time.monotonic()
 
     def at(self, position: int) -> None:
         """Set the position; write a line if `seconds` seconds have passed."""

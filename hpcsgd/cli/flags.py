@@ -4,12 +4,18 @@ from hpcsgd.cli import names
 from hpcsgd.cli.parser import Flag, gib, numbers, rate, whole_or_auto
 from hpcsgd.products import PRODUCTS
 
-DATA, MODEL, STEPS = "data", "model", "steps"
-REPLICAS, PRECISION = "replicas", "precision"
-RANKS, DEVICE = "ranks and network", "device and memory"
-OUTPUT, CHECKS = "output and resume", "checks and monitoring"
+DATA = "data"
+MODEL = "model"
+STEPS = "steps"
+REPLICAS = "replicas"
+PRECISION = "precision"
+RANKS = "ranks and network"
+DEVICE = "device and memory"
+OUTPUT = "output and resume"
+CHECKS = "checks and monitoring"
 SETTINGS = "any setting"
-TRUE, FALSE = {"action": "store_true"}, {"action": "store_false"}
+TRUE = {"action": "store_true"}
+FALSE = {"action": "store_false"}
 FLAGS: tuple[Flag, ...] = (
     Flag("--data", "data.path", DATA, {"metavar": "FILE.h5"}, common=True),
     Flag("--hold-out", "sampling.hold_out", DATA, {"type": float, "metavar": "SHARE"}),

@@ -64,7 +64,8 @@ def gather() -> dict[str, Any]:
     from hpcsgd.data.convert import parsers
     from hpcsgd.studies.compare import LINE_UP
 
-    packages, cards = {name: _version(name) for name in PACKAGES}, gpus()
+    packages = {name: _version(name) for name in PACKAGES}
+    cards = gpus()
     seen = len(cards) if isinstance(cards, list) else 0
     return {
         "hpcsgd": hpcsgd.__version__,
@@ -98,7 +99,8 @@ def _version(package: str) -> str:
 
 def cpu_facts() -> dict[str, Any]:
     """Return the model, the cores, and the vector and matrix units of the CPU."""
-    model, flags = platform.machine(), set[str]()
+    model = platform.machine()
+    flags = set[str]()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
@@ -171,7 +173,8 @@ def transport_facts(packages: Mapping[str, str], gpus: int) -> dict[str, Any]:
 
     from hpcsgd.comm import gpu_mpi
 
-    root, library = Path("/"), nccl_library()
+    root = Path("/")
+    library = nccl_library()
     return describe(
         nccl=nccl_version(library),
         cupy=packages.get("cupy", "not installed") != "not installed",

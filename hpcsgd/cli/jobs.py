@@ -215,7 +215,8 @@ def _telling(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _train(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    folder, run = os.path.join(arguments.out, "run"), _run_table(arguments)
+    folder = os.path.join(arguments.out, "run")
+    run = _run_table(arguments)
     return (Step(training(arguments.words, folder, run, resources)),)
 
 
@@ -275,7 +276,8 @@ def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
     for number, point in enumerate(points):
         varied = [said.partition("=")[2] for said in point if said.startswith(DEVICE)]
         own = {**run, "device": varied[-1]} if varied else run
-        words, folder = (*arguments.words, *_sets(point)), _folder(arguments, number)
+        words = (*arguments.words, *_sets(point))
+        folder = _folder(arguments, number)
         found.append(Step(training(words, folder, own, resources)))
     return tuple(found)
 
@@ -299,7 +301,8 @@ def _sets(point: Sequence[str]) -> Words:
 def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
     """Return a step of the same run for each number of ranks, each with its folder."""
     _refuse_out(arguments)
-    found, run = [], _run_table(arguments)
+    found = []
+    run = _run_table(arguments)
     for ranks in ranks_of(arguments.ranks):
         folder = _folder(arguments, f"ranks-{ranks}")
         found.append(Step(training(arguments.words, folder, run, resources), ranks))

@@ -138,7 +138,9 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
 
     if not launch.is_rank_0_of_launcher():
         return 0  # one rank of a launcher is enough, and two would write one file
-    result, what, path = load_result(arguments.model), arguments.what, arguments.out
+    result = load_result(arguments.model)
+    what = arguments.what
+    path = arguments.out
     model = model_of(result)
     check_what(model, what)
     reader, preparation = rows_for(model, open_reader(Path(arguments.data)))
@@ -385,7 +387,8 @@ def weight_facts(result: "Result") -> Facts:
     import numpy as np
 
     weights = np.asarray(result.weights, dtype=np.float64)
-    intercept, models = result.intercept, "models" in result.report
+    intercept = result.intercept
+    models = "models" in result.report
     return {
         "dtype": str(result.weights.dtype),
         "norm": float(np.linalg.norm(weights)),

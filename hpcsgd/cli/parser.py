@@ -130,7 +130,8 @@ class RankHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rank, self.size = launch.launcher_rank() or 0, launch.launcher_size()
+        self.rank = launch.launcher_rank() or 0
+        self.size = launch.launcher_size()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record on one line, if this rank writes it."""
@@ -186,7 +187,8 @@ def set_rank(rank: int, size: int) -> None:
 
     Until then they are those of the launcher's variables.
     """
-    HANDLER.rank, HANDLER.size = rank, size
+    HANDLER.rank = rank
+    HANDLER.size = size
 
 
 # A command on all ranks: open the world, work, print on rank 0.
@@ -395,7 +397,8 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("allow_abbrev", False)
         epilog = f"{EXAMPLE}\n  {example}" if example else None
         super().__init__(add_help=False, epilog=epilog, **options)
-        self.example, self.menu = example, menu
+        self.example = example
+        self.menu = menu
         self.rare: set[str] = set()  # destinations that --help leaves out
         self.fits: dict[str, str] = {}  # destination -> its value without SGD settings
         self.general = self.add_argument_group("general")
@@ -599,7 +602,9 @@ def _sgd_default(setting: str) -> Any:
 @cache
 def _helps() -> dict[str, str]:
     """Return section.key -> the comment above or beside it, without its choices."""
-    texts, section, remarks = {}, "", list[str]()
+    texts = {}
+    section = ""
+    remarks = list[str]()
     for line in _defaults_file().splitlines():
         found = KEY.fullmatch(line)
         if found:
@@ -706,10 +711,12 @@ def run(argv: Sequence[str]) -> int:
 
 def gib(text: str) -> float:
     """Return the GiB of "64MiB", "1.5GiB" or a plain number of GiB."""
-    number, unit = text.strip(), 2**30
+    number = text.strip()
+    unit = 2**30
     for name in BINARY[1:]:
         if number.endswith(name):
-            number, unit = number.removesuffix(name), UNIT_BYTES[name]
+            number = number.removesuffix(name)
+            unit = UNIT_BYTES[name]
     try:
         return float(number) * unit / 2**30
     except ValueError as error:

@@ -30,8 +30,10 @@ def summary(result: "Result") -> str:
     """Return the summary of a result: status, loss, steps, traffic and seconds."""
     from hpcsgd.runs.advice import in_short
 
-    report, ledger = result.report, result.ledger
-    schedule, grid = report["schedule"], report["grid"]
+    report = result.report
+    ledger = result.ledger
+    schedule = report["schedule"]
+    grid = report["grid"]
     products = ledger["products"]
     lines = [
         f"status        {result.status.value}",
@@ -54,7 +56,8 @@ def summary(result: "Result") -> str:
 
 
 def _loss(result: "Result") -> str:
-    report, many = result.report, result.report["emulated_members"]
+    report = result.report
+    many = result.report["emulated_members"]
     if many:
         return f"not known: one rank was timed as one of {many}, and learnt nothing"
     return f"{result.loss:.8g}   (all {report['rows']} rows, float64)"
@@ -397,7 +400,8 @@ def table(found: "Sweep") -> str:
 def _below(found: "Sweep") -> list[str]:
     from hpcsgd.runs.result import WORSE
 
-    outcome, report = found.outcome, found.outcome.report
+    outcome = found.outcome
+    report = found.outcome.report
     products = outcome.ledger["products"]
     try:
         best = f"model {found.best}{_named(vars(found.models[found.best]))}"

@@ -429,7 +429,8 @@ def _percent(gap: float) -> str:
 
 def sentences(found: "PrecisionReport") -> list[str]:
     """Return the recommendation."""
-    best, tolerance = found.recommended, found.question.tolerance
+    best = found.recommended
+    tolerance = found.question.tolerance
     said = f"recommended: --precision {best.recipe}"
     if best.gap.predicted > tolerance:
         return [f"{said}; no recipe is expected to stay within {100 * tolerance:g} %"]

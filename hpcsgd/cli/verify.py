@@ -98,7 +98,8 @@ def _figures(check: Any) -> str:
     if check.why:
         return str(check.why)
     if "deviation" in check.figures:
-        deviation, allowed = check.figures["deviation"], check.figures["tolerance"]
+        deviation = check.figures["deviation"]
+        allowed = check.figures["tolerance"]
         return f"deviation {deviation:.1e}, allowed {allowed:.1e}"
     if check.name == "traffic":
         found = check.figures["ledger"]

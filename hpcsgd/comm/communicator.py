@@ -304,7 +304,8 @@ def start_parts_in_order(transport: Transport, parts: Collective) -> Transfer:
 
     For transports that have no sum of parts, or none in rank order.
     """
-    total, ranks = parts.receive, transport.size
+    total = parts.receive
+    ranks = transport.size
     pieces = np.empty((ranks, total.size), dtype=total.dtype)
     exchange = Collective("exchange", parts.send, pieces.reshape(-1), parts.counts)
     transfer = transport.begin(exchange, False)
@@ -341,7 +342,8 @@ class Pending:
 
     def wait(self) -> Array:
         """Block until the result is in the buffer, and return that."""
-        finish, self._finish = self._finish, None
+        finish = self._finish
+        self._finish = None
         if finish is not None:
             finish()
         return self.buffer
@@ -447,7 +449,8 @@ class Communicator(Transport):
     def __init__(
         self, rank: int, size: int, ledger: Ledger, reproducible: bool = False
     ) -> None:
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
         self.ledger = ledger
         self.reproducible = reproducible
         self.begun = 0  # collectives of this group so far
@@ -499,7 +502,8 @@ class Communicator(Transport):
         return collective.receive
 
     def _start(self, collective: Collective, purpose: str) -> Pending:
-        began, title = perf_counter(), collective.title
+        began = perf_counter()
+        title = collective.title
         with self.enter(f"start of the {title}", purpose):
             transfer = self.begin(collective, False)
         number = self.begun
@@ -514,7 +518,8 @@ class Communicator(Transport):
         return Pending(collective.receive, wait, transfer.is_done)
 
     def _book(self, collective: Collective, purpose: str, began: float) -> None:
-        sent, elapsed = collective.send, perf_counter() - began
+        sent = collective.send
+        elapsed = perf_counter() - began
         moved = collective.wire_bytes(self.size, self.rank)
         self.ledger.record(purpose, sent.size, sent.nbytes, moved, elapsed)
 
@@ -703,7 +708,8 @@ class Communicator(Transport):
         began = perf_counter()
         with self.enter("sum", purpose):
             total = workspace.add()
-        size, elapsed = written.nbytes, perf_counter() - began
+        size = written.nbytes
+        elapsed = perf_counter() - began
         moved = sum_bytes(size, self.size)
         self.ledger.record(purpose, written.size, size, moved, elapsed)
         return total
@@ -726,7 +732,8 @@ class Communicator(Transport):
         may be nested: a rank that fails before an inner call reports its error in that
         one.
         """
-        result, error = None, None
+        result = None
+        error = None
         try:
             result = action()
         except HpcsgdError as raised:

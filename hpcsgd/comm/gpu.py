@@ -115,7 +115,8 @@ class Carrier(ABC):
     """Moves device arrays without gaps for the ranks of `host`."""
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
-        self.host, self.layer = host, layer
+        self.host = host
+        self.layer = layer
         self._stream = stream
         self.up = self.down = 0  # bytes that it copied by way of the host
 
@@ -168,7 +169,9 @@ class DeviceCommunicator(Communicator):
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         super().__init__(host.rank, host.size, host.ledger, host.reproducible)
-        self.host, self.layer, self._stream = host, layer, stream
+        self.host = host
+        self.layer = layer
+        self._stream = stream
         self.waits_busily = host.waits_busily
         self.node_sharing = host.node_sharing
         self.carrier = self._open()
@@ -325,8 +328,10 @@ def check_transport(world: DeviceCommunicator) -> None:
 
 def _prove(world: DeviceCommunicator) -> None:
     words = np.arange(PROOF, dtype=np.float32)
-    layer, stream = world.layer, world.stream
-    host, buffer = layer.pinned(PROOF, np.float32), layer.empty(PROOF, np.float32)
+    layer = world.layer
+    stream = world.stream
+    host = layer.pinned(PROOF, np.float32)
+    buffer = layer.empty(PROOF, np.float32)
     host[...] = words * (world.rank + 1)
     layer.to_device(host, buffer, stream)
     try:

@@ -82,7 +82,8 @@ class HostStaging(Carrier):
         return Transfer(wait)
 
     def _down(self, array: Any) -> Array:
-        host, stream = self.pinned.take(array.size, array.dtype), self.stream
+        host = self.pinned.take(array.size, array.dtype)
+        stream = self.stream
         self._to_host(array, host)
         self.layer.wait(self.layer.record(stream))
         return host
@@ -347,7 +348,8 @@ class DeviceNarrowSum(NarrowSum):
         """Prepare the sum of `array`, of `words` words, in place; None: of a
         new array.
         """
-        self.group, layer = group, group.layer
+        self.group = group
+        layer = group.layer
         pieces = [share(words, group.size, rank) for rank in range(group.size)]
         lengths = [int(piece.stop - piece.start) for piece in pieces]
         own = lengths[group.rank]
@@ -359,7 +361,8 @@ class DeviceNarrowSum(NarrowSum):
         self._prepare()
 
     def _finish(self, purpose: str) -> None:
-        group, own = self.group, self._own
+        group = self.group
+        own = self._own
         group.layer.add_bits(self._received.held, group.size, own.held, group.stream)
         group.run(self._gather, purpose)
         self._totals.read(self._array)

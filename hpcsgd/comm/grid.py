@@ -85,7 +85,8 @@ def parse_grid(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)[xX×](\d+)", text.strip())
     if match is None:
         raise ConfigError(f"--grid {text}: write RxC, for example 1x2 or 4x2")
-    replicas, members = int(match[1]), int(match[2])
+    replicas = int(match[1])
+    members = int(match[2])
     if replicas < 1 or members < 1:
         raise ConfigError(f"--grid {text}: replicas and members must be at least 1")
     return replicas, members

@@ -47,7 +47,9 @@ class ThreadLocation:
         """Do nothing: `enter` has stored the location."""
 
     def __exit__(self, *error: object) -> None:
-        self.last, self.now, self.since = self.now, None, perf_counter()
+        self.last = self.now
+        self.now = None
+        self.since = perf_counter()
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
@@ -116,7 +118,8 @@ def totals(sent: Iterable[SentWords]) -> dict[str, int]:
     calls = size = 0
     words: int | None = 0
     for each in sent:
-        calls, size = calls + 1, size + each.bytes
+        calls = calls + 1
+        size = size + each.bytes
         words = None if words is None or each.words is None else words + each.words
     if words is None:
         return {"bytes": size}

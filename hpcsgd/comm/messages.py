@@ -124,7 +124,8 @@ def bytes_of_word(name: str, ranks: int) -> int:
     is summed.
     """
     form = get_format(name)
-    wide, narrow = form.carrier.itemsize, form.dtype.itemsize
+    wide = form.carrier.itemsize
+    narrow = form.dtype.itemsize
     if ranks == 1 or not is_narrow(form):
         return wide
     # The message and its parts; what is sent, received, added and gathered.
@@ -172,7 +173,9 @@ class NarrowSum:
 
     def _prepare(self) -> None:
         """Prepare both collectives, once for all sums."""
-        sent, received, totals = self._sent, self._received, self._totals
+        sent = self._sent
+        received = self._received
+        totals = self._totals
         self._exchange = Collective("exchange", sent.held, received.held, sent.counts)
         self._gather = Collective("gather", self._own.held, totals.held, totals.counts)
 
@@ -315,13 +318,12 @@ def sum_parts(parts: list[Array], name: str) -> Array:
 
 def _exchanged(parts: list[Array], form: Format) -> Array:
     """Return Σ of the parts of all ranks, as `NarrowSum` computes it."""
-    words, ranks = parts[0].size, len(parts)
+    words = parts[0].size
+    ranks = len(parts)
     pieces = [share(words, ranks, rank) for rank in range(ranks)]
     lengths = [int(piece.stop - piece.start) for piece in pieces]
-    sent, totals = (
-        [NarrowPieces(form, lengths) for _ in parts],
-        NarrowPieces(form, lengths),
-    )
+    sent = [NarrowPieces(form, lengths) for _ in parts]
+    totals = NarrowPieces(form, lengths)
     for message, part in zip(sent, parts, strict=True):
         message.write(part)
     ends = [0, *accumulate(totals.counts)]

@@ -55,7 +55,8 @@ class MpiMail:
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
-        self.rank, self.size = int(comm.rank), int(comm.size)
+        self.rank = int(comm.rank)
+        self.size = int(comm.size)
         self._leaving: list[Any] = []
         self._arriving: list[Any] = []
         homes = comm.allgather((node(), os.getpid()))
@@ -140,7 +141,9 @@ def meet(
         arrived.Wait()
         return
     words = _Words(mpi, comm)
-    began, tests, warned = time.perf_counter(), 0, False
+    began = time.perf_counter()
+    tests = 0
+    warned = False
     hearing = HEARING + first_turn(comm.rank)
     while not arrived.Test():
         tests += 1
@@ -181,7 +184,8 @@ class _Words:
     """The words that waiting ranks send each other, to show that they are present."""
 
     def __init__(self, mpi: Any, comm: Any) -> None:
-        self._mpi, self._comm = mpi, comm
+        self._mpi = mpi
+        self._comm = comm
         self._present = {int(comm.rank)}
         self._told = {int(comm.rank)}
         self._word = np.zeros(1, dtype=np.uint8)
@@ -341,7 +345,8 @@ class MpiCommunicator(Communicator):
         watches.
         """
         super().unwatch()
-        dog, self._watchdog = self._watchdog, None
+        dog = self._watchdog
+        self._watchdog = None
         if dog is None:
             return
         with self.enter("end of the run", "control"):
@@ -449,7 +454,8 @@ def _parts(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
 
 
 def _gather(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
-    sent, received = _sendable(c.send), _sendable(c.receive)
+    sent = _sendable(c.send)
+    received = _sendable(c.receive)
     if _are_equal(c.counts):
         return "Allgather", (sent, received)
     return "Allgatherv", (sent, [received, c.counts])
@@ -461,7 +467,8 @@ def _collect(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
 
 
 def _exchange(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
-    sent, received = _sendable(c.send), _sendable(c.receive)
+    sent = _sendable(c.send)
+    received = _sendable(c.receive)
     if _are_equal(c.counts):
         return "Alltoall", (sent, received)
     counts = [c.counts[rank]] * len(c.counts)
@@ -469,7 +476,8 @@ def _exchange(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]
 
 
 def _deal(mpi: Any, rank: int, c: Collective) -> tuple[str, tuple[Any, ...]]:
-    sent, received = _sendable(c.send), _sendable(c.receive)
+    sent = _sendable(c.send)
+    received = _sendable(c.receive)
     return "Alltoallv", ([sent, c.counts], [received, c.received])
 
 

@@ -71,7 +71,8 @@ class NcclQueue(Carrier):
 
     def _met(self) -> Any:
         """Return NCCL's communicator, with the id that rank 0 has made. Collective."""
-        host, name = self.host, None
+        host = self.host
+        name = None
         with self._checked():
             if host.rank == 0:
                 name = self._nccl.get_unique_id()
@@ -102,7 +103,8 @@ class NcclQueue(Carrier):
         """Wait for a collective, as its place for the watchdog, and check NCCL for
         errors.
         """
-        place, size = self.host.ledger.place, self.host.size
+        place = self.host.ledger.place
+        size = self.host.size
         with (
             place.enter(sent.what, sent.purpose, sent.number, size),
             self._checked(str(sent)),
@@ -116,7 +118,8 @@ class NcclQueue(Carrier):
         self.under_way.clear()
         self.under_way.extend(others)
         self._release()
-        comm, self._comm = self._comm, None
+        comm = self._comm
+        self._comm = None
         if comm is not None:
             comm.abort()
 
@@ -126,7 +129,8 @@ class NcclQueue(Carrier):
             self.abort_pending()
         self.limit_pending(0)
         self._release()
-        comm, self._comm = self._comm, None
+        comm = self._comm
+        self._comm = None
         if comm is not None:
             comm.destroy()
 
@@ -281,25 +285,30 @@ class Nccl(NcclQueue):
 
     def _sum(self, c: Collective) -> Callable[[int], None]:
         def action(to: int) -> None:
-            at, kind = self.layer.address(c.send), KINDS[c.send.dtype.char]
+            at = self.layer.address(c.send)
+            kind = KINDS[c.send.dtype.char]
             self._comm.allReduce(at, at, c.send.size, kind, SUM, to)
 
         return action
 
     def _reduce(self, c: Collective) -> Callable[[int], None]:
-        at, kind = self.layer.address(c.send), KINDS[c.send.dtype.char]
+        at = self.layer.address(c.send)
+        kind = KINDS[c.send.dtype.char]
         return lambda to: self._comm.reduce(at, at, c.send.size, kind, SUM, 0, to)
 
     def _broadcast(self, c: Collective) -> Callable[[int], None]:
-        at, size = self.layer.address(c.send), c.send.nbytes
+        at = self.layer.address(c.send)
+        size = c.send.nbytes
         return lambda to: self._comm.broadcast(at, at, size, BYTES, c.root, to)
 
     def _parts(self, c: Collective) -> Callable[[int], None]:
         """Return calls for equal parts, a reduce-scatter, or for others, one group of
         reductions.
         """
-        at, kind = self.layer.address(c.send), KINDS[c.send.dtype.char]
-        item, own = c.send.dtype.itemsize, c.counts[self.host.rank]
+        at = self.layer.address(c.send)
+        kind = KINDS[c.send.dtype.char]
+        item = c.send.dtype.itemsize
+        own = c.counts[self.host.rank]
         sizes = [count * item for count in c.counts]
 
         def scatter(to: int) -> None:

@@ -33,7 +33,8 @@ class PersistentRequest:
     """
 
     def __init__(self, mpi: Any, request: Any) -> None:
-        self._start, self._wait = request.Start, request.Wait
+        self._start = request.Start
+        self._wait = request.Wait
         self.free = weakref.finalize(self, _free, mpi, request)
 
     def __call__(self) -> None:
@@ -117,7 +118,9 @@ class NodeWindows:
     """
 
     def __init__(self, comm: Any, across: Any, mpi: Any) -> None:
-        self.comm, self.across, self._mpi = comm, across, mpi
+        self.comm = comm
+        self.across = across
+        self._mpi = mpi
         self.windows: list[Any] = []
         self.users: list[weakref.ref[Any]] = []
 
@@ -144,7 +147,9 @@ class NodeRanks:
     """The ranks of a group on one machine, and windows that hold what they share."""
 
     def __init__(self, comm: Any, across: Any, mpi: Any, whole: bool) -> None:
-        self.comm, self.across, self.mpi = comm, across, mpi
+        self.comm = comm
+        self.across = across
+        self.mpi = mpi
         self.whole = whole  # the group has no ranks elsewhere
         self.rank: int = comm.rank
         self.size: int = comm.size
@@ -315,7 +320,8 @@ class SummedInSlices(Workspace):
         *slots, total = _rows(memory, node.size + 1, words, dtype)
         own = share(words, node.size, node.rank)
         self._slot: Array = slots[node.rank]
-        self._parts, self._part = [slot[own] for slot in slots], total[own]
+        self._parts = [slot[own] for slot in slots]
+        self._part = total[own]
         self._total: Array = total.view()
         self._total.flags.writeable = False
 
@@ -364,7 +370,8 @@ def add_in_order(parts: list[Array], out: Array) -> Array:
 
 def _rows(memory: Array, count: int, words: int, dtype: Any) -> list[Array]:
     """Return `count` arrays of `words` words, each on separate cache lines."""
-    kind, stride = np.dtype(dtype), _stride(words, dtype)
+    kind = np.dtype(dtype)
+    stride = _stride(words, dtype)
     starts = range(0, count * stride, stride)
     return [memory[at : at + words * kind.itemsize].view(kind) for at in starts]
 
@@ -389,7 +396,9 @@ class SumChoice:
     """
 
     def __init__(self, comm: Any, mpi: Any, pretended: int | None = None) -> None:
-        self._comm, self._mpi, self._pretended = comm, mpi, pretended
+        self._comm = comm
+        self._mpi = mpi
+        self._pretended = pretended
         self._held: list[NodeWindows] = []  # of all groups split from one world
         self._of_world = True
         self._node: NodeRanks | None = None
@@ -400,7 +409,8 @@ class SumChoice:
     def of_part(self, comm: Any) -> "SumChoice":
         """Return the choice of a group `comm` that was split from this one."""
         part = SumChoice(comm, self._mpi, self._pretended)
-        part._held, part._of_world = self._held, False
+        part._held = self._held
+        part._of_world = False
         return part
 
     def workspace(

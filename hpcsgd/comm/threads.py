@@ -137,7 +137,8 @@ class Board:
         share one clock of CPU time, which does not show the rank that works.
         """
         for _ in range(PATIENCE):
-            began, used = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
+            used = time.process_time()
             complete = self.changed.wait_for(
                 lambda: self.broken or is_there(),
                 timeout=self.limit or None,
@@ -264,10 +265,8 @@ class ThreadCommunicator(Communicator):
         self._board.send(self.rank, swap.peer, swap.send.copy())
 
         def wait() -> None:
-            got, out = (
-                self._board.receive(swap.peer, self.rank, self._waits),
-                swap.receive,
-            )
+            got = self._board.receive(swap.peer, self.rank, self._waits)
+            out = swap.receive
             check_swapped(self.rank, swap.peer, got.nbytes, out.nbytes)
             out[...] = got.reshape(out.shape)
 

@@ -259,7 +259,10 @@ class Watchdog:
         clock: Callable[[], float] = time.perf_counter,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self.place, self.rank, self.size, self.mail = place, rank, size, mail
+        self.place = place
+        self.rank = rank
+        self.size = size
+        self.mail = mail
         self.timeout = timeout
         self.end = end
         self.usage = usage or Usage()
@@ -299,7 +302,8 @@ class Watchdog:
             self.usage.sample()
         self._answer()
         if not self._is_late():
-            self.call, self.silent = None, frozenset()
+            self.call = None
+            self.silent = frozenset()
         elif self.mail is None:
             self._alone()
         elif self.call is None:
@@ -331,7 +335,8 @@ class Watchdog:
             self.alert_until = self.clock() + MANNERS
             if kind == "where":
                 if sender < self.rank:  # the lowest rank calls for all
-                    self.quiet_until, self.call = self.clock() + MANNERS, None
+                    self.quiet_until = self.clock() + MANNERS
+                    self.call = None
                 self.mail.post(sender, ("here", number, self._here(content)))
             elif kind == "here" and self.call and number == self.call.number:
                 self.call.answers[sender] = content

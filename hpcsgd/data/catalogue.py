@@ -15,7 +15,8 @@ from hpcsgd.files import parse_toml
 
 # The catalogue: data sets that studies use, where they are, how to convert them.
 
-UNKNOWN, NONE = "unknown", "none"
+UNKNOWN = "unknown"
+NONE = "none"
 TASKS = ("binary", "counts", "real", "classes", "positive")
 
 

@@ -103,7 +103,8 @@ def _from_pandas(frame: Any) -> tuple[Any, list[str] | None]:
 
     Columns that are not numeric are refused; NaN is refused later.
     """
-    labels, kinds = list(frame.columns), list(frame.dtypes)
+    labels = list(frame.columns)
+    kinds = list(frame.dtypes)
     names = labels if all(isinstance(label, str) for label in labels) else None
     each = zip(map(str, labels), kinds, strict=True)
     _refuse_others({name: str(kind) for name, kind in each if not _is_number(kind)})

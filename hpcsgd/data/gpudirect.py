@@ -55,7 +55,8 @@ class DirectReader:
         self, path: str | Path, synchronize: Callable[[], None] = lambda: None
     ) -> None:
         kvikio = need_kvikio()
-        self.path, self.synchronize = Path(path), synchronize
+        self.path = Path(path)
+        self.synchronize = synchronize
         with open_hdf5(self.path) as file:
             check_finished(self.path, file)
             self.shape = shape_of(self.path, file)
@@ -74,7 +75,8 @@ class DirectReader:
             return
         height = self.tile[0]
         for i in range(rows.start // height, -(-rows.stop // height)):
-            first, last = max(rows.start, i * height), min(rows.stop, (i + 1) * height)
+            first = max(rows.start, i * height)
+            last = min(rows.stop, (i + 1) * height)
             part = out[first - rows.start : last - rows.start]
             self._fill(part, i, first - i * height, cols)
 
@@ -102,7 +104,8 @@ class DirectReader:
         if in_place:
             return
         for buffer, j in zip(buffers, tiles, strict=True):
-            near, far = max(cols.start, j * width), min(cols.stop, (j + 1) * width)
+            near = max(cols.start, j * width)
+            far = min(cols.stop, (j + 1) * width)
             there = slice(near - cols.start, far - cols.start)
             part[:, there] = buffer[:, near - j * width : far - j * width]
 

@@ -26,7 +26,8 @@ from hpcsgd.formats import Array, decode_element, encode_element
 
 # How a store lies in its file: attributes, element types, tiles and blocks of rows.
 
-FORMAT, FORMAT_VERSION = "hpcsgd", 2
+FORMAT = "hpcsgd"
+FORMAT_VERSION = 2
 COLUMNS = {"y": "<f8", "sample_weight": "<f8", "offset": "<f8", "qid": "<i8"}
 TILE_BYTES = 2**20  # of a chunk: large enough to stream, small enough to cut columns
 TILE_COLUMNS = 256
@@ -406,7 +407,8 @@ class Hdf5Reader:
         wide_rows = widen(rows, layout.block_rows, self.rows)
         wide_cols = widen(cols, layout.tile_cols, self.cols)
         if _area(wide_rows, wide_cols) > WIDER * _area(rows, cols):
-            wide_rows, wide_cols = rows, cols
+            wide_rows = rows
+            wide_cols = cols
         read: Array = self._take("X", (wide_rows, wide_cols))
         self._check_tiles(read, wide_rows, wide_cols, layout)
         return read[_within(rows, wide_rows), _within(cols, wide_cols)]
@@ -418,7 +420,8 @@ class Hdf5Reader:
         wide = self._wide(rows)
         pointers = self._pointers(wide)
         part = slice(int(pointers[0]), int(pointers[-1]))
-        indices, data = self._take("X/indices", part), self._take("X/data", part)
+        indices = self._take("X/indices", part)
+        data = self._take("X/data", part)
         self._check_sparse(wide, pointers, indices, data)
         if len(indices) and not 0 <= indices.min() <= indices.max() < self.cols:
             raise self._bad("X/indices has columns outside of the matrix in", wide)
@@ -435,7 +438,8 @@ class Hdf5Reader:
 
         It bypasses HDF5 and its lock if the tiles can be read directly.
         """
-        tiles, layout = self._tiles(), self.layout
+        tiles = self._tiles()
+        layout = self.layout
         if tiles is None:
             return self.read
         if layout is None:

@@ -16,7 +16,8 @@ from hpcsgd.glm import get_family
 
 BLOCK_BYTES = 64 * 2**20
 SHOWN_LABELS = 20
-SHOWN_ROWS, SHOWN_COLUMNS = 3, 6
+SHOWN_ROWS = 3
+SHOWN_COLUMNS = 6
 QUERIES_AT_ONCE = 2**20
 MOST_INTEGER_CLASSES = 10  # more whole numbers than this look like counts
 SKEWED = 1.0  # skewness from which positive numbers look like those of gamma

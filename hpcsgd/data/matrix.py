@@ -117,7 +117,8 @@ class Csr:
     @property
     def is_sound(self) -> bool:
         """Return whether `indptr` ascends from 0 to nnz and all columns are valid."""
-        edges, columns = self.indptr, self.indices
+        edges = self.indptr
+        columns = self.indices
         ends = len(edges) > 0 and (edges[0], edges[-1]) == (0, len(columns))
         if not ends or len(columns) != len(self.data) or (np.diff(edges) < 0).any():
             return False
@@ -184,7 +185,8 @@ class Csr:
 
         # SciPy requires the same integer dtype for both.
         kind = np.int64 if self.nnz > MOST_INT32 else self.indices.dtype
-        edges, columns = self.indptr.astype(kind), self.indices.astype(kind, copy=False)
+        edges = self.indptr.astype(kind)
+        columns = self.indices.astype(kind, copy=False)
         matrix = csr_array((self.data, columns, edges), shape=self.shape)
         matrix.has_sorted_indices = matrix.has_canonical_format = True
         return matrix
@@ -219,13 +221,15 @@ def side_by_side(parts: list[Csr]) -> Csr:
     indptr = edges_of(np.sum([part.lengths for part in parts], axis=0))
     indices = np.empty(indptr[-1], dtype=index_dtype(width))
     data = np.empty(indptr[-1], dtype=parts[0].dtype)
-    free, offset = indptr[:-1].copy(), 0
+    free = indptr[:-1].copy()
+    offset = 0
     for part in parts:
         places = stretch(free, part.indptr)
         indices[places] = part.indices
         indices[places] += indices.dtype.type(offset)
         data[places] = part.data
-        free, offset = free + part.lengths, offset + part.width
+        free = free + part.lengths
+        offset = offset + part.width
     return Csr(indptr, indices, data, width)
 
 

@@ -58,7 +58,8 @@ def read_runs(file: int, runs: list[Run], out: Array) -> int:
 def _read_run(file: int, run: Run, out: Array) -> int:
     """Read one run with `preadv`; return 0, or the byte at which the file ended."""
     offset, place, height, width, before, after = run
-    address, stride = out.ctypes.data + place, out.strides[0]
+    address = out.ctypes.data + place
+    stride = out.strides[0]
     row_bytes = before + width + after
     if stride == row_bytes == width:
         # Rows that lie behind one another in memory too are one piece.
@@ -151,7 +152,8 @@ class DatasetTiles:
     """The offsets of the tiles of one dataset; any thread may call `read`."""
 
     def __init__(self, path: Path, dataset: Any) -> None:
-        self.shape, self.dtype = dataset.shape, dataset.dtype
+        self.shape = dataset.shape
+        self.dtype = dataset.dtype
         self.tile, self.offsets = places_of(dataset)
         self.path = path
         self._file = os.open(path, os.O_RDONLY)
@@ -186,9 +188,12 @@ class DatasetTiles:
     def _run(self, i: int, j: int, rows: slice, cols: slice, stride: int) -> Run:
         """Return the part of tile (i, j) that is in the block, as a run of bytes."""
         height, width = self.tile
-        top, left = i * height, j * width
-        first, last = max(rows.start, top), min(rows.stop, top + height)
-        near, far = max(cols.start, left), min(cols.stop, left + width)
+        top = i * height
+        left = j * width
+        first = max(rows.start, top)
+        last = min(rows.stop, top + height)
+        near = max(cols.start, left)
+        far = min(cols.stop, left + width)
         size = self.dtype.itemsize
         return (
             # Whole rows of the tile lie behind one another in the file.

@@ -116,7 +116,8 @@ RAW = Preparation()
 
 def preparation_from(arrays: Mapping[str, Array], unit_rows: bool) -> Preparation:
     """Return the preparation whose `arrays()` are these."""
-    scale, mean = arrays.get(SCALES), arrays.get(MEANS)
+    scale = arrays.get(SCALES)
+    mean = arrays.get(MEANS)
     return Preparation(None if scale is None else Scales(mean, scale), unit_rows)
 
 

@@ -319,7 +319,8 @@ class MemoryReader:
         self.y = self._column("y", y)
         self.weights = self._column("sample_weight", sample_weight)
         self.offsets = self._column("offset", offset)
-        self.column_names, self.preparation = names, preparation
+        self.column_names = names
+        self.preparation = preparation
 
     def read(self, rows: slice, cols: slice) -> Array:
         """Return a view of a dense block, or a dense copy of a sparse one."""
@@ -610,8 +611,10 @@ class PreparedReader:
     """
 
     def __init__(self, reader: RowReader, preparation: Preparation) -> None:
-        self.reader, self.applied = reader, preparation
-        self.rows, self.cols = reader.rows, reader.cols
+        self.reader = reader
+        self.applied = preparation
+        self.rows = reader.rows
+        self.cols = reader.cols
         scales = preparation.scales
         self.is_sparse = is_sparse(reader) and (scales is None or scales.mean is None)
         if self.is_sparse and hasattr(reader, "nnz"):
@@ -734,7 +737,8 @@ def differing(
     wanted: Sequence[str], given: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Return the names of `wanted` that are missing, and those of `given` beyond it."""
-    has, wants = set(given), set(wanted)
+    has = set(given)
+    wants = set(wanted)
     lacking = [name for name in wanted if name not in has]
     return lacking, [name for name in given if name not in wants]
 

@@ -167,7 +167,8 @@ def held_out(rows: slice, share: float, seed: int) -> Array:
 
 def _places(rows: slice, length: int, seed: int) -> Array:
     """Return the place of each row in a random order of the rows of its stretch."""
-    first, last = rows.start // length, -(-rows.stop // length)
+    first = rows.start // length
+    last = -(-rows.stop // length)
     drawn = _hash(np.arange(first * length, last * length, dtype=np.uint64), seed)
     order = np.argsort(drawn.reshape(-1, length), axis=1, kind="stable")
     places = np.empty_like(order)

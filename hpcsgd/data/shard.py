@@ -122,7 +122,8 @@ def exact_columns(
 
     It reads from the shard if that stores them exactly, else from the reader.
     """
-    row, column = shard.rows.start, shard.columns.start
+    row = shard.rows.start
+    column = shard.columns.start
     if _is_exact(reader, shard, precision):
         return lambda rows, part: shard.matrix.operand(rows)[:, part]
     read = reader.read_csr if shard.is_sparse else reader.read
@@ -195,7 +196,8 @@ def sparse_pieces(
 
     The number of rows follows from the stored values of the blocks before.
     """
-    start, step = rows.start, FIRST_ROWS
+    start = rows.start
+    step = FIRST_ROWS
     values = done = 0
     while True:
         stop = min(start + step, rows.stop)
@@ -206,7 +208,9 @@ def sparse_pieces(
                 " matrix; repair the file, or the reader that read them"
             )
         yield start, block
-        values, done, start = values + block.nnz, done + len(block), stop
+        values = values + block.nnz
+        done = done + len(block)
+        start = stop
         if start >= rows.stop:
             return
         # At most tenfold: the first rows may be shorter than the others.
@@ -349,14 +353,16 @@ class SmallValues(Fingerprint):
         peaks = np.max(exchange(self._peaks(reader, rows, numbers)), axis=0)
         refused = np.flatnonzero((peaks > 0.0) & (peaks < self.limit))
         if len(refused):
-            column, size = int(numbers[refused[0]]), float(peaks[refused[0]])
+            column = int(numbers[refused[0]])
+            size = float(peaks[refused[0]])
             more = len(refused) - 1
             sentence = _sentence(column, more, size, is_stored_narrow)
             raise DataError(sentence, on_all_ranks=True)
 
     def _peaks(self, reader: RowReader, rows: slice, numbers: Array) -> Array:
         """Return max |a| of these columns over local rows; 0 for others' columns."""
-        found, cols = np.zeros(len(numbers)), self.columns
+        found = np.zeros(len(numbers))
+        cols = self.columns
         own = np.flatnonzero((numbers >= cols.start) & (numbers < cols.stop))
         local = numbers[own] - cols.start
         if not len(own):

@@ -133,7 +133,8 @@ def _write_all(number: int, data: memoryview, place: int) -> None:
     """Write all of `data` at byte `place`; raise OSError if that fails."""
     while data:
         done = os.pwrite(number, data, place)
-        data, place = data[done:], place + done
+        data = data[done:]
+        place = place + done
 
 
 def _private(path: Path) -> int:
@@ -284,9 +285,12 @@ class StoreBlocks(ABC):
         rows: int | None,
         stored: float,
     ) -> None:
-        self.file, self.layout, self.columns = file, layout, columns
+        self.file = file
+        self.layout = layout
+        self.columns = columns
         self.first = 0  # row of the block that is written next
-        self.rows, self.stored = rows, stored
+        self.rows = rows
+        self.stored = stored
         self.nodes: dict[str, Any] = {}
         for name in columns:
             chunk = _chunk(rows, layout.block_rows)
@@ -466,7 +470,8 @@ class StoreWriter:
         names: Sequence[str] | None = None,
         categories: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.path, self.rows = Path(path), rows
+        self.path = Path(path)
+        self.rows = rows
         self.layout = StoreLayout(cols, element, scale, is_sparse, rows=rows)
         self.done = self.position = 0
         self.max_norm = 0.0

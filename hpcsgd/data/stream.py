@@ -194,7 +194,8 @@ class StreamedMatrix(Unheld):
     ) -> None:
         super().__init__(fill, shape, dtype)
         self.route = route
-        block, window = route.sampler.block, route.sampler.window
+        block = route.sampler.block
+        window = route.sampler.window
         self.slot_rows = block * window
         self.buffer = np.empty((WINDOWS * self.slot_rows, shape[1]), dtype=dtype)
         self._place = np.full(route.sampler.blocks, -1, dtype=np.int64)

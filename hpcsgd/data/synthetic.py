@@ -70,7 +70,10 @@ class PlantedData:
         self, kind: SyntheticShape, cols: int, seed: int, knobs: Knobs
     ) -> None:
         knobs.check(kind.task)
-        self.kind, self.cols, self.seed, self.knobs = kind, cols, seed, knobs
+        self.kind = kind
+        self.cols = cols
+        self.seed = seed
+        self.knobs = knobs
         self.scales = _column_scales(cols, knobs.condition)
         drawn = np.random.default_rng((seed, 0)).normal(size=cols)
         self.weights = drawn * (kind.signal / self._spread(drawn))

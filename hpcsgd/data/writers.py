@@ -30,7 +30,9 @@ class ColumnWriter(ABC):
     def __init__(
         self, path: Path, rows: int, names: list[str], attributes: dict[str, Any]
     ) -> None:
-        self.path, self.rows, self.names = path, rows, names
+        self.path = path
+        self.rows = rows
+        self.names = names
         self.attributes = attributes
         self.done = 0
         self.temporary = temporary_name(path)
@@ -199,7 +201,8 @@ class _Patient(FileIO):
 
     def check(self) -> None:
         """Raise the stored error, if any, and forget it."""
-        error, self.error = self.error, None
+        error = self.error
+        self.error = None
         if error is not None:
             raise error
 

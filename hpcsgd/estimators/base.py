@@ -143,7 +143,10 @@ def take(
     reset: bool = True,
 ) -> FitRows:
     """Return checked rows, whose exposure is a part of their offset."""
-    X, y, weights, offset = rows.X, rows.y, rows.weights, rows.offset
+    X = rows.X
+    y = rows.y
+    weights = rows.weights
+    offset = rows.offset
     if ranks.layout == "hdf5" and not isinstance(X, str | PathLike):
         raise DataError("layout = 'hdf5' needs the path of a file as X; give one")
     if isinstance(X, str | PathLike):
@@ -222,7 +225,8 @@ def _as_data_error(action: Callable[[], T]) -> T:
 
 def check_targets(y: Any, sample_weight: Any, X: Any) -> tuple[Array, Array | None]:
     """Return the targets (n,) and the weights (n,), or None, of a score as float64."""
-    y, rows = column_or_1d(y, dtype=np.float64), X.shape[0]
+    y = column_or_1d(y, dtype=np.float64)
+    rows = X.shape[0]
     if sample_weight is None:
         return column(y, rows, "y"), None
     return column(y, rows, "y"), column(sample_weight, rows, "sample_weight")
@@ -655,7 +659,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         self, rows: FitRows, ranks: FitRanks, request: InferenceRequest
     ) -> FitSummary:
         """Return the summary of the run on checked rows. Collective."""
-        result, world = self.result_, ranks.world
+        result = self.result_
+        world = ranks.world
         if isinstance(result, list):
             raise ConfigError(
                 "one model against the rest for each class has no joint summary; fit"
@@ -787,7 +792,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         arguments = replace(self._arguments(ranks), **changed)
         callbacks = self.callbacks
         if is_silent:
-            arguments, callbacks = replace(arguments, verbose=0), None
+            arguments = replace(arguments, verbose=0)
+            callbacks = None
         result = run_fit(arguments, rows, start, ranks.world, callbacks)
         result = replace(result, source=None)  # a fold stays no longer than its caller
         weights = np.asarray(result.weights, dtype=np.float64)

@@ -90,11 +90,13 @@ def deal_dense(deal: Deal, own: Array) -> Array:
     `own` contains the rows of this rank, with all columns.
     """
     world, (rows, cols) = deal.world, deal.wanted(deal.world.rank)
-    first, ranks = deal.first(), range(deal.world.size)
+    first = deal.first()
+    ranks = range(deal.world.size)
     block = np.empty((length(rows), length(cols)), dtype=own.dtype)
     step = max(ROUND // (own.itemsize * max(own.shape[1], 1)), 1)
     for sent in deal.rounds(step):
-        pieces, counts = [], []
+        pieces = []
+        counts = []
         for rank in ranks:
             its_rows, its_cols = deal.wanted(rank)
             part = common(sent[world.rank], its_rows)
@@ -133,7 +135,8 @@ def deal_sparse(deal: Deal, own: Any) -> Any:
 def _piece(deal: Deal, own: Any, sent: slice, rank: int) -> Csr:
     """Return the part of the rows `sent` that belongs to the block of `rank`."""
     rows, cols = deal.wanted(rank)
-    part, first = common(sent, rows), deal.first()
+    part = common(sent, rows)
+    first = deal.first()
     block = own[part.start - first : part.stop - first][:, cols]
     block.sort_indices()
     return from_scipy(block)
@@ -226,7 +229,8 @@ def open_layout(
         if found and found[0][0] != world.size:
             raise _alike("the rows of a lost rank are lost with it; start again")
         if not found:
-            replicas, partition = _replicas(config, world), config.data.partition
+            replicas = _replicas(config, world)
+            partition = config.data.partition
             given = world.together(lambda: _given(X, sides))
             if layout == "columns":
                 reader = _columns(world, given, replicas)
@@ -369,7 +373,8 @@ def _parts(
     Members get equal numbers of columns, or of stored values if X is sparse and
     `partition` is not "equal".
     """
-    members, cols = world.size // replicas, like["cols"]
+    members = world.size // replicas
+    cols = like["cols"]
     if members > cols:
         raise _alike(
             f"{members} members cannot share {cols} columns; use more replicas, as"
@@ -555,7 +560,8 @@ def _of_file(config: RunConfig, sides: Mapping[str, Any], layout: str) -> FitDat
             )
     if layout not in ("hdf5", "replicated"):
         raise ConfigError(f"layout = {layout!r} is for arrays; a file needs none")
-    path, shared = Path(config.data.path), config.data.hdf5 == "mpio"
+    path = Path(config.data.path)
+    shared = config.data.hdf5 == "mpio"
     return FitData(
         lambda world: open_reader(path, *([world.mpi_handle] if shared else [])), None
     )

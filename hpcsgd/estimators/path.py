@@ -152,7 +152,8 @@ class PathFit:
         data = self._open(config)
         live = build(config, self.world, data.open_reader, [], Clock())
         Start().load_into(live)
-        objective, state = live.evaluation.objective, live.state
+        objective = live.evaluation.objective
+        state = live.state
         rows = open_rows(objective)
         weights = np.zeros((objective.shard.width, objective.columns))
         scores = rows.start(
@@ -167,14 +168,16 @@ class PathFit:
         return steepest
 
     def _open(self, config: RunConfig) -> FitData:
-        sides, layout = self.rows.sides, self.arguments.layout
+        sides = self.rows.sides
+        layout = self.arguments.layout
         return self.world.together(
             lambda: open_data(self.matrix, sides, layout, config)
         )
 
     def _settings(self, arguments: FitArguments) -> RunConfig:
         """Return the settings of a coordinate form, which `fits` may then refuse."""
-        family, ratio = arguments.family, arguments.l1_ratio
+        family = arguments.family
+        ratio = arguments.l1_ratio
         tables: dict[str, dict[str, Any]] = {
             "problem": arguments.problem(),
             "schedule": arguments.schedule(COORDINATE),
@@ -338,7 +341,8 @@ class Path:
             return to_frame(self.rows(), index="alpha")
         if what != "coefficients":
             raise ConfigError(f"what = {what!r}; known: models, coefficients")
-        names, coefs = self._names(), self.coefs.reshape(len(self.alphas), -1)
+        names = self._names()
+        coefs = self.coefs.reshape(len(self.alphas), -1)
         pairs = zip(self.alphas.tolist(), coefs.tolist(), strict=True)
         rows = [{"alpha": a, **dict(zip(names, w, strict=True))} for a, w in pairs]
         return to_frame(rows, index="alpha")
@@ -356,7 +360,8 @@ class Path:
         matplotlib.axes.Axes
             The axes.
         """
-        ax, names = new_axes(ax), self._names()
+        ax = new_axes(ax)
+        names = self._names()
         coefs = self.coefs.reshape(len(self.alphas), -1)
         largest = np.argsort(-np.abs(coefs[-1]), kind="stable")[:NAMED].tolist()
         for place in (k for k in range(coefs.shape[1]) if k not in largest):

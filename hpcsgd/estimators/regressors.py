@@ -72,7 +72,8 @@ def _null_mean(family: Family, y: Array, c: Array, offset: Array | None) -> Arra
         return float(c @ family.residual(t, y[:, None])[:, 0])
 
     # The slope rises with the intercept; without a root the mean is at an end.
-    low, high = -1.0, 1.0
+    low = -1.0
+    high = 1.0
     while slope(low) > 0.0 and low > -LARGEST_SHIFT:
         low *= 2.0
     while slope(high) < 0.0 and high < LARGEST_SHIFT:
@@ -319,7 +320,8 @@ class ScaleSearch:
     def __init__(self, scale: float) -> None:
         self._at = float(np.log(scale))
         self._before: tuple[float, float] | None = None
-        self._low, self._high = -np.inf, np.inf
+        self._low = -np.inf
+        self._high = np.inf
 
     @property
     def scale(self) -> float:
@@ -328,7 +330,8 @@ class ScaleSearch:
 
     def is_done(self, scale: float) -> bool:
         """Take a step, given the `scale` of the residuals; return True at the root."""
-        s, r = self._at, float(np.log(scale)) - self._at
+        s = self._at
+        r = float(np.log(scale)) - self._at
         if r > 0.0:
             self._low = max(self._low, s)
         else:
@@ -486,7 +489,8 @@ class HuberRegressor(Regressor):
         self, rows: FitRows, ranks: FitRanks, weights: Array, intercept: Array
     ) -> Array:
         """Return the residuals of the rows of this rank, (n,)."""
-        world, X = ranks.world, rows.X
+        world = ranks.world
+        X = rows.X
         if not X.shape[0]:
             return np.empty(0)
         if ranks.layout != "columns" or world.size == 1:
@@ -563,7 +567,8 @@ class HuberRegressor(Regressor):
 
     def _penalty_in(self, unit: float) -> dict[str, Any]:
         """Return the arguments of `fit` that depend on the unit of coefficients."""
-        l1, l2 = self.alpha * self.l1_ratio / unit, self.alpha * (1 - self.l1_ratio)
+        l1 = self.alpha * self.l1_ratio / unit
+        l2 = self.alpha * (1 - self.l1_ratio)
         bounds = self.bounds
         if bounds is not None:
             bounds = tuple(np.asarray(bound) / unit for bound in bounds)

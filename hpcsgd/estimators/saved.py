@@ -256,7 +256,8 @@ class Predictor:
         if exposure is not None:
             self._need(self.formula.family in LOG_LINK, "exposure")
         matrix = to_matrix(X)
-        X, known = matrix.X, self.feature_names_in_
+        X = matrix.X
+        known = self.feature_names_in_
         wanted = None if known is None else known.tolist()
         check_names(wanted, matrix.names, "give them in the order of feature_names_in_")
         if X is None or X.ndim != 2:
@@ -274,7 +275,8 @@ class Predictor:
 # classes, names of columns and the report of the run. No MPI, no GPU and no version of
 # scikit-learn is needed to read it.
 
-KIND, VERSION = ESTIMATOR, 1
+KIND = ESTIMATOR
+VERSION = 1
 SCHEMA = {
     "class": str,
     "family": str,
@@ -403,7 +405,8 @@ def _formula(
     path: Path, document: Any, arrays: Mapping[str, Array], preparation: Preparation
 ) -> Formula:
     """Return the coefficients of a file; raise DataError if they make no model."""
-    coef, intercept = arrays.get("coef"), arrays.get("intercept")
+    coef = arrays.get("coef")
+    intercept = arrays.get("intercept")
     classes = None
     if document["classes"] is not None:
         saved = document["classes"]

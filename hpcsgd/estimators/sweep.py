@@ -103,7 +103,8 @@ class Sweep:
         number = self._best_or_none()
         best = "none: nothing was held out, or no loss is finite"
         if number is not None:
-            one, held = self.models[number], self.mean_held[number]
+            one = self.models[number]
+            held = self.mean_held[number]
             best = f"model {number}: l2 {one.l2:g}, rate {one.rate:g}"
             best += f", held-out loss {held:.6g}" if np.isfinite(held) else ""
         family = self.outcome.config["problem"]["family"]
@@ -161,7 +162,8 @@ class Sweep:
     @property
     def mean_held(self) -> Array:
         """Held-out loss of each model's setting: the mean over its folds."""
-        held, settings = self.held, [(m.l2, m.rate) for m in self.models]
+        held = self.held
+        settings = [(m.l2, m.rate) for m in self.models]
         means = np.full(len(self), np.nan)
         for setting in dict.fromkeys(settings):
             own = np.array([one == setting for one in settings])
@@ -237,7 +239,8 @@ class Sweep:
             "worse" where F ended above where it began.
         """
         status = self.status(number)
-        loss, first = float(self.losses[number]), float(self._first_losses[number])
+        loss = float(self.losses[number])
+        first = float(self._first_losses[number])
         return WORSE if status.is_good and is_worse(loss, first) else status.value
 
     @property
@@ -258,8 +261,10 @@ class Sweep:
         Result
             Its ledger is that of the whole sweep.
         """
-        model, outcome = self.models[number], self.outcome
-        intercepts, held = self.intercepts, float(self.held[number])
+        model = self.models[number]
+        outcome = self.outcome
+        intercepts = self.intercepts
+        held = float(self.held[number])
         config = {name: dict(table) for name, table in outcome.config.items()}
         config["problem"]["l2"], config["rate"]["value"] = model.l2, model.rate
         del config["sweep"]
@@ -286,7 +291,9 @@ class Sweep:
         -------
         list of dict
         """
-        held, means, losses = self.held, self.mean_held, self.losses
+        held = self.held
+        means = self.mean_held
+        losses = self.losses
         return [
             dict(
                 zip(
@@ -349,7 +356,8 @@ class Sweep:
         matplotlib.axes.Axes
             The axes.
         """
-        ax, rows = new_axes(ax), [row for row in self.rows() if row["fold"] is None]
+        ax = new_axes(ax)
+        rows = [row for row in self.rows() if row["fold"] is None]
         is_judged = bool(np.isfinite([row["mean_held"] for row in rows]).any())
         loss = "mean_held" if is_judged else "loss"
         over, apart = (
@@ -358,7 +366,8 @@ class Sweep:
         values = sorted({row[apart] for row in rows})
         for number, value in enumerate(values):
             line = sorted((r[over], r[loss]) for r in rows if r[apart] == value)
-            colour, mark = COLOURS[number % len(COLOURS)], "os^Dvph"[number % 7]
+            colour = COLOURS[number % len(COLOURS)]
+            mark = "os^Dvph"[number % 7]
             ax.plot(*zip(*line, strict=True), color=colour, marker=mark, markersize=3)
             ax.lines[-1].set_label(f"{apart} {value:g}")
         best = self._best_or_none()
@@ -785,7 +794,8 @@ class _Race:
                     f"every rate of the race diverged, the least of them {min(left):g};"
                     " start it from a smaller one"
                 )
-            left, first = tuple(left[k] for k in kept), first[kept]
+            left = tuple(left[k] for k in kept)
+            first = first[kept]
             losses = losses[kept]
             if len(left) > 1:
                 live = self._fewer(live, left, kept)
@@ -807,7 +817,8 @@ class _Race:
     def _losses(self, live: AssembledRun) -> Array:
         """Return F of every rate, at the consensus of the replicas. Collective."""
         seen = live.agreement.consensus(live.state, live.view.exchanges)
-        own, columns = live.evaluation.own, live.task.columns
+        own = live.evaluation.own
+        columns = live.task.columns
         intercept = None if seen.intercept is None else seen.intercept[0]
         with np.errstate(all="ignore"):
             found = live.evaluation.objective.measure(
@@ -826,8 +837,11 @@ class _Race:
         fewer = assemble_run(self._config(left), self.opened, [], earlier)
         assert live.task.models is not None
         _take_columns(live.state, fewer.state, live.task.models, kept)
-        view, before = fewer.view, live.view
-        view.exchanges, view.steps, view.rows = before.exchanges, before.steps, 0
+        view = fewer.view
+        before = live.view
+        view.exchanges = before.exchanges
+        view.steps = before.steps
+        view.rows = 0
         return fewer
 
 

@@ -194,7 +194,8 @@ def _arithmetic_fault(family: Family, dtype: np.dtype[Any]) -> str:
     """Return what is wrong with the methods at a few scores, or ""."""
     t, y = _probes(family.targets, dtype)
     try:
-        losses, slopes = family.loss(t.copy(), y), family.residual(t.copy(), y)
+        losses = family.loss(t.copy(), y)
+        slopes = family.residual(t.copy(), y)
         buffer = t.copy()
         in_place = family.residual(buffer, y, out=buffer)
         means = family.mean(t.copy())
@@ -215,7 +216,8 @@ def _arithmetic_fault(family: Family, dtype: np.dtype[Any]) -> str:
 
 def _derivative_fault(family: Family, t: Array, y: Array) -> str:
     """Return where the loss is negative or the residual not its derivative, or ""."""
-    losses, slopes = family.loss(t.copy(), y), family.residual(t.copy(), y)
+    losses = family.loss(t.copy(), y)
+    slopes = family.residual(t.copy(), y)
     varies = family.targets in (*LOG_LINK_TARGETS, "proportions")  # the least loss
     if not varies and losses.min() < 0.0:
         row = int(losses.argmin())
@@ -224,7 +226,8 @@ def _derivative_fault(family: Family, t: Array, y: Array) -> str:
             " a constant so that the least loss of every y is 0"
         )
     for column in range(t.shape[1]):
-        ahead, behind = t.copy(), t.copy()
+        ahead = t.copy()
+        behind = t.copy()
         ahead[:, column] += STEP
         behind[:, column] -= STEP
         slope = (family.loss(ahead, y) - family.loss(behind, y))[:, 0] / (2 * STEP)

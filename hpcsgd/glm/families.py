@@ -479,7 +479,8 @@ class Tweedie:
 
     def loss(self, t: Array, y: Array) -> Array:
         """e^{(2−p)t}/(2−p) + y e^{−(p−1)t}/(p−1)."""
-        up, down = 2.0 - self.power, self.power - 1.0
+        up = 2.0 - self.power
+        down = self.power - 1.0
         bound = exp_bound(t.dtype)
         rising = np.exp(np.minimum(up * t, bound)) / up
         return rising + y * np.exp(np.minimum(-down * t, bound)) / down

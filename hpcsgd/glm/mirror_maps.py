@@ -159,7 +159,9 @@ class Entropy(MirrorMap):
 #
 # u⁰ is the slack, the share of neither sign. All 2d + 1 start equal, so that w = 0.
 
-PLUS, MINUS, SLACK = "mirror_plus", "mirror_minus", "mirror_slack"
+PLUS = "mirror_plus"
+MINUS = "mirror_minus"
+SLACK = "mirror_slack"
 
 
 class SignedMap(MirrorMap):

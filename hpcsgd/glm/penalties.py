@@ -131,7 +131,8 @@ def _upright(bound: Array) -> Array:
 
 # The problem: the family of the loss, the penalties and the bounds.
 
-STEP, EXCHANGE = "step", "exchange"
+STEP = "step"
+EXCHANGE = "exchange"
 PLACES = (STEP, EXCHANGE)  # l1 and bounds act after each step or exchange
 Bound = float | tuple[float, ...] | None
 

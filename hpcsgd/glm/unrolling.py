@@ -39,7 +39,8 @@ def unroll(
     probe = update.probe()
     carry = np.eye(update.states)
     reach = np.empty((update.states, len(counts)))  # column i holds Φ_{j,i+1} u_i
-    lead, couple = [], []
+    lead = []
+    couple = []
     for j, (rate, count) in enumerate(zip(rates, counts, strict=True)):
         lead.append(probe @ carry)
         couple.append(probe @ reach[:, :j])
@@ -152,13 +153,15 @@ def unroll_many(
     """Return coefficients of steps of `rates` (s, settings), each setting with its own
     λ.
     """
-    states, settings = update.states, len(l2)
+    states = update.states
+    settings = len(l2)
     steps = _transitions(update, rates, l2)
     push = _gains(update, rates, np.array(counts, dtype=np.float64))
     probe = update.probe()
     carry = np.repeat(np.eye(states)[:, :, None], settings, axis=2)
     reach = np.empty((states, len(counts), settings))  # (·, i) holds Φ_{j,i+1} u_i
-    lead, couple = [], []
+    lead = []
+    couple = []
     for j, step in enumerate(steps):
         lead.append(np.tensordot(probe, carry, axes=1))
         couple.append(np.tensordot(probe, reach[:, :j], axes=1))
@@ -202,9 +205,12 @@ def _transitions(update: LinearUpdate, rates: Array, l2: Array) -> Array:
     M is affine in the rate and in λ, whatever the update: four values determine all
     others.
     """
-    none, rate = update.transition(0.0, 0.0), update.transition(1.0, 0.0)
-    ridge, both = update.transition(0.0, 1.0), update.transition(1.0, 1.0)
-    eta, lam = rates[:, None, None, :], np.broadcast_to(l2, rates.shape)[:, None, None]
+    none = update.transition(0.0, 0.0)
+    rate = update.transition(1.0, 0.0)
+    ridge = update.transition(0.0, 1.0)
+    both = update.transition(1.0, 1.0)
+    eta = rates[:, None, None, :]
+    lam = np.broadcast_to(l2, rates.shape)[:, None, None]
     found: Array = (
         none[..., None]
         + eta * (rate - none)[..., None]

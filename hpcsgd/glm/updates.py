@@ -88,7 +88,8 @@ class NesterovClassic(LinearUpdate):
     states = 2
 
     def transition(self, rate: float, l2: float) -> Array:
-        mu, shrink = self.momentum, 1.0 - rate * l2
+        mu = self.momentum
+        shrink = 1.0 - rate * l2
         return np.array([[shrink, mu * shrink], [-rate * l2, mu * shrink]])
 
     def gain(self, rate: float, count: int) -> Array:
@@ -212,7 +213,8 @@ class Adagrad(Rule):
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
         """Update h and the weights, entry by entry."""
-        g, h = whole_gradient(part, gradient, factor, l2), part.arrays["adagrad_h"]
+        g = whole_gradient(part, gradient, factor, l2)
+        h = part.arrays["adagrad_h"]
         h += np.square(g)
         below = np.sqrt(h)
         below += below.dtype.type(self.epsilon)
@@ -237,7 +239,8 @@ class Adam(Rule):
         + 1.
         """
         g = whole_gradient(part, gradient, factor, l2)
-        m, v = part.arrays["adam_m"], part.arrays["adam_v"]
+        m = part.arrays["adam_m"]
+        v = part.arrays["adam_v"]
         real = g.dtype.type
         v *= real(self.beta2)
         v += real(1.0 - self.beta2) * np.square(g)
@@ -248,8 +251,10 @@ class Adam(Rule):
 
     def walk(self, part: ColumnViews, turn: Turn) -> None:
         """w ← w − η m̂ / (√v̂ + ε)."""
-        m, v = part.arrays["adam_m"], part.arrays["adam_v"]
-        real, t = m.dtype.type, turn.number + 1
+        m = part.arrays["adam_m"]
+        v = part.arrays["adam_v"]
+        real = m.dtype.type
+        t = turn.number + 1
         below = np.sqrt(v * real(1.0 / (1.0 - self.beta2**t)))
         below += real(self.epsilon)
         np.divide(m, below, out=below)
@@ -342,7 +347,8 @@ class EightBitArray:
 
     def __getitem__(self, columns: slice) -> "EightBitArray":
         """Return a view of these columns: whole blocks, or up to the end."""
-        first, last = columns.start // BLOCK, -(-columns.stop // BLOCK)
+        first = columns.start // BLOCK
+        last = -(-columns.stop // BLOCK)
         return EightBitArray(self.codes[columns], self.scales[first:last], self.rooted)
 
     def __setitem__(
@@ -439,7 +445,8 @@ class Velocity(Rule):
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
         """Update v and the weights, entry by entry."""
-        g, v = whole_gradient(part, gradient, factor, l2), part.arrays["velocity"]
+        g = whole_gradient(part, gradient, factor, l2)
+        v = part.arrays["velocity"]
         real = g.dtype.type
         v *= real(self.momentum)
         v += g

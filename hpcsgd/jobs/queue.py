@@ -189,13 +189,16 @@ def _code(text: str) -> int | None:
     found = re.fullmatch(r"(\d+):(\d+)", text)
     if not found:
         return None
-    code, signal = int(found[1]), int(found[2])
+    code = int(found[1])
+    signal = int(found[2])
     return code or (128 + signal if signal else 0)
 
 
 # The records of a job in its folder: its submission, its starts and its end.
 
-LOG, SCRIPT, STATE = "jobs.jsonl", "job.sbatch", "state"
+LOG = "jobs.jsonl"
+SCRIPT = "job.sbatch"
+STATE = "state"
 SCHEMA = 1
 
 

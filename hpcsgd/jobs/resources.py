@@ -84,7 +84,8 @@ def _range(part: str) -> range | None:
     found = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", part, re.ASCII)
     if not found:
         return None
-    first, last = int(found[1]), int(found[2] or found[1])
+    first = int(found[1])
+    last = int(found[2] or found[1])
     step = int(found[3] or 1)
     if last < first or step < 1 or last > MOST_ELEMENTS:
         return None

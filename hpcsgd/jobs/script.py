@@ -173,7 +173,8 @@ def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
 
 def _srun(job: Job, site: Site, tasks: int) -> list[str]:
     """Return the words of srun; they repeat the cores of a task, not inherited."""
-    resources, launcher = job.resources, site.launcher
+    resources = job.resources
+    launcher = site.launcher
     # A rank that has saved and ended must not end ranks that still save.
     common = ["--kill-on-bad-exit=0"]
     if launcher.kind == "task":
@@ -229,7 +230,8 @@ def _check_launcher(job: Job, site: Site) -> None:
 
 
 def _check_gpus(job: Job, site: Site) -> None:
-    wanted, steps = job.resources, job.all_steps
+    wanted = job.resources
+    steps = job.all_steps
     uses = any(step.computes_on_gpus for step in steps)
     if site.node.gpu != "cuda" and (wanted.gpus or uses):
         has = "GPUs without CUDA" if site.node.gpu == "rocm" else "no GPUs"
@@ -259,7 +261,8 @@ def _check_gpus(job: Job, site: Site) -> None:
 
 
 def _check_node(job: Job, site: Site) -> None:
-    wanted, node = job.resources, site.node
+    wanted = job.resources
+    node = site.node
     cpus = wanted.tasks_per_node * wanted.cpus
     if cpus > node.cpus > 0:
         raise ConfigError(
@@ -275,7 +278,8 @@ def _check_node(job: Job, site: Site) -> None:
 
 
 def _check_limits(job: Job, site: Site) -> None:
-    wanted, limits = job.resources, site.limits
+    wanted = job.resources
+    limits = site.limits
     if wanted.nodes > limits.nodes > 0:
         raise ConfigError(
             f"{wanted.nodes} nodes were asked for and {site.name} has {limits.nodes};"

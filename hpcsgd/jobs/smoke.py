@@ -210,7 +210,8 @@ def measure_speed(world: Communicator) -> str | tuple[str, Facts]:
 
 def _sum_seconds(world: Communicator, size: int) -> float:
     """Return the median time of a sum of so many bytes, of the slowest rank."""
-    buffer, times = np.zeros(size // 8), []
+    buffer = np.zeros(size // 8)
+    times = []
     for repeat in range(WARM_UP + REPEATS[size]):
         began = time.perf_counter()
         world.sum(buffer, "control")

@@ -96,7 +96,8 @@ def _of_active(notes: Notes, seen: QueueEntry) -> tuple[str, str] | None:
 
 def _of_notes(last: dict[str, Any], has_queue: bool) -> tuple[str, str]:
     """Return the state of a job by the last note of its script."""
-    event, code = last["event"], last.get("code", 0)
+    event = last["event"]
+    code = last.get("code", 0)
     if event == "ended" and code == REQUEUE:
         return "preempted", "its state is saved; submit it again to go on"
     if event == "ended":
@@ -316,10 +317,12 @@ def _state(
     folder: Path, job: str, number: int, record: Mapping[str, Any], known: SlurmFacts
 ) -> JobState:
     """Return the state of one job, with the rank that made it fail."""
-    said, seen = notes(folder, job), known.seen(job)
+    said = notes(folder, job)
+    seen = known.seen(job)
     word, why = judge(said, seen, known.queue is not None)
     if word not in (*ACTIVE, "completed") and known.was_cancelled(job):
-        word, why = "cancelled", ""
+        word = "cancelled"
+        why = ""
     log = folder / "log" / f"{job}.log"
     blamed = find_culprit(log) if word in BAD else None
     runs = _runs(record, number)

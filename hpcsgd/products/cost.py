@@ -153,7 +153,8 @@ class _Exchange:
 
     def _message(self, message: ExchangeMessage) -> float:
         """Return the seconds of one message; G sent with z has no own latency."""
-        members, machine = self.job.members, self.machine
+        members = self.job.members
+        machine = self.machine
         size = getattr(self.job, message.field)
         if message.is_gathered:
             wire_bytes = communicator.gather_bytes(int(message.words * size), members)
@@ -223,7 +224,8 @@ def _gram(x: _Exchange) -> float:
 
 
 def _cached(x: _Exchange) -> float:
-    first, sent = x.first_share, x.messages("cached", is_kept=True)
+    first = x.first_share
+    sent = x.messages("cached", is_kept=True)
     return first * _gram(x) + (1 - first) * (sent + _recurrence(x, x.machine.read))
 
 
@@ -413,7 +415,8 @@ def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
     The model is homogeneous in its constants, apart from casts: derivatives times
     constants add up to the time, also where it is the larger of two terms.
     """
-    here, found = time(costs), np.empty(len(costs))
+    here = time(costs)
+    found = np.empty(len(costs))
     for k in range(len(costs)):
         step = STEP * costs[k] if costs[k] > 0 else STEP * SMALL
         moved = costs.copy()

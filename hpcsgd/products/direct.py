@@ -76,7 +76,8 @@ def take_each_step(exchanges: MemberExchanges, x: PlainStepSequence) -> None:
     """Take the steps one by one: t = Σ_c Y w;  r = residual(t, y);  w ← M w + u Yᵀr."""
     for step in x.each_step():
         sums = step.messages("margins")
-        before, after = (step.sample, step.scores), (step.steps, step.update)
+        before = (step.sample, step.scores)
+        after = (step.steps, step.update)
         exchanges.sequence(step, before, sums, after).run()
 
 
@@ -133,7 +134,9 @@ class MicroBatches(Product):
     ) -> ExchangeCoefficients:
         """Return the coefficients of one step of `size` rows; the rate is unused."""
         if size not in self._known:
-            update, l2, backend = of_group.update, of_group.l2, of_group.backend
+            update = of_group.update
+            l2 = of_group.l2
+            backend = of_group.backend
             self._known[size] = ExchangeCoefficients(
                 update, l2, backend, of_group.rates[:1], (size,)
             )
@@ -305,7 +308,8 @@ class TiledProduct(Product):
 
         Return the state.
         """
-        task, plan = self.task, self._plan(group)
+        task = self.task
+        plan = self._plan(group)
         self.by_tiles.begin(group.epoch, group.index, 1)
         rows = TiledRows(task, self.scratch, group.rows, self.by_tiles.height)
         margins = store_margins(task, self._margins(state, rows))
@@ -322,12 +326,14 @@ class TiledProduct(Product):
         return state
 
     def _margins(self, state: State, rows: TiledRows) -> Array:
-        task, shape = self.task, (len(rows), self.task.columns)
+        task = self.task
+        shape = (len(rows), self.task.columns)
         if task.members.size == 1:
             margins = np.empty(shape, dtype=task.margin_dtype)
             self._score(state, rows, margins)
             return margins
-        words, form = shape[0] * shape[1], task.precision.margin_sum
+        words = shape[0] * shape[1]
+        form = task.precision.margin_sum
         message = self.scratch.message(task.members, "margins", words, form)
         self._score(state, rows, message.array.reshape(shape))
         total = message.sum("products")
@@ -340,9 +346,12 @@ class TiledProduct(Product):
 
     def _plan(self, group: Group) -> Any:
         """Return the coefficients of one step of all rows; the rate is unused."""
-        size, of_group = len(group.rows), group.coefficients
+        size = len(group.rows)
+        of_group = group.coefficients
         if size not in self._known:
-            update, l2, backend = of_group.update, of_group.l2, of_group.backend
+            update = of_group.update
+            l2 = of_group.l2
+            backend = of_group.backend
             one = ExchangeCoefficients(update, l2, backend, of_group.rates[:1], (size,))
             self._known[size] = one
         return self._known[size].steps[0]

@@ -41,7 +41,8 @@ class Gram(Product):
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
         """Yield one sum of G and z, or two where their formats differ."""
-        gram, margins = shape.gram, shape.margins
+        gram = shape.gram
+        margins = shape.margins
         if shape.one_message:
             yield replace(margins, words=gram.words + margins.words)
         else:
@@ -244,7 +245,8 @@ class LookAheadGram(Product):
     def _take(self, group: Group) -> AheadGroup:
         if self.prepared is not None and self.prepared.group is not group:
             self.finish()
-        ready, self.prepared = self.prepared, None
+        ready = self.prepared
+        self.prepared = None
         if ready is None:
             x, ahead = self._ahead(group)
             ready = AheadGroup(group, x, ahead.start())

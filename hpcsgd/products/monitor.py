@@ -83,7 +83,8 @@ class RoundoffModel:
 
         It covers the sums of the Gram, its message, gradients and their factors.
         """
-        m, largest = self.blocks.rows, max(self.blocks.sizes)
+        m = self.blocks.rows
+        largest = max(self.blocks.sizes)
         gram = grown(self._unit("gram_sum"), self.terms) ** 2 * self.terms / 6
         wire = self._unit("gram_wire") ** 2 * self.members
         step = grown(self._unit("gradient_sum"), largest) ** 2 * (1 + largest / 6)
@@ -206,7 +207,8 @@ def recompute_scores(
 
     The bound is in units of `model.unit`, the largest of all places.
     """
-    weights, starts = state.weights.copy(), group.blocks.starts
+    weights = state.weights.copy()
+    starts = group.blocks.starts
     scores = np.empty((group.blocks.rows, task.columns), dtype=task.margin_dtype)
     for j, plan in enumerate(group.steps):
         part = slice(starts[j], starts[j + 1])
@@ -214,7 +216,8 @@ def recompute_scores(
         if j + 1 < len(group.steps):
             residuals = state.residuals[part]  # type: ignore[index]
             task.backend.apply_update(weights, rows[part], residuals, plan)
-    before, behind = probed(task, state.weights), probed(task, weights)
+    before = probed(task, state.weights)
+    behind = probed(task, weights)
     spread = np.sqrt(
         model.of_weights * (before**2 + behind**2)
         + model.of_steps * (behind - before) ** 2
@@ -281,7 +284,8 @@ def corrections(
 ) -> Corrections:
     """Return the corrections of all rows, from the summed G and the residuals used."""
     exact = residuals.astype(np.float64)
-    total, size = np.zeros_like(exact), np.zeros_like(exact)
+    total = np.zeros_like(exact)
+    size = np.zeros_like(exact)
     pushed = np.zeros((len(exact), 1))
     for j, (first, last) in enumerate(pairwise(blocks.starts)):
         if not j:
@@ -303,7 +307,8 @@ def intercepts(
     """Return q·β at the step of every row, for an exchange that began with `start`."""
     if start is None:
         return 0.0
-    exact, at = residuals.astype(np.float64), start.astype(np.float64)
+    exact = residuals.astype(np.float64)
+    at = start.astype(np.float64)
     out = np.empty_like(exact)
     for j, (first, last) in enumerate(pairwise(blocks.starts)):
         out[first:last] = unrolled.probe @ at
@@ -334,7 +339,8 @@ def residuals_at(
 
 def task_of_model(number: int, task: Task, group: Group) -> tuple[Task, Group]:
     """Return the task and the group of model `number`."""
-    models, coefficients = task.models, group.coefficients
+    models = task.models
+    coefficients = group.coefficients
     assert models is not None and isinstance(coefficients, ManyCoefficients)
     one = Models((models.each[number],), models.scores, (models.weights[number],))
     return (
@@ -345,7 +351,8 @@ def task_of_model(number: int, task: Task, group: Group) -> tuple[Task, Group]:
 
 def state_of(number: int, task: Task, state: State) -> State:
     """Return a copy of the state of model `number`, with its residuals."""
-    start, residuals = state.intercept, state.residuals
+    start = state.intercept
+    residuals = state.residuals
     return State(
         weights=columns_of(number, task, state.weights),
         intercept=None if start is None else columns_of(number, task, start),
@@ -433,14 +440,16 @@ class GapMonitor:
         Messages keep their sizes, so that sums have the same bits: the words of a
         check that was not judged any more are sent as zeros.
         """
-        each, count = self.exchanges_per_epoch, len(plans)
+        each = self.exchanges_per_epoch
+        count = len(plans)
         # The exchanges in which this replica had rows and trained, the last one first.
         worked = (
             number
             for number in range(done, 0, -1)
             if (number - 1) % each < count and trains(number)
         )
-        self.last, before = next(worked, 0), next(worked, 0)
+        self.last = next(worked, 0)
+        before = next(worked, 0)
         if self.last and self._is_due(self.last, before):
             self.blank = words_of(plans[(self.last - 1) % each])
 
@@ -450,11 +459,14 @@ class GapMonitor:
 
     def judge(self, total: Array) -> None:
         """Compare the sum of the words with its expectation, and note large errors."""
-        found, self.waiting, self.blank = self.waiting, None, 0
+        found = self.waiting
+        self.waiting = None
+        self.blank = 0
         if found is None:
             return
         self.checks += 1
-        fresh, size = total[:-1].astype(np.float64), float(total[-1])
+        fresh = total[:-1].astype(np.float64)
+        size = float(total[-1])
         gap = np.abs(fresh - found.expected)
         spread = np.sqrt(found.variance + (found.unit * size) ** 2)
         self.note("scores", found.number, gap, SAFETY * spread + found.flushed)
@@ -462,7 +474,8 @@ class GapMonitor:
     def before(self, state: State, group: Group, margins: Array) -> StepsBefore | None:
         """Return copies of margins and intercept ahead of the steps; None: no check."""
         number = self._number(group)
-        last, self.last = self.last, number
+        last = self.last
+        self.last = number
         if not self._is_due(number, last):
             return None
         intercept = None if state.intercept is None else state.intercept.copy()
@@ -480,7 +493,8 @@ class GapMonitor:
         """Check the residuals, recompute scores, store words for the next message."""
         if task.models is not None:  # one model a check: models share their faults
             number = seen.number // self.every % len(task.models)
-            seen, state = seen.of(number, task), state_of(number, task, state)
+            seen = seen.of(number, task)
+            state = state_of(number, task, state)
             task, group = task_of_model(number, task, group)
         assert state.residuals is not None
         if not np.isfinite(state.residuals).all():
@@ -556,7 +570,8 @@ class Exact:
         cls, task: Task, seen: StepsBefore, group: Group, gram: Array, residuals: Array
     ) -> "Exact":
         """Return the recurrence of the exchange that began with `seen`."""
-        unrolled, blocks = group.coefficients.whole, group.blocks
+        unrolled = group.coefficients.whole
+        blocks = group.blocks
         found = corrections(unrolled, blocks, gram, residuals)
         stored = store_margins(task, seen.margins.copy())
         return cls(
@@ -571,7 +586,8 @@ class Exact:
         self, task: Task, group: Group, residuals: Array
     ) -> tuple[Array, Array]:
         """Return the errors of the residuals and their bounds, both (m, K)."""
-        batch, form = batch_of(task, group.rows), task.precision
+        batch = batch_of(task, group.rows)
+        form = task.precision
         offset = 0.0 if batch.offsets is None else batch.offsets.astype(np.float64)
         parts = (self.led_size, self.shift, offset)
         at = self.used + self.corrections.total + self.shift + offset

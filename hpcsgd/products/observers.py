@@ -163,7 +163,8 @@ class Proximal(Observer):
             self._map(state, reach(group.coefficients))
 
     def _map(self, state: State, reached: Array) -> None:
-        weights, K = state.weights, self.classes
+        weights = state.weights
+        K = self.classes
         position = weights[:, :K]
         before = position.copy() if len(reached) > 1 else None
         self.penalty.prox(position, float(reached[0]))

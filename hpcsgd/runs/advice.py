@@ -31,7 +31,8 @@ def loss_falls(result: Result) -> list[tuple[int, float]]:
     """Return (epoch, relative fall per epoch until then) of each stretch of the
     history.
     """
-    records, found = _looks(result), []
+    records = _looks(result)
+    found = []
     for before, after in zip(records, records[1:], strict=False):
         scale = max(abs(before["loss"]), 1e-3 * abs(records[0]["loss"]), 1e-300)
         fall = (before["loss"] - after["loss"]) / scale
@@ -74,7 +75,8 @@ def flat_since(result: Result) -> int:
 def about_loss(result: Result) -> Iterator[str]:
     """Yield advice on rate and epochs, from the last change of the loss."""
     stretches = loss_falls(result)
-    epochs, rate = epochs_done(result), result.config["rate"]["value"]
+    epochs = epochs_done(result)
+    rate = result.config["rate"]["value"]
     if not stretches:
         return
     last = stretches[-1][1]
@@ -160,7 +162,8 @@ def _instead_of_slices(result: Result) -> str:
     than the data has columns.
     """
     report = result.report
-    ranks, batch = report["ranks"], report["schedule"]["global_batch"]
+    ranks = report["ranks"]
+    batch = report["schedule"]["global_batch"]
     if batch < report["columns"]:
         return (
             f"agreeing dominates: members (--grid 1x{ranks} --agreement gradient"
@@ -175,7 +178,8 @@ def _instead_of_slices(result: Result) -> str:
 
 def about_time(result: Result) -> Iterator[str]:
     """Yield advice on agreement, product or steps, from where the time was spent."""
-    schedule, product = result.report["schedule"], result.report["products"]
+    schedule = result.report["schedule"]
+    product = result.report["products"]
     if waiting_for(result, "agreement") >= DOMINATES:
         yield advise_fewer_messages(result)
     elif product != "direct" and result.report["grid"]["members"] == 1:
@@ -192,7 +196,8 @@ def about_time(result: Result) -> Iterator[str]:
 
 def _about_steps(result: Result) -> Iterator[str]:
     """Yield advice to double or halve s if that may save time, else on look-ahead."""
-    steps, longest = result.report["schedule"]["steps"], _longest(result)
+    steps = result.report["schedule"]["steps"]
+    longest = _longest(result)
     for other, number in ((2 * steps, "half as many"), (steps // 2, "twice as many")):
         is_other = 0 < min(other, longest) != min(steps, longest)
         saved = saving(result, other) if is_other else 0.0
@@ -221,8 +226,10 @@ def saving(result: Result, steps: int) -> float:
     grows with the words, and the Gram's arithmetic grows by k. The words are charged
     to the bandwidth that was seen, or to that of a plain network if that is more.
     """
-    products, report = result.ledger["products"], result.report
-    waited, old = products["seconds"], report["schedule"]["steps"]
+    products = result.ledger["products"]
+    report = result.report
+    waited = products["seconds"]
+    old = report["schedule"]["steps"]
     if not products["words"] or report["seconds_total"] <= 0.0 or waited <= 0.0:
         return 0.0
     bandwidth = max(products["wire_bytes"] / waited, PLAIN_NETWORK)
@@ -244,7 +251,8 @@ def gram_words(result: Result, steps: int) -> float:
     An exchange of s steps sends b² s (s−1)/2, a step therefore b² (s−1)/2; `cached`
     sends them in the first epoch only, and `gather` rows instead.
     """
-    batch, product = result.report["schedule"]["batch"], result.report["products"]
+    batch = result.report["schedule"]["batch"]
+    product = result.report["products"]
     if product_facts(product).holds_all_columns:
         return 0.0
     times = result.iterations
@@ -315,7 +323,8 @@ def name_remedies(
     remedies += _about_intercept(live)
     if not is_stalled:
         return {"remedies": remedies}
-    first, epochs = live.view.history[0]["loss"], live.view.epoch
+    first = live.view.history[0]["loss"]
+    epochs = live.view.epoch
     advice = (
         f"the loss hardly moved from {first:.4g} in {epochs}"
         f" epoch{'' if epochs == 1 else 's'}"
@@ -341,7 +350,8 @@ def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
         steepness = measure_steepness(config, live.grid, live.loaded, family)
     except DataError:
         return []  # the squares of the rows overflow: the columns are to be scaled
-    rate, usual = config.rate.value, rate_of_rows(config, steepness)
+    rate = config.rate.value
+    usual = rate_of_rows(config, steepness)
     is_other = usual > OTHER * rate if is_stalled else rate > OTHER * usual
     if not is_other:
         return []
@@ -482,7 +492,8 @@ def judge_fit(result: Result, tol: float = TOL, names: SettingNames = OF_TRAIN) 
 
 def _is_certified(result: Result, tol: float) -> bool | None:
     report = result.report
-    gap, polish = report["gap"], report.get("polish")
+    gap = report["gap"]
+    polish = report.get("polish")
     coordinate = report.get("coordinate")
     if gap is None:
         return None
@@ -514,7 +525,8 @@ def _without_minimum(result: Result, names: SettingNames) -> str:
 
     F has come down to its bound 0, which no finite weights reach, or is unbounded.
     """
-    problem, rows = result.config["problem"], result.report["rows"]
+    problem = result.config["problem"]
+    rows = result.report["rows"]
     polish = result.report.get("polish") or {}
     is_free = not problem["l2"] and not problem["l1"] and not problem.keys() & BOUNDS
     vanishes = abs(result.loss) * rows <= NOTHING
@@ -548,7 +560,8 @@ def _of_coordinates(found: Mapping[str, Any], names: SettingNames) -> str:
 
 def _of_steps(result: Result, names: SettingNames) -> str:
     """Return advice for SGD without refinement that did not reach its goal."""
-    goal, epochs = result.config["stop"], result.config["schedule"]["epochs"]
+    goal = result.config["stop"]
+    epochs = result.config["schedule"]["epochs"]
     if goal["on"] == "none":
         return ""
     if goal["on"] == "validation":
@@ -614,7 +627,8 @@ def in_short(result: Result) -> dict[str, str]:
 
 def reached(result: Result) -> str:
     """Return the loss at the end in words, and whether it still changes."""
-    epochs, asked = epochs_done(result), result.report["schedule"]["epochs"]
+    epochs = epochs_done(result)
+    asked = result.report["schedule"]["epochs"]
     done = f"{epochs} epoch{'' if epochs == 1 else 's'}"
     if result.status is Status.DIVERGED:
         return (
@@ -690,7 +704,8 @@ def unreached_phase(config: RunConfig, exchanges: int) -> str:
     """
     if config.grid.replicas == 1:
         return ""
-    first, epochs = config.accordion.interval + 1, config.schedule.epochs
+    first = config.accordion.interval + 1
+    epochs = config.schedule.epochs
     meanwhile = _until_a_look(config)
     if meanwhile and epochs <= first:
         return (
@@ -715,7 +730,8 @@ def _until_a_look(config: RunConfig) -> str:
 
 def _beginnings(config: RunConfig) -> Iterator[tuple[str, int, str]]:
     """Yield (setting, exchanges of the first phase of a method, its description)."""
-    asked, codec = config.agreement, config.codec
+    asked = config.agreement
+    codec = config.codec
     name = config.accordion.codec if asked.codec == "accordion" else asked.codec
     if asked.beginning is not None:
         yield asked.beginning

@@ -135,7 +135,8 @@ def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":
     )
 
     asked: Any
-    asked, replicas = config.agreement, grid.replicas.size
+    asked = config.agreement
+    replicas = grid.replicas.size
     if asked.replay:
         rounds = feed.exchanges_per_epoch * config.schedule.epochs
 
@@ -193,8 +194,11 @@ def make_gradient(
     config: RunConfig, opened: OpenedRun, task: Task, feed: Feed
 ) -> Gradient:
     """Return the agreement on gradients, which opens its buckets with the state."""
-    grid, loaded, device = opened.grid, opened.loaded, opened.device
-    each, shard = feed.exchanges_per_epoch, loaded.shard
+    grid = opened.grid
+    loaded = opened.loaded
+    device = opened.device
+    each = feed.exchanges_per_epoch
+    shard = loaded.shard
     epochs = config.schedule.epochs
     rate = make_rate(config.rate, epochs * each, epochs)
     replicas = grid.replicas.size
@@ -243,7 +247,8 @@ def _on_device(
     """
     from hpcsgd.backends.cuda.weights import DeviceMemory, DeviceRows
 
-    rule, memory = inputs.steps.rule, DeviceMemory(device)
+    rule = inputs.steps.rule
+    memory = DeviceMemory(device)
     takes = sums and kind.steps_on_devices and not inputs.shapers
     # With several scores a row, momenta are stored between the scores.
     is_linear = rule.linear is not None and 1 in (rule.states, inputs.columns)

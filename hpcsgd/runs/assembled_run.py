@@ -144,7 +144,8 @@ class AssembledRun(PlannedRun):
     def restore(self, checkpoint: Snapshot) -> None:
         """Restore the state of a checkpoint."""
         self.capture.restore(checkpoint, self.state, self.view, self.feed.progress)
-        trains, done = self.agreement.trains, self.view.exchanges
+        trains = self.agreement.trains
+        done = self.view.exchanges
         if self.task.monitor is not None:
             self.task.monitor.begin(done, self.feed.plans, trains)
 
@@ -193,10 +194,12 @@ class AssembledRun(PlannedRun):
 
     def warm_up(self) -> None:
         """Compute scores and residuals of one batch, so that libraries are loaded."""
-        task, shard = self.task, self.task.shard
+        task = self.task
+        shard = self.task.shard
         height = min(shard.height, self.config.schedule.batch)
         numbers = np.arange(height, dtype=np.int64)
-        out, matrix = None, shard.matrix
+        out = None
+        matrix = shard.matrix
         if isinstance(self.product, TiledProduct):
             return  # its weights are never in memory as a whole
         if not matrix.is_sparse:

@@ -68,7 +68,8 @@ def rate_reason(config: RunConfig) -> str:
 
 def rows_of_step(config: RunConfig) -> int:
     """Return the rows of one step: those of all replicas if they share gradients."""
-    agreement, batch = config.agreement, config.schedule.batch
+    agreement = config.agreement
+    batch = config.schedule.batch
     if not agreement.shares_gradients:
         return batch
     return batch * config.grid.replicas * agreement.batches_of_first_step
@@ -150,7 +151,8 @@ def measure_steepness(
 
 def _slowed(config: RunConfig) -> float:
     """Return the factor of 1/L for momentum and for gradients one step late."""
-    update, agreement = config.update, config.agreement
+    update = config.update
+    agreement = config.agreement
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
     # A gradient that is one step late is stable half as far.
     return 0.5 * slowed if agreement.steps_late else slowed

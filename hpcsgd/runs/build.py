@@ -90,8 +90,10 @@ def assemble(
 
     What closes the groups that are opened on the way goes into `undo`.
     """
-    config, device = plan.config, opened.device
-    name, look_ahead = plan.choice.product, plan.choice.look_ahead
+    config = plan.config
+    device = opened.device
+    name = plan.choice.product
+    look_ahead = plan.choice.look_ahead
     task = make_task(config, opened)
     feed = _feed(config, opened, task)
     # The monitor compares residuals with one score each; anchored steps have two.
@@ -153,7 +155,8 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
 
 
 def _feed(config: RunConfig, opened: OpenedRun, task: Task) -> Feed:
-    schedule, shard = config.schedule, opened.loaded.shard
+    schedule = config.schedule
+    shard = opened.loaded.shard
     own = plan_groups(shard.height, schedule.batch, steps_together(config))
     epochs = schedule.epochs
     rates = rates_of(config.rate, task.models, epochs * steps_in(own), epochs)

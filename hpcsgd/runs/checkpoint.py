@@ -53,7 +53,8 @@ MOST_EXCHANGES = 10**15  # of any run that ends
 NAME = re.compile(r"(\d{6,12})-exchange-\d{9,18}\.h5")
 
 # Arrays of single ranks as bytes, (R, bytes of all members), and the bytes of each.
-KEPT, SIZES = "kept", "kept_sizes"
+KEPT = "kept"
+SIZES = "kept_sizes"
 LOG = "log_"  # prefix of counts of each replica in each exchange
 
 # The schema of the document of a checkpoint.
@@ -388,7 +389,8 @@ class Capture:
         steps, rows = progress(view.exchanges)
         view.steps = self.agreement.steps_taken(steps)
         view.rows = rows * self.agreement.workers
-        view.loss, view.seconds = said["loss"], said["seconds"]
+        view.loss = said["loss"]
+        view.seconds = said["seconds"]
         view.history[:] = said["history"]
         view.events[:] = said.get("events", [])
         if REQUESTED in said:  # it fell back before
@@ -396,17 +398,16 @@ class Capture:
 
     def position(self, said: dict[str, Any]) -> int:
         """Return the exchanges done, counted in those of this grid's epochs."""
-        done, before, now = (
-            said["exchanges"],
-            said["exchanges_per_epoch"],
-            self.exchanges_per_epoch,
-        )
+        done = said["exchanges"]
+        before = said["exchanges_per_epoch"]
+        now = self.exchanges_per_epoch
         if before == now:
             return int(done)
         return int(done // before * now + done % before * now // before)
 
     def _put_back_state(self, checkpoint: Snapshot, state: State) -> None:
-        own, rows = self.columns.own, checkpoint.document["rows"]
+        own = self.columns.own
+        rows = checkpoint.document["rows"]
         for name, log in checkpoint.arrays.items():
             if name.startswith(LOG):
                 self.agreement.recall(name.removeprefix(LOG), log)
@@ -442,7 +443,8 @@ class Capture:
     def _put_back_kept(self, checkpoint: Snapshot, state: State) -> None:
         """Restore the arrays of this rank; on another grid they begin anew."""
         copies, sizes = (checkpoint.arrays.get(name) for name in (KEPT, SIZES))
-        grid, wanted = self.grid, packed(state.rank_arrays).size
+        grid = self.grid
+        wanted = packed(state.rank_arrays).size
         if copies is None or sizes is None:
             return
         same = (len(copies), len(sizes)) == (grid.replicas.size, grid.members.size)
@@ -452,7 +454,8 @@ class Capture:
         unpack(copies[grid.replica, first : first + wanted], state.rank_arrays)
 
     def _put_back_evaluation(self, checkpoint: Snapshot) -> None:
-        model, weights = None, checkpoint.arrays.get("good_weights")
+        model = None
+        weights = checkpoint.arrays.get("good_weights")
         if weights is not None:
             kept = self.agreement.parted(weights[self.columns.own])
             model = State(kept, checkpoint.arrays.get("good_intercept"))

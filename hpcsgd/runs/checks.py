@@ -203,7 +203,8 @@ def _of_epochs(config: RunConfig) -> Iterator[str]:
 
 def _of_products(config: RunConfig) -> Iterator[str]:
     """Yield why the product, or its open steps, do not go with the other settings."""
-    name, mode = config.products.kind, config.sampling.mode
+    name = config.products.kind
+    mode = config.sampling.mode
     if name != AUTO:
         yield from _raised_by(lambda: get_product(name))
     facts = product_facts(name)
@@ -269,7 +270,9 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
 def _requirements(config: RunConfig, precision: Precision) -> Iterator[str]:
     """Yield the ends of sentences on what the agreement needs and does not get."""
     needs = config.agreement.requires
-    schedule, update, product = config.schedule, config.update.kind, config.products
+    schedule = config.schedule
+    update = config.update.kind
+    product = config.products
     if needs.steps is not None and schedule.steps > needs.steps:
         yield (
             f"needs schedule.steps = {needs.steps}, and it is {schedule.steps}; use"
@@ -311,9 +314,12 @@ def _of_gradients(
     config: RunConfig, precision: Precision
 ) -> Iterator[tuple[bool, str]]:
     """Yield what no agreement on gradients does, whatever its kind."""
-    update, codec, residual = config.update, config.agreement.codec, precision.residual
+    update = config.update
+    codec = config.agreement.codec
+    residual = precision.residual
     wrapped = config.accordion.codec if codec == "accordion" else codec
-    product, how = config.products.kind, ignores_length(update)
+    product = config.products.kind
+    how = ignores_length(update)
     hierarchical = config.agreement.hierarchical
     yield (
         update.clip != "none" and update.clip_over != "step",

@@ -77,7 +77,8 @@ def fits(config: RunConfig) -> bool:
 
 def best_form(config: RunConfig) -> str:
     """Return the requested form, or the one that needs the least for the problem."""
-    problem, asked = config.problem, config.coordinate.form
+    problem = config.problem
+    asked = config.coordinate.form
     if asked != "auto":
         return asked
     if problem.family == OF["primal"]:
@@ -103,7 +104,8 @@ def _refusals(config: RunConfig, ranks: int) -> Iterator[str]:
 
 
 def _of_problem(config: RunConfig) -> Iterator[str]:
-    problem, form = config.problem, best_form(config)
+    problem = config.problem
+    form = best_form(config)
     if form in OF and problem.family != OF[form]:
         yield (
             f"the {form} form is for {OF[form]}, not {problem.family}; use --set"
@@ -124,7 +126,8 @@ def _of_problem(config: RunConfig) -> Iterator[str]:
 
 
 def _of_method(config: RunConfig) -> Iterator[str]:
-    precision, sampling = config.precision, config.sampling
+    precision = config.precision
+    sampling = config.sampling
     formats = set(vars(precision.resolve()).values())
     if precision.recipe == AUTO or formats not in ({"fp32"}, {"fp64"}):
         yield f"{ASK} computes in fp32 or fp64; use --precision fp32 or fp64"
@@ -226,7 +229,8 @@ class Nonempty:
 
     def shard(self, shard: Shard, members: Communicator) -> Shard:
         """Return the shard without the other columns. Collective over `members`."""
-        matrix, kept = shard.matrix, self.kept
+        matrix = shard.matrix
+        kept = self.kept
         if not matrix.is_sparse:
             return shard
         # A member that keeps all of its columns takes part: others may not.
@@ -242,7 +246,8 @@ class Nonempty:
         """Return what reads the exact values of local rows in the kept columns."""
         if self.kept is None:
             return loaded.read_exact
-        matrix, read = shard.matrix, loaded.read_exact
+        matrix = shard.matrix
+        read = loaded.read_exact
         if matrix.is_sparse and read(slice(0, 0)).dtype == matrix.dtype:
             whole = matrix.to_scipy()  # the values that are stored are exact
             height = shard.height
@@ -317,7 +322,8 @@ class OpenedForm:
     @property
     def exchanges_planned(self) -> int:
         """Exchanges of an epoch, where it takes all items."""
-        form, schedule = self.form, self.config.schedule
+        form = self.form
+        schedule = self.config.schedule
         if form.is_alone:
             return form.sweeps
         return form.sweeps * len(
@@ -354,7 +360,9 @@ def _plain(config: RunConfig) -> RunConfig:
 
 
 def _prepare(config: RunConfig, opened: OpenedRun) -> OpenedForm:
-    words, grid, loaded = opened.words, opened.grid, opened.loaded
+    words = opened.words
+    grid = opened.grid
+    loaded = opened.loaded
     shard, clock = loaded.shard, Clock()
     penalty = grid.world.together(
         lambda: penalty_of(config.problem, shard.total_columns).of(shard.columns)
@@ -414,7 +422,9 @@ def _make(config: RunConfig, objective: Objective, ranks: int, classes: int) -> 
 
 def _keeps(config: RunConfig, precision: Precision, items: int, form: str) -> bool:
     """Return whether G of every group is stored: by kind, or if reused and small."""
-    kind, sampling, schedule = config.products.kind, config.sampling, config.schedule
+    kind = config.products.kind
+    sampling = config.sampling
+    schedule = config.schedule
     if kind != "auto":
         return kind == "cached"
     m = min(schedule.batch * schedule.steps, items)
@@ -435,8 +445,10 @@ def result_of(
     setup: Mapping[str, float],
 ) -> Result:
     """Return the model and all measurements, the same on every rank. Collective."""
-    ready, view = run.ready, run.view
-    opened, config = ready.opened, ready.config
+    ready = run.ready
+    view = run.view
+    opened = ready.opened
+    config = ready.config
     weights, beta = ready.form.model(point)
     if beta is not None and ready.centers is not None:
         beta = beta - ready.centers.moved(ready.form.objective, weights)
@@ -465,9 +477,13 @@ def _facts(
     began: float,
     setup: Mapping[str, float],
 ) -> dict[str, Any]:
-    ready, view = run.ready, run.view
-    grid, loaded, words = ready.opened.grid, ready.opened.loaded, ready.opened.words
-    schedule, clock = ready.config.schedule, ready.clock
+    ready = run.ready
+    view = run.view
+    grid = ready.opened.grid
+    loaded = ready.opened.loaded
+    words = ready.opened.words
+    schedule = ready.config.schedule
+    clock = ready.clock
     phases = {k: v for k, v in clock.seconds.items() if k != "evaluate"}
     return {
         "solver": "coordinate",
@@ -515,7 +531,8 @@ def _facts(
 
 def _ending(run: "CoordinateTraining", status: Status) -> dict[str, Any]:
     """Return the form of the descent, its last figures, and why it ended."""
-    seen, form = run.evaluation.seen, run.ready.form
+    seen = run.evaluation.seen
+    form = run.ready.form
     ended = "asked to stop"
     if status in (Status.COMPLETED, Status.CONVERGED, Status.WORSE):
         is_done = run.evaluation.has_reached_goal(run.view)
@@ -582,7 +599,8 @@ class Descent:
         view.rows = view.total_rows * self.epochs + view.total_rows * done // planned
         if done == planned:
             self.ready.form.settle(state)
-            self.epochs, self.is_amid = self.epochs + 1, False
+            self.epochs = self.epochs + 1
+            self.is_amid = False
         view.exchanges += 1
         return state
 
@@ -607,7 +625,8 @@ class Descent:
         return not self.is_amid and every > 0 and self.epochs % every == 0
 
     def _begin_epoch(self, point: CoordinatePoint) -> None:
-        form, exchanges = self.ready.form, self.ready.exchanges
+        form = self.ready.form
+        exchanges = self.ready.exchanges
         order = form.prepare(point, self.sampler.order(self.epochs))
         if form.renews:
             exchanges.known.clear()
@@ -618,7 +637,8 @@ class Descent:
 
     def _sweeps(self, point: CoordinatePoint) -> Iterator[tuple[int, int, int]]:
         """Yield the steps of each sweep, the sweeps that are done, and all of them."""
-        form, clock = self.ready.form, self.clock
+        form = self.ready.form
+        clock = self.clock
         clock.lap("gather")
         for done in range(1, form.sweeps + 1):
             steps, goes_on = form.sweep(point)
@@ -634,7 +654,8 @@ class Descent:
 
         An epoch without items has none; it counts as one exchange that sends nothing.
         """
-        form, schedule = self.ready.form, self.ready.config.schedule
+        form = self.ready.form
+        schedule = self.ready.config.schedule
         groups = plan_groups(len(order), schedule.batch, schedule.steps)
         for sweep in range(form.sweeps):
             first = 0
@@ -679,7 +700,8 @@ class CertifiedEvaluation:
 
     def has_reached_goal(self, view: View) -> bool:
         """Return whether what was seen last is as good as was asked for."""
-        seen, tol = self.seen, self.ready.config.coordinate.tol
+        seen = self.seen
+        tol = self.ready.config.coordinate.tol
         if seen is None or not tol:
             return False
         if seen.gap is not None:
@@ -690,7 +712,8 @@ class CertifiedEvaluation:
         self, state: CoordinatePoint, view: View, has_converged: bool
     ) -> None:
         """Warn where the epochs were not enough."""
-        seen, config = self.seen, self.ready.config
+        seen = self.seen
+        config = self.ready.config
         if seen is None or has_converged or not config.coordinate.tol:
             return
         figure = "gap unknown" if seen.gap is None else f"gap {seen.gap:.2g}"
@@ -728,7 +751,8 @@ class CoordinateRun(Session):
             return self._train()
 
     def _train(self) -> Result:
-        world, config = self.world, self.config
+        world = self.world
+        config = self.config
         world.watch(config.run.timeout)
         with close_on_agreed_error(world.unwatch):
             check_settings(config, world)
@@ -763,7 +787,8 @@ class CoordinateRun(Session):
         """Return the point of the null model, or that of the initial weights."""
         if self.start is None or self.start.weights is None:
             return ready.form.begin()
-        given, loaded = self.start.weights, ready.opened.loaded
+        given = self.start.weights
+        loaded = ready.opened.loaded
         needed = (loaded.shard.total_columns, loaded.columns)
         if given.shape != needed:
             raise ConfigError(
@@ -792,8 +817,10 @@ def make_coordinate_training(
     ready: OpenedForm, callbacks: list[Callback]
 ) -> CoordinateTraining:
     """Return a descent on `ready` in the training loop of all solvers."""
-    config, world = ready.config, ready.opened.grid.world
-    descent, evaluation = Descent(ready), CertifiedEvaluation(ready)
+    config = ready.config
+    world = ready.opened.grid.world
+    descent = Descent(ready)
+    evaluation = CertifiedEvaluation(ready)
     view = View(
         epochs=config.schedule.epochs,
         exchanges_planned=ready.exchanges_planned * config.schedule.epochs,
@@ -833,7 +860,8 @@ def along(
     steepest = ready.form.steepest()
     point = ready.form.begin()
     for problem in problems(steepest):
-        began, ready = time.perf_counter(), _under(ready, problem)
+        began = time.perf_counter()
+        ready = _under(ready, problem)
         columns = ready.opened.loaded.shard
         penalty = penalty_of(problem, columns.total_columns).of(columns.columns)
         ready.form.become(ready.nonempty.penalty(penalty), point)

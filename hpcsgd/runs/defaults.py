@@ -60,7 +60,8 @@ def has_section(config: Any, name: str) -> bool:
 
 def grid_on(ranks: int, grid: Any, config: Any) -> Any:
     """Return `grid`; without one, (ranks, 1) if `config` has a method of replicas."""
-    name, kind = _agreement(config).get("kind", AUTO), _kind(config)
+    name = _agreement(config).get("kind", AUTO)
+    kind = _kind(config)
     if ranks == 1 or grid is not None or has_section(config, "grid"):
         return grid
     if name == AUTO or kind.works_alone:
@@ -267,7 +268,8 @@ class FitArguments:
 
         A step has a batch of rows or a block of coordinates; an exchange has steps.
         """
-        batch, steps = plain(self.batch), plain(self.steps)
+        batch = plain(self.batch)
+        steps = plain(self.steps)
         is_coordinate = way == COORDINATE
         if batch is None:
             batch = COORDINATES["batch"] if is_coordinate else ROWS
@@ -426,7 +428,8 @@ class FitArguments:
         if self.polish is False or reason:
             return {}
         goal = min(tol, TIGHT) if self.polish is True else tol
-        kind, most = "auto", None
+        kind = "auto"
+        most = None
         if self.solver in REFINEMENTS:
             kind = self.solver
             most = self.max_passes if self.epochs is None else self.epochs
@@ -557,7 +560,8 @@ def setting_of_sgd(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 def defaults_reason(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """Return why a run has the defaults that it has; "" where `tables` name them."""
-    requested, named = requested_defaults(tables), setting_of_sgd(tables)
+    requested = requested_defaults(tables)
+    named = setting_of_sgd(tables)
     if requested == SGD and named:
         return f"{named} is a setting of SGD"
     return "" if requested else "no setting of SGD is named"
@@ -614,7 +618,9 @@ def _as_fit(
     request: Mapping[str, Mapping[str, Any]], named: RunConfig, wide: bool, ranks: int
 ) -> RunConfig:
     """Return what `fit` would do on `ranks` ranks, with what is named laid over it."""
-    problem, run, grid = named.problem, named.run, named.grid
+    problem = named.problem
+    run = named.run
+    grid = named.grid
     finisher = request.get("polish", {}).get("kind", "")
     is_finished = finisher not in ("", "none")
     if is_finished and (named.sampling.hold_out or not problem.is_smooth):

@@ -129,7 +129,8 @@ class EnergyMeter:
     def _count(self) -> None:
         if self._before is None:
             return
-        after, now = self._read(), self._clock()
+        after = self._read()
+        now = self._clock()
         try:
             for number, counter in enumerate(self.counters):
                 gained = counter.gained(self._before[number], after[number])
@@ -137,7 +138,8 @@ class EnergyMeter:
         except OSError as error:
             self._give_up(str(error))
         self.seconds += now - self._read_at
-        self._before, self._read_at = after[: len(self.counters)], now
+        self._before = after[: len(self.counters)]
+        self._read_at = now
 
     def _read(self) -> list[int]:
         try:
@@ -148,7 +150,9 @@ class EnergyMeter:
 
     def _give_up(self, reason: str) -> None:
         """Drop all counters, with a reason: a part of the energy is of no use."""
-        self.counters, self.joules, self.reason = (), [], reason
+        self.counters = ()
+        self.joules = []
+        self.reason = reason
 
 
 @dataclass(frozen=True)

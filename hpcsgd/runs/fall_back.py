@@ -50,7 +50,8 @@ def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None
 
     The steps of `config` are decided.
     """
-    steps, recurs = config.schedule.steps, product_facts(product).has_recurrence
+    steps = config.schedule.steps
+    recurs = product_facts(product).has_recurrence
     if recurs and steps > 1:
         return FallbackLevel("schedule.steps", steps, fewer_steps(steps))
     precision = config.precision.resolve()
@@ -83,7 +84,8 @@ def convert_checkpoint(
     stays a count of exchanges.
     """
     document = deepcopy(checkpoint.document)
-    s, fewer = before.schedule.steps, after.schedule.steps
+    s = before.schedule.steps
+    fewer = after.schedule.steps
     epochs, rest = divmod(document["exchanges"], document["exchanges_per_epoch"])
     largest = split_range(document["rows"], document["replicas"], 0).stop
     each = len(plan_groups(largest, after.schedule.batch, fewer))

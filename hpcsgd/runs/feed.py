@@ -51,16 +51,19 @@ class Feed:
 
     def _epoch(self, epoch: int, skip: int) -> Iterator[Group | None]:
         order = self.sampler.order(epoch)
-        first, step = 0, epoch * steps_in(self.plans)
+        first = 0
+        step = epoch * steps_in(self.plans)
         for index, sizes in enumerate(self.plans):
             if index < skip:
-                first, step = first + sum(sizes), step + len(sizes)
+                first = first + sum(sizes)
+                step = step + len(sizes)
                 continue
             group = self.planner.group(index, epoch, order, first, sizes, step)
             if self.follow is not None:
                 self.follow(epoch, first, len(group.rows))
             yield group
-            first, step = first + len(group.rows), step + len(sizes)
+            first = first + len(group.rows)
+            step = step + len(sizes)
         done = max(skip, len(self.plans))
         yield from [None] * (self.exchanges_per_epoch - done)
 
@@ -92,7 +95,8 @@ def make_feed(
     grid: Grid,
 ) -> Feed:
     """Return the feed of this rank's replica."""
-    schedule, replicas = config.schedule, grid.replicas.size
+    schedule = config.schedule
+    replicas = grid.replicas.size
     steps = steps_together(config)
     part = split_range(shard.total_rows, replicas, grid.replica)
     largest = split_range(shard.total_rows, replicas, 0)
@@ -138,7 +142,8 @@ def last_rate(config: RunConfig, rows: int) -> Callable[[int], float]:
     `rows` are those of the largest replica. Models of a sweep have rates in one
     proportion: theirs is that of `[rate] value`, or of 1 where it names none.
     """
-    schedule, value = config.schedule, config.rate.value or 1.0
+    schedule = config.schedule
+    value = config.rate.value or 1.0
     plans = plan_groups(rows, schedule.batch, schedule.steps)
     each = steps_in(plans)
     rate = make_rate(replace(config.rate, value=value), schedule.epochs * each)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:  # a run without a GPU needs none of these
 # The GPU of this rank, and how arrays on it travel to those of others.
 
 log = logging.getLogger(__name__)
-NCCL, BY_HOST = "nccl", "mpi-host"
+NCCL = "nccl"
+BY_HOST = "mpi-host"
 SHARED = "share_gpus = true, and NCCL needs a GPU for each rank; leave it out"
 
 
@@ -158,7 +159,9 @@ def _buffers(
     """Return the bytes of the buffers of exchanges of these batch sizes, by name."""
     from hpcsgd.backends.cuda.exchange import ExchangeKernels
 
-    blocks, width, item = blocks_of(sizes), matrix.shape[1], matrix.dtype.itemsize
+    blocks = blocks_of(sizes)
+    width = matrix.shape[1]
+    item = matrix.dtype.itemsize
     return dict(
         ExchangeKernels.holds(
             blocks, width, item, multiprocessors, wide, matrix.is_sparse

@@ -452,7 +452,8 @@ class RowPass:
         One message of P² + P + 6 words, of 2 P² + P + 6 for the sandwich, and of
         P² + G P + P + 6 for G clusters; members exchange scores and rows before.
         """
-        P, family = self.hessian.variables, self.rows.objective.family
+        P = self.hessian.variables
+        family = self.rows.objective.family
         extra = {"information": 0, "sandwich": P, "clustered": groups}
         height = extra[request.covariance]
         words = np.zeros((P + height + 1) * P + SCALARS)
@@ -466,9 +467,11 @@ class RowPass:
             block, own = self.hessian.own_rows(stored)
             if not len(block):
                 continue
-            t, y = scores[own], self.rows.targets[rows][own]
+            t = scores[own]
+            y = self.rows.targets[rows][own]
             c = self.rows.share[rows][own]
-            r, h = family.residual(t, y), exact_bends(family, t, y)
+            r = family.residual(t, y)
+            h = exact_bends(family, t, y)
             self.hessian.add(whole, block, c[:, :, None] * h)
             gradient += self._scores_of(block, c * r).sum(axis=0)
             if request.covariance == "sandwich":
@@ -591,7 +594,8 @@ def first_scaling(land: Landscape) -> VariableScaling:
     replicas of 2 d_c + 1 words.
     """
     rows = land.rows
-    width, first = rows.width, next(rows.blocks(), slice(0, 0))
+    width = rows.width
+    first = next(rows.blocks(), slice(0, 0))
     block = dense(rows.objective.read(first)).astype(np.float64, copy=False)
     words = np.concatenate([block.sum(axis=0), np.square(block).sum(axis=0), [0.0]])
     words[-1] = len(block)
@@ -630,7 +634,8 @@ class InferenceSystem:
         self.request = request
         self.names = model.parameter_names()
         # Intercept first, class by class; of several classes without the first.
-        K, size = model.scores, hessian.variables // model.scores
+        K = model.scores
+        size = hessian.variables // model.scores
         has_intercept = model.intercept is not None
         columns = np.r_[[size - 1] * has_intercept, : size - has_intercept]
         first = 0 if K == 1 else 1
@@ -648,7 +653,8 @@ class InferenceSystem:
                 " overflow; scale the columns and fit again"
             )
         inverse = self._inverse(H, sums)
-        parameters, n = len(self.names), sums.observations
+        parameters = len(self.names)
+        n = sums.observations
         if n <= parameters:
             raise DataError(
                 f"{n:g} observations leave none for the errors of {parameters}"
@@ -709,7 +715,8 @@ class InferenceSystem:
         likelihood = likelihood_of(self.model.family)
         if likelihood is None:
             return 1.0
-        wanted, freedom = self.request.dispersion, sums.observations - len(self.names)
+        wanted = self.request.dispersion
+        freedom = sums.observations - len(self.names)
         if wanted is None:
             wanted = 1.0 if likelihood.dispersion_rule == "one" else "pearson"
         if wanted not in ("pearson", "deviance"):
@@ -725,7 +732,8 @@ class InferenceSystem:
 
     def _change(self) -> Array:
         """Return the matrix from scaled variables to parameters, (P, P)."""
-        model, scaling = self.model, self.hessian.scaling
+        model = self.model
+        scaling = self.hessian.scaling
         size = len(self.order) // max(model.scores - 1, 1)
         whole = np.zeros((len(self.order), len(self.order)))
         first = 0 if model.scores == 1 else 1
@@ -892,9 +900,11 @@ def _grid(model: InferenceModel, reader: RowReader, world: Communicator) -> Grid
     parts: tuple[slice, ...] | None = getattr(reader, "parts", None)
     replicas, members = model.grid
     if parts is not None:
-        replicas, members = world.size // len(parts), len(parts)
+        replicas = world.size // len(parts)
+        members = len(parts)
     elif replicas * members != world.size:
-        replicas, members = world.size, 1
+        replicas = world.size
+        members = 1
     return Grid(world, replicas, members)
 
 

@@ -69,7 +69,8 @@ def choose_exponents(
     form = get_format(backend.precision.matrix)
     if not form.wants_scale:
         return
-    own, world = parts[grid.member], grid.world
+    own = parts[grid.member]
+    world = grid.world
     found = world.together(lambda: column_peaks(reader, rows, own))
     peaks = np.zeros(reader.cols)
     for columns, some in world.exchange_objects((own, found)):
@@ -87,7 +88,8 @@ def report_rounding_loss(
         return
     counts = grid.world.exchange_objects((scaling.saturated, scaling.flushed))
     saturated, flushed = (sum(column) for column in zip(*counts, strict=True))
-    scaling.saturated, scaling.flushed = saturated, flushed
+    scaling.saturated = saturated
+    scaling.flushed = flushed
     scaling.counts = False  # rows that are streamed are stored again and again
     log.log(
         logging.WARNING if saturated else logging.INFO,
@@ -135,7 +137,8 @@ def replica_rows(grid: Grid, reader: RowReader) -> slice:
 
     Refuse a grid in which a replica would have no row, or a member no column.
     """
-    replicas, members = grid.replicas.size, grid.members.size
+    replicas = grid.replicas.size
+    members = grid.members.size
     if members > reader.cols:
         ranks = replicas * members
         fit = max(n for n in range(1, reader.cols + 1) if ranks % n == 0)
@@ -199,7 +202,8 @@ def split_held_out(
     """
     kept = split.kept_apart(rows, known)
     each = np.ones((len(kept), 1)) if weights is None else weights[:, None]
-    trained, held = each * ~kept, each * kept
+    trained = each * ~kept
+    held = each * kept
     counted = np.zeros((2, split.columns))
     if not grid.member:  # each replica's count once
         counted[...] = trained.sum(axis=0), held.sum(axis=0)
@@ -241,7 +245,8 @@ DENSE_PAYS = {"kernels": (0.2, 0), "SciPy": (0.05, 500)}
 
 
 # Targets and offsets whose squares are finite in float64, and exponents of e.
-LARGEST, MOST_EXPONENT = 1e150, 700.0
+LARGEST = 1e150
+MOST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
@@ -281,7 +286,8 @@ def load(
     and then streamed; where that is None, a GPU will store it. A run whose weights are
     on disk reads some columns of its rows at a time.
     """
-    world, precision = grid.world, backend.precision
+    world = grid.world
+    precision = backend.precision
     rows, preparation, names, categories = world.together(
         lambda: (
             replica_rows(grid, reader),
@@ -312,7 +318,8 @@ def load(
     )
     report_rounding_loss(grid, backend.scaling, reader.rows * reader.cols)
     seen.check(reader, rows, world.exchange_objects, world.max_flag, is_narrow)
-    working, keep = precision.working, grid.members.keep
+    working = precision.working
+    keep = grid.members.keep
     shard = Shard(
         matrix=matrix,
         targets=keep(encoded.astype(working)),
@@ -444,7 +451,8 @@ def _stream(
     store = backend.store
     # The elements of a file are those of the matrix only if nothing is scaled.
     element = "" if backend.scaling else backend.precision.matrix
-    height, width = rows.stop - rows.start, columns.stop - columns.start
+    height = rows.stop - rows.start
+    width = columns.stop - columns.start
     for _ in pieces(reader, rows, columns, store, SCANNED, seen.add, all_finite):
         continue
 

@@ -213,7 +213,8 @@ class TrainingLoop(Generic[S]):
 
         The meter counts the energy of training, where there is one.
         """
-        solver, view = self.solver, self.view
+        solver = self.solver
+        view = self.view
         self.meter = meter
         solver.begin(state, view)
         self.observers.start(state, view.exchanges)
@@ -235,7 +236,8 @@ class TrainingLoop(Generic[S]):
 
     def train(self, state: S) -> tuple[S, Status]:
         """Go on after exchange `view.exchanges`; return the last state and status."""
-        solver, view = self.solver, self.view
+        solver = self.solver
+        view = self.view
         if self.evaluation.has_reached_goal(view):
             return state, Status.CONVERGED
         if self.polls is not None:
@@ -258,7 +260,9 @@ class TrainingLoop(Generic[S]):
         All ranks return the same: a poll gives them the gravest flag of any rank, and
         an evaluation the same loss.
         """
-        length, polls, saver = self.solver.length, self.polls, self.saver
+        length = self.solver.length
+        polls = self.polls
+        saver = self.saver
         epochs = length.epochs_done_after(number)
         self.view.epoch = self.view.epoch if epochs is None else epochs
         must_evaluate = length.is_evaluated_after(number)
@@ -388,7 +392,8 @@ class Training(Generic[S]):
 
         After a fall-back, `meter` and `request` are those of the run before it.
         """
-        loop, view = self.loop, self.loop.view
+        loop = self.loop
+        view = self.loop.view
         loop.callbacks.renew(request)
         loop.callbacks.call("on_start")
         if not view.history:

@@ -132,7 +132,8 @@ class Hardware:
 
     def spans(self, ranks: int) -> list[tuple[NetworkLevel, int]]:
         """Return the levels that `ranks` ranks need, each with how many it joins."""
-        needed, inside = [], 1
+        needed = []
+        inside = 1
         for level in self.levels:
             reach = min(level.ranks or ranks, ranks)
             parts = ceil(reach / inside)
@@ -231,8 +232,10 @@ def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
     with figures of kinds of runs needs none of the whole machine.
     """
     _only(place, tables, ("name", "about", "rank", "sum", "levels", "kinds"))
-    rank, levels = tables.get("rank"), tables.get("levels", [])
-    sums, kinds = tables.get("sum"), tables.get("kinds")
+    rank = tables.get("rank")
+    levels = tables.get("levels", [])
+    sums = tables.get("sum")
+    kinds = tables.get("kinds")
     has_rank = isinstance(rank, Mapping) or (rank is None and kinds is not None)
     if not has_rank or not isinstance(levels, list):
         raise ConfigError(f"{place}: a [rank] and [[levels]] are needed; write them")
@@ -256,7 +259,8 @@ def _level(place: str, table: Any) -> NetworkLevel:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{place}: [[levels]] are tables; write them so")
     _only(f"{place} [[levels]]", table, ("name", "ranks", *LEVEL))
-    ranks, where = table.get("ranks"), f"{place} [[levels]] {table.get('name')}"
+    ranks = table.get("ranks")
+    where = f"{place} [[levels]] {table.get('name')}"
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 0:
         raise ConfigError(f"{where}: ranks = {ranks!r} must be a whole number, 0 = all")
     numbers = {key: _number(f"{where} {key}", table.get(key)) for key in LEVEL}
@@ -270,7 +274,9 @@ def _number(place: str, given: Any) -> Number:
             f"{place}: write {{ value = ..., mark = 'measured' or 'stated',"
             " source = '...' }"
         )
-    value, mark, source = given["value"], given["mark"], given["source"]
+    value = given["value"]
+    mark = given["mark"]
+    source = given["source"]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_rate = place.split()[-1] in (*RATES, "gram_narrow", "bandwidth")
     if not is_number or not 0 <= value < inf or (is_rate and not value):
@@ -588,7 +594,8 @@ def fit_line(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, flo
 
     Neither is negative: where the best line has a negative part, that part is 0.
     """
-    x, y = np.asarray(sizes, float), np.asarray(times, float)
+    x = np.asarray(sizes, float)
+    y = np.asarray(times, float)
     unit = max(float(x.max()), 1.0)
     rows = np.stack([1.0 / y, x / unit / y], axis=1)
     line = np.linalg.lstsq(rows, np.ones(len(y)), rcond=None)[0]
@@ -646,10 +653,12 @@ def of_few_columns(task: Task) -> Task:
 
     They are copied: kernels take rows that lie as in a shard of so few columns.
     """
-    shard, scaling = task.shard, task.backend.scaling
+    shard = task.shard
+    scaling = task.backend.scaling
     if shard.is_sparse or shard.width <= FEW:
         return task
-    few, rows = slice(0, FEW), np.arange(min(SOME, shard.height))
+    few = slice(0, FEW)
+    rows = np.arange(min(SOME, shard.height))
     values = shard.matrix.operand(slice(0, len(rows)))[:, few]
     narrow = replace(
         shard,
@@ -850,7 +859,8 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
 
 def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
     """Return what takes `steps` plain steps of a few rows, without messages."""
-    rows, exchanges = np.arange(few * steps, dtype=np.int64), HostExchanges(task)
+    rows = np.arange(few * steps, dtype=np.int64)
+    exchanges = HostExchanges(task)
     group = _group(task, rows, (few,) * steps)
     weights = task.backend.zeros((task.shard.width, task.columns))
     state = State(weights=weights, intercept=None)
@@ -921,7 +931,8 @@ def measure_reading(reader: RowReader, world: Communicator) -> float:
     All ranks read at once.
     """
     each = 8 * row_words(reader)
-    rows, every = min(max(PIECE // each, 1), reader.rows), slice(0, reader.cols)
+    rows = min(max(PIECE // each, 1), reader.rows)
+    every = slice(0, reader.cols)
     began = perf_counter()
     if is_sparse(reader):
         reader.read_csr(slice(0, rows), every)

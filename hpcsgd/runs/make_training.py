@@ -44,7 +44,9 @@ def make_observers(
     parts: Parts, agreement: Agreement, evaluation: Evaluation, view: View
 ) -> list[Observer]:
     """Return the observers of a run, in the order in which they are called."""
-    config, columns, task = parts.config, parts.columns, parts.task
+    config = parts.config
+    columns = parts.columns
+    task = parts.task
     each = parts.feed.exchanges_per_epoch
     return [
         *recorders(parts, agreement),
@@ -80,8 +82,11 @@ def _scales(task: Task) -> list[Observer]:
 
 def _averages(parts: Parts, evaluation: Evaluation, planned: int) -> list[Observer]:
     """Return the observer that averages the last exchanges, if requested."""
-    config, task, product = parts.config, parts.task, parts.product
-    average, period = config.average, evaluation.agreement.period
+    config = parts.config
+    task = parts.task
+    product = parts.product
+    average = config.average
+    period = evaluation.agreement.period
     if average.kind == "none":
         return []
     every = period if config.grid.replicas > 1 else 1
@@ -105,7 +110,8 @@ def _averages(parts: Parts, evaluation: Evaluation, planned: int) -> list[Observ
 
 def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
     """Return the evaluation; by tiles or slices if no rank has all of its weights."""
-    loaded, task = parts.loaded, parts.task
+    loaded = parts.loaded
+    task = parts.task
     known = (
         parts.grid,
         task.family,
@@ -138,7 +144,8 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
 
 def _measure(config: RunConfig, several: bool) -> str:
     """Return the measure of every evaluation, as requested or as the goal needs."""
-    asked, goal = config.run.evaluate, config.stop.on
+    asked = config.run.evaluate
+    goal = config.stop.on
     if goal == "validation" and not config.sampling.hold_out:
         raise ConfigError(
             "[stop] on = 'validation' goes by rows that are held out, and there are"
@@ -201,8 +208,10 @@ def is_replayable(
 
 def recorders(parts: Parts, agreement: Agreement) -> list[Observer]:
     """Return the recorder of a run; none where exchanges could not be replayed."""
-    config, grid = parts.config, parts.grid
-    run, total = config.run, parts.feed.exchanges_per_epoch * config.schedule.epochs
+    config = parts.config
+    grid = parts.grid
+    run = config.run
+    total = parts.feed.exchanges_per_epoch * config.schedule.epochs
     replays = is_replayable(
         config, parts.words.precision, agreement, parts.task.models is not None
     )
@@ -233,7 +242,8 @@ def recorders(parts: Parts, agreement: Agreement) -> list[Observer]:
 
 def _recorded(parts: Parts, agreement: Agreement, total: int) -> frozenset[int]:
     """Return the exchanges to record, some of those in which this replica trains."""
-    count, seed = parts.config.run.record, parts.config.sampling.seed
+    count = parts.config.run.record
+    seed = parts.config.sampling.seed
     if agreement.workers == parts.grid.replicas.size:
         return choose_exchanges(count, seed, total)
     there = [n for n in range(1, total + 1) if agreement.trains(n)]
@@ -259,13 +269,16 @@ def make_training(
     parts: Parts, callbacks: list[Callback]
 ) -> tuple[Capture, SgdSolver, Training[State]]:
     """Return what takes a run's state and puts it back, its solver, its training."""
-    config, grid, task = parts.config, parts.grid, parts.task
+    config = parts.config
+    grid = parts.grid
+    task = parts.task
     agreement = _agreement(parts)
     parts.undo.append(agreement.close)
     guard = MemberCheck(grid.members, config.run.check_members, parts.columns.whole)
     evaluation = evaluation_of(parts, agreement)
     capture = _capture(parts, agreement, evaluation, guard)
-    schedule, each = config.schedule, parts.feed.exchanges_per_epoch
+    schedule = config.schedule
+    each = parts.feed.exchanges_per_epoch
     view = View(
         epochs=schedule.epochs,
         exchanges_planned=each * schedule.epochs,
@@ -361,7 +374,8 @@ def _good_states(parts: Parts, view: View, evaluation: Evaluation) -> GoodStates
 
 
 def _falls_back(parts: Parts) -> bool:
-    run, on_disk = parts.config.run, parts.config.agreement.on_disk
+    run = parts.config.run
+    on_disk = parts.config.agreement.on_disk
     return run.fall_back and not run.emulate_members and not on_disk
 
 
@@ -380,7 +394,8 @@ def evaluations(epochs: int, every: int) -> int:
 def _agreement(parts: Parts) -> Agreement:
     if isinstance(parts.task.gradient, Agreement):
         return parts.task.gradient
-    config, replicas = parts.config, parts.grid.replicas.size
+    config = parts.config
+    replicas = parts.grid.replicas.size
     total = parts.loaded.shard.total_rows
     terms = AgreementInputs(
         grid=parts.grid,
@@ -421,7 +436,8 @@ def _capture(
 
 def _saver(parts: Parts, capture: Capture) -> Saver[State] | None:
     """Return what writes checkpoints; None: the run leaves nothing behind."""
-    config, out = parts.config.checkpoint, parts.config.run.out
+    config = parts.config.checkpoint
+    out = parts.config.run.out
     shrinks = parts.config.run.on_failure == "shrink"
     if out is None and not shrinks:
         return None

@@ -37,7 +37,8 @@ from hpcsgd.solvers.objective import bytes_of_losses
 
 def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
     """Columns of sparse rows that are worked on together."""
-    asked, word = config.agreement, get_format(precision.weights).carrier.itemsize
+    asked = config.agreement
+    word = get_format(precision.weights).carrier.itemsize
     if not asked.slices or config.grid.replicas < 2:
         return held
     return -(-held // bucket_count(held, 1, word, asked.bucket))
@@ -187,7 +188,8 @@ def _upwards(mount: Path, path: str) -> Iterator[tuple[Path, str]]:
     parts = PurePosixPath(path).parts[1:]
     folder = mount.joinpath(*parts)
     if ".." in parts or not folder.is_dir():
-        folder, parts = mount, ()
+        folder = mount
+        parts = ()
     for depth in range(len(parts), -1, -1):
         yield mount.joinpath(*parts[:depth]), "/" + "/".join(parts[:depth])
 
@@ -260,7 +262,8 @@ def _count(environ: Mapping[str, str], name: str) -> int:
 def _text(path: Path) -> str:
     """Return the text of a file, "" on failure; fast, as a run reads twenty files."""
     with suppress(OSError, ValueError):
-        number, parts = os.open(path, os.O_RDONLY), [b""]
+        number = os.open(path, os.O_RDONLY)
+        parts = [b""]
         try:
             while part := os.read(number, AT_ONCE):
                 parts.append(part)
@@ -327,7 +330,8 @@ class ExchangeSizes:
 
         Sparse rows touch some of `marked` columns.
         """
-        peak, rest = self._workspace(self.rows), self.epoch.all_rows % self.rows
+        peak = self._workspace(self.rows)
+        rest = self.epoch.all_rows % self.rows
         if rest:
             peak = max(peak, self._buffers(rest) + self._workspace(rest))
         if self.is_monitored:
@@ -346,7 +350,8 @@ class ExchangeSizes:
 
     def shape(self, m: int) -> MemoryShape:
         """Return the sizes of an exchange of m rows, and of all of an epoch."""
-        of_gram, all_rows = self.rows_of_gram, self.epoch.all_rows
+        of_gram = self.rows_of_gram
+        all_rows = self.epoch.all_rows
         return replace(
             self.epoch,
             rows=m,
@@ -365,7 +370,8 @@ class ExchangeSizes:
 
         A member alone has nothing to sum; on a GPU a Gram pays there too.
         """
-        kind, on_gpu = self.config.products.kind, self.config.run.device == "cuda"
+        kind = self.config.products.kind
+        on_gpu = self.config.run.device == "cuda"
         recurs = product_facts(kind).has_recurrence
         return recurs or self._is_open or (kind == "auto" and on_gpu)
 
@@ -375,7 +381,8 @@ class ExchangeSizes:
 
         Sparse rows that may be gathered count as those of the local columns alone.
         """
-        kind, ahead = self.config.products.kind, self.config.products.look_ahead
+        kind = self.config.products.kind
+        ahead = self.config.products.look_ahead
         if kind != "auto":
             yield get_product(kind, kind == "gram" and ahead == "on")
         elif not self._has_gram:
@@ -408,7 +415,8 @@ class ExchangeSizes:
             return 0
         if shape.density is None:
             return dense_gram_workspace(m, self.precision, on_gpu)
-        columns, density = shape.local_columns, shape.density
+        columns = shape.local_columns
+        density = shape.density
         return sparse_gram_workspace(m, columns, density, self.precision, on_gpu)
 
 
@@ -590,7 +598,8 @@ def check_memory(
     If they cannot be streamed, or not even a window of them fits, the run is refused.
     All ranks return the same.
     """
-    schedule, sampling = config.schedule, config.sampling
+    schedule = config.schedule
+    sampling = config.sampling
     need = grid.world.together(lambda: predict(grid, reader, config, precision, states))
     on_gpu = config.run.device == "cuda"
     on_disk = config.agreement.on_disk
@@ -608,7 +617,8 @@ def check_memory(
     def refuse() -> None:
         if budget.lacks > 0:
             raise ConfigError(_sentence(need, budget, config))
-        m, held = schedule.batch * schedule.most_steps, sampling.block * sampling.window
+        m = schedule.batch * schedule.most_steps
+        held = sampling.block * sampling.window
         if m > held and by_blocks:
             raise ConfigError(
                 f"an exchange of {m} rows needs a window of as many, and sampling.block"
@@ -639,7 +649,8 @@ def _tightest(
         limits = system_limits()
     if config.run.memory:
         by_hand = int(config.run.memory * GIB)
-        limits, share = [Limit("run", by_hand, "under run.memory", whole=True)], 1.0
+        limits = [Limit("run", by_hand, "under run.memory", whole=True)]
+        share = 1.0
     own = Claim(
         node=socket.gethostname(),
         process=os.getpid(),
@@ -651,7 +662,8 @@ def _tightest(
 
 
 def _sentence(need: MemoryNeed, budget: MemoryBudget, config: RunConfig) -> str:
-    count, limit = len(budget.needs), budget.limit
+    count = len(budget.needs)
+    limit = budget.limit
     parts = _parts(need, limit)
     largest = sorted(parts.items(), key=lambda item: -item[1])[:3]
     shown = ", ".join(f"{name} {_gib(size)}" for name, size in largest)

@@ -62,11 +62,13 @@ class ResolvedNames:
 def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
     """Return the objects that `config` names; refuse unknown or unfit names."""
     refuse(refusals(config))
-    world, replicas = _as_many(config, world), config.grid.replicas
+    world = _as_many(config, world)
+    replicas = config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)
     check_size(world.size, replicas, members)
     warn_of_one_replica(config, replicas, world.size)
-    precision, update = config.precision.resolve(), config.update
+    precision = config.precision.resolve()
+    update = config.update
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.
     shrinks = config.run.on_failure == "shrink"
@@ -96,7 +98,8 @@ def emulate_network(config: RunConfig, world: Communicator) -> Communicator:
 
 def _as_many(config: RunConfig, world: Communicator) -> Communicator:
     """Return the world, or an emulated one of which this rank is a member."""
-    run, grid = config.run, config.grid
+    run = config.run
+    grid = config.grid
     if not run.emulate_members:
         return world
     if world.size > 1 or run.out or run.resume != "no":
@@ -215,7 +218,9 @@ def _use_threads(count: int, world: Communicator) -> None:
 
 def make_task(config: RunConfig, opened: OpenedRun) -> Task:
     """Return the task of this rank, without a monitor and without an agreement."""
-    words, grid, loaded = opened.words, opened.grid, opened.loaded
+    words = opened.words
+    grid = opened.grid
+    loaded = opened.loaded
     models = many_models(config, loaded.columns)
     family: Any = words.family
     if models is not None:

@@ -242,7 +242,8 @@ def _product(facts: PlanFacts) -> Resolved:
 
 
 def _look_ahead(facts: PlanFacts) -> Resolved:
-    choice, products = facts.choice, facts.config.products
+    choice = facts.choice
+    products = facts.config.products
     reason = look_ahead_reason(products, choice.product, choice.look_ahead)
     return "on" if choice.look_ahead else "off", reason
 
@@ -349,14 +350,17 @@ def plan_settings(
             value = usual  # it is applied, and is in the rate
         if resolved := _resolve(name, value, facts):
             value, why = resolved
-            source, reason = CHOSEN, reason or why
+            source = CHOSEN
+            reason = reason or why
         elif value != usual:
             resumes = before.run.resume != "no"
-            source, reason = CHOSEN, reason or (RESUMED if resumes else "")
+            source = CHOSEN
+            reason = reason or (RESUMED if resumes else "")
         elif not reason and is_in(name, request):
             source = NAMED
         elif not reason and name in by_method:
-            source, reason = CHOSEN, f"method {method}"
+            source = CHOSEN
+            reason = f"method {method}"
         if value is not None:
             settings.append(PlannedSetting(name, value, source, reason))
     return tuple(settings)
@@ -417,7 +421,8 @@ def plan_form(
 
     The arguments are those of `plan_settings`.
     """
-    grid, shard = facts.grid, facts.loaded.shard
+    grid = facts.grid
+    shard = facts.loaded.shard
     return PlanReport(
         grid=(grid.replicas.size, grid.members.size),
         rows=shard.total_rows,
@@ -433,7 +438,9 @@ def plan_form(
 
 def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
     """Return what rank 0 sends in the exchanges behind `first`."""
-    config, shard, grid = live.config, live.loaded.shard, live.grid
+    config = live.config
+    shard = live.loaded.shard
+    grid = live.grid
     settings = config.agreement
     agreement: Any = live.agreement
     shape = RunShape(
@@ -474,7 +481,9 @@ def _holds(
     live: AssembledRun, reader: Callable[[Any], RowReader], process: int
 ) -> dict[str, int]:
     """Return the bytes of the rank that holds most. Collective."""
-    config, grid, task = live.config, live.grid, live.task
+    config = live.config
+    grid = live.grid
+    task = live.task
     products = replace(
         config.products,
         kind=live.product_name,
@@ -503,7 +512,8 @@ def _takes(live: AssembledRun, exchanges: int) -> PlannedTime:
     if chosen.figures == ASSUMED_FIGURES:
         why = "the machine was not measured, which --machine FILE does"
         return PlannedTime(None, None, None, why)
-    epochs, each = live.config.schedule.epochs, live.feed.exchanges_per_epoch
+    epochs = live.config.schedule.epochs
+    each = live.feed.exchanges_per_epoch
     steps = steps_in(live.feed.plans) * epochs * exchanges / max(each * epochs, 1)
     figures = "measured now" if chosen.figures == MEASURED_FIGURES else chosen.figures
     return PlannedTime(

@@ -222,7 +222,8 @@ def _warn_of_earlier(model: TrainedModel, reader: RowReader) -> None:
         trained = open_reader(Path(model.trained_on))
     except HpcsgdError:
         return  # nobody knows
-    then, now = preparation_of(trained), preparation_of(reader)
+    then = preparation_of(trained)
+    now = preparation_of(reader)
     trained.close()
     if not then.scales_as(now) or then.unit_rows != now.unit_rows:
         fact = now.text if now.text != then.text else f"{now.text} otherwise"
@@ -377,7 +378,8 @@ def open_rows(
             " predict and hpcsgd evaluate for files, or hpcsgd.predict_blocks"
         )
     preparation = result.preparation if scaled else RAW
-    names, columns = matrix.names, (y, sample_weight, offset)
+    names = matrix.names
+    columns = (y, sample_weight, offset)
     return MemoryReader(matrix.X, *columns, names, preparation or RAW)
 
 
@@ -438,7 +440,8 @@ class RankEvaluator:
 
     def value_sums(self, mean: float) -> Array:
         """Σcℓ, clips, Σc(y − μ)², Σc(y − ȳ)², Σc min ℓ."""
-        family, sums = self.model.family, np.zeros(5)
+        family = self.model.family
+        sums = np.zeros(5)
         for scores, y, c in self.blocks():
             least = least_losses(family, y)
             around_model = (y - family.mean(scores)[:, 0]) ** 2
@@ -492,7 +495,8 @@ def _judge(
 
 def _figures(judge: RankEvaluator, total: float, sums: Array) -> dict[str, Any]:
     model = judge.model
-    loss, penalty = float(sums[0]) / total, model.penalty.value(model.weights)
+    loss = float(sums[0]) / total
+    penalty = model.penalty.value(model.weights)
     figures = {
         "family": model.family.name,
         "rows": judge.reader.rows,

@@ -70,7 +70,8 @@ class History(Callback):
             file.flush()
             end = file.tell()
         # Some file systems notice only when it is closed that there is no room.
-        self.lines, self.end = len(records), end
+        self.lines = len(records)
+        self.end = end
 
     def _warn(self, error: OSError) -> None:
         if self.failed:
@@ -124,7 +125,8 @@ class TimeShares:
         net = sum(phases.get(name, 0.0) for name in COMMUNICATE)
         now = (work, net, max(view.seconds - work - net, 0.0))
         spent = [max(n - s, 0.0) for n, s in zip(now, self.seen, strict=True)]
-        total, self.seen = sum(spent), now
+        total = sum(spent)
+        self.seen = now
         if total <= 0.0:
             return ""
         work_share, net_share = (round(100 * part / total) for part in spent[:2])
@@ -150,7 +152,8 @@ class Forecast:
 
     def begin(self, view: View) -> None:
         """Begin a start: what a checkpoint restored was done by earlier ones."""
-        self.exchanges, self.seconds = view.exchanges, view.seconds
+        self.exchanges = view.exchanges
+        self.seconds = view.seconds
         self.earlier_evaluations = len(view.history)
         self.earlier_evaluating = view.phases().get("evaluate", 0.0)
 
@@ -166,7 +169,8 @@ class Forecast:
             return
         keep = math.exp(-spent / self.MEMORY)
         self.done, self.spent = keep * self.done + done, keep * self.spent + spent
-        self.exchanges, self.seconds = view.exchanges, view.seconds
+        self.exchanges = view.exchanges
+        self.seconds = view.seconds
 
     def seconds_left(self, view: View) -> float:
         """Return the seconds of exchanges and evaluations to come; nan if unknown."""
@@ -311,12 +315,14 @@ class ProgressDisplay(Callback):
     wide = True  # room for everything
 
     def __init__(self) -> None:
-        self.split, self.forecast = TimeShares(), Forecast()
+        self.split = TimeShares()
+        self.forecast = Forecast()
         self.last = time.monotonic()
 
     def on_start(self, view: View) -> None:
         """Start the clock with the run, or with this start of a resumed one."""
-        self.split, self.forecast = TimeShares(), Forecast()
+        self.split = TimeShares()
+        self.forecast = Forecast()
         self.split.since_last(view)
         self.forecast.begin(view)
         self.last = time.monotonic()
@@ -462,7 +468,8 @@ class SlowerThanExpected(Callback):
         if not self.is_open or view.seconds < PATIENCE or view.epoch < self.epochs:
             return
         self.is_open = False
-        each, rival = view.seconds / max(view.steps, 1), self.chosen.rival
+        each = view.seconds / max(view.steps, 1)
+        rival = self.chosen.rival
         if each > MUCH * rival.seconds and each > MUCH * self.chosen.seconds:
             log.info(
                 "a step of %s with s = %d takes %.1f µs and was expected to take %.1f;"

@@ -23,7 +23,9 @@ from hpcsgd.solvers.evaluation import Columns
 # agree. Which exchanges depends on the seed and the length of the run alone.
 
 log = logging.getLogger(__name__)
-NAME, KIND, VERSION = "exchanges.h5", "exchanges", 1
+NAME = "exchanges.h5"
+KIND = "exchanges"
+VERSION = 1
 SCHEMA = {
     "facts": {"fingerprint": str, "replicas": int, "sections": {...: dict}},
     "numbers": [int],

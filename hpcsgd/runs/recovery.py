@@ -50,7 +50,8 @@ def find_damage(live: AssembledRun) -> str:
 
 def _first_bad(live: AssembledRun) -> tuple[int, int] | None:
     """Return row and column in the data of the first non-finite value, or None."""
-    task, shard = live.task, live.task.shard
+    task = live.task
+    shard = live.task.shard
     if not shard.matrix.is_in_memory:
         return None  # streamed rows in memory are others by now
     for start in range(0, shard.height, ROWS_AT_ONCE):

@@ -35,7 +35,8 @@ def profile(live: AssembledRun, setup: Mapping[str, float]) -> dict[str, Section
     whole: set-up, training, evaluations; training: by phase; communication: by the
     purpose of the words, evaluations and control included; set-up: by its parts.
     """
-    world, exchanges = live.grid.world, live.view.exchanges
+    world = live.grid.world
+    exchanges = live.view.exchanges
     everyone = world.exchange_objects(measured(live, setup))
     return {
         section: compare_ranks([own[section] for own in everyone], exchanges)
@@ -47,7 +48,8 @@ def measured(
     live: AssembledRun, setup: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
     """section -> name -> seconds of this rank."""
-    clock, total = dict(live.task.clock.seconds), live.view.seconds
+    clock = dict(live.task.clock.seconds)
+    total = live.view.seconds
     evaluate = clock.pop("evaluate", 0.0)
     # Agreement, checks and callbacks between the laps of the products.
     clock["other"] = max(total - sum(clock.values()), 0.0)
@@ -101,7 +103,8 @@ class ModelFile:
     def __init__(
         self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> None:
-        self.path, self.width = path, shape[1]
+        self.path = path
+        self.width = shape[1]
         self.failure: OSError | None = None
         try:
             with open(open_entry(path, CREATE), "wb") as file:
@@ -139,7 +142,9 @@ def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) ->
 
     Members store different columns, and some have fewer tiles than others.
     """
-    K, parts, world = weights.columns, columns.parts, columns.grid.world
+    K = weights.columns
+    parts = columns.parts
+    world = columns.grid.world
     file = ModelFile(folder / NAME, (columns.total, K), weights.dtype)
     tiles = weights.tiles("control")
     nothing = slice(0), np.empty((0, K), weights.dtype)
@@ -207,9 +212,12 @@ def report(
     intercept = None if state.intercept is None else state.intercept[0].copy()
     # Several models stay side by side, whatever each of them has.
     scalar = live.task.family.targets != "classes" and live.task.models is None
-    loss, history = float(live.view.loss), list(live.view.history)
+    loss = float(live.view.loss)
+    history = list(live.view.history)
     if live.config.run.emulate_members:  # messages of other ranks were made up
-        loss, history, weights = float("nan"), [], np.full_like(weights, np.nan)
+        loss = float("nan")
+        history = []
+        weights = np.full_like(weights, np.nan)
     return Result(
         status=status,
         loss=loss,
@@ -231,7 +239,8 @@ def report(
 
 def _judged(live: AssembledRun) -> dict[str, Any]:
     """The models of a sweep with their losses, and the loss of rows held out."""
-    models, history = live.task.models, live.view.history
+    models = live.task.models
+    history = live.view.history
     made_up = live.config.run.emulate_members  # then nobody knows a loss
     # A refinement has its figures in facts of its own.
     is_elsewhere = made_up or live.training.polish_facts is not None
@@ -246,8 +255,11 @@ def _judged(live: AssembledRun) -> dict[str, Any]:
 def _facts(
     live: AssembledRun, began: float, setup: Mapping[str, float]
 ) -> dict[str, Any]:
-    config, view, clock = live.config, live.view, live.task.clock
-    grid, batch = live.grid, config.schedule.batch
+    config = live.config
+    view = live.view
+    clock = live.task.clock
+    grid = live.grid
+    batch = config.schedule.batch
     evaluate = clock.seconds.get("evaluate", 0.0)
     phases = {k: v for k, v in clock.seconds.items() if k != "evaluate"}
     return {

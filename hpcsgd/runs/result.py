@@ -107,7 +107,8 @@ def other_values(path: Path) -> DataError:
 
 ADVICE_SHOWN = 120  # characters of an advice in `repr`
 
-KIND, VERSION = "result", 2
+KIND = "result"
+VERSION = 2
 ESTIMATOR = "estimator"  # the kind of file of `estimators.saved`
 
 
@@ -398,7 +399,8 @@ class Result:
             its `class` where there are several, and its `weight`.
         """
         weights = np.asarray(self.weights, dtype=np.float64)
-        labels, names = self.report.get("labels"), self.feature_names
+        labels = self.report.get("labels")
+        names = self.feature_names
         order = np.argsort(-np.abs(weights).reshape(-1), kind="stable")[:count]
         entries = []
         for place in order:
@@ -460,7 +462,8 @@ class Result:
             The file result.h5.
         """
         folder = Path(folder)
-        path, said = folder / "result.h5", folder / "result.json"
+        path = folder / "result.h5"
+        said = folder / "result.json"
         with saving(path):
             folder.mkdir(parents=True, exist_ok=True)
             if ON_FILE in self.report:
@@ -885,8 +888,10 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
     check_schema(path, document, SCHEMA)
     kept = {key: document[key] for key in SCHEMA}
     kept["config"] = without_retired(kept["config"])
-    status, intercept = _status(path, kept.pop("status")), arrays.get("intercept")
-    weights, beside = arrays.get("weights"), kept["report"].get(ON_FILE)
+    status = _status(path, kept.pop("status"))
+    intercept = arrays.get("intercept")
+    weights = arrays.get("weights")
+    beside = kept["report"].get(ON_FILE)
     if beside is not None:
         columns = kept["report"].get("columns")
         weights = read_beside(path.parent / str(beside), columns)

@@ -52,7 +52,9 @@ def resume(
     have agreed. Survivors of a failure have the checkpoint in memory: `known`, the same
     on all of them.
     """
-    world, checkpoint, path = live.grid.world, known, None
+    world = live.grid.world
+    checkpoint = known
+    path = None
     if known is None:
         found = world.together(lambda: _find(config.run) if world.rank == 0 else None)
         path, own = found or (None, None)
@@ -101,7 +103,8 @@ class CheckpointedRun:
             If it lacks what every run writes.
         """
         try:
-            config, product = document["config"], document["product"]
+            config = document["config"]
+            product = document["product"]
             steps = config["schedule"]["steps"]
         except (KeyError, TypeError) as error:
             raise DataError(
@@ -130,7 +133,9 @@ def apply_recorded_fallback(config: RunConfig, recorded: CheckpointedRun) -> Run
     """
     if not recorded.has_fallen_back:
         return config
-    now, then, fell = config.tables(), recorded.requested, recorded.config
+    now = config.tables()
+    then = recorded.requested
+    fell = recorded.config
     names = ("schedule.steps", *(f"precision.{key}" for key in ("recipe", *RAISED)))
     values = {}
     for name in names:
@@ -247,7 +252,8 @@ def _check(config: RunConfig, live: AssembledRun, checkpoint: Snapshot) -> None:
             f" {live.loaded.fingerprint}, then {said['fingerprint']}); bring the file"
             " back, or start anew with --resume no"
         )
-    now, usual = config.tables(), RunConfig().tables()
+    now = config.tables()
+    usual = RunConfig().tables()
     for section in FIXED:  # older ones lack newer settings
         then = usual[section] | said["config"].get(section, {})
         _check_section(section, then, now[section], config)
@@ -311,7 +317,8 @@ def _wanted(live: AssembledRun, checkpoint: Snapshot) -> dict[str, tuple[int, ..
     """Return name -> shape of every array to read, without the axis of replicas."""
     if live.config.agreement.on_disk:
         return {}
-    columns, state = live.task.shard.total_columns, live.state
+    columns = live.task.shard.total_columns
+    state = live.state
     agreement = live.agreement
     wanted: dict[str, tuple[int, ...]] = {"weights": (columns, agreement.width(state))}
     for name, width in agreement.widths(state).items():
@@ -326,7 +333,8 @@ def _wanted(live: AssembledRun, checkpoint: Snapshot) -> dict[str, tuple[int, ..
 
 
 def _say(checkpoint: Snapshot, live: AssembledRun) -> None:
-    said, replicas = checkpoint.document, live.grid.replicas.size
+    said = checkpoint.document
+    replicas = live.grid.replicas.size
     log.info("going on after exchange %d", checkpoint.exchanges)
     if said["replicas"] != replicas:
         log.warning(

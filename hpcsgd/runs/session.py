@@ -74,7 +74,8 @@ class Start:
 
     def _load_weights(self, weights: Array, live: AssembledRun) -> None:
         """Write this rank's columns, rounded to the format of its weights."""
-        columns, state = live.task.columns, live.state
+        columns = live.task.columns
+        state = live.state
         needed = (live.task.shard.total_columns, columns)
         if weights.shape != needed:
             raise ConfigError(
@@ -86,7 +87,8 @@ class Start:
                 "[agreement] kind = 'infinity' begins at zero and initial weights were"
                 " given; leave them out, or use --agreement gradient"
             )
-        agreement, own = live.agreement, weights[live.columns.own]
+        agreement = live.agreement
+        own = weights[live.columns.own]
         whole = np.zeros((len(own), agreement.width(state)), state.weights.dtype)
         whole[:, :columns] = own
         live.task.backend.round(whole, live.task.precision.weights)
@@ -95,7 +97,8 @@ class Start:
 
 def best_constant(live: AssembledRun) -> Array:
     """(K,): the link of the mean target; zero for families that have no such link."""
-    shard, family = live.task.shard, live.task.family
+    shard = live.task.shard
+    family = live.task.family
     y = shard.targets.astype(np.float64)
     c = np.ones_like(y) if shard.weights is None else shard.weights.astype(np.float64)
     c = c[:, :1]
@@ -314,7 +317,8 @@ class Session:
 
         After an error that not all ranks raise it is left open: closing waits for all.
         """
-        world, recorded = self.world, self.settings.recorded
+        world = self.world
+        recorded = self.settings.recorded
         if leg.snapshot is not None:
             recorded = CheckpointedRun.of(leg.snapshot.document)
         check_settings(leg.config, world)
@@ -368,7 +372,8 @@ class Session:
 
     def _begin(self, leg: Leg, live: AssembledRun, folder: RunFolder) -> None:
         """Put the state to where the leg begins, and wake everything up."""
-        config, world = live.config, live.grid.world
+        config = live.config
+        world = live.grid.world
         with world.working("preparing the run folder"):
             goes_on = resume(config, live, leg.snapshot)
             world.together(lambda: folder.begin(config, goes_on))
@@ -407,7 +412,8 @@ class Session:
         damage: str,
     ) -> Result:
         """Return the result, and leave everything where it belongs."""
-        config, setup = live.config, self.setup
+        config = live.config
+        setup = self.setup
         more = {"damage": damage, "lost_ranks": leg.lost_ranks, **self.settings.notes}
         if not damage:
             more |= name_remedies(live, status, leg.config.rate.is_open)
@@ -435,7 +441,8 @@ class Session:
 
         It goes on from the last state that all of them know.
         """
-        before, live = self.world.size, self.live
+        before = self.world.size
+        live = self.live
         world = self.world = self.world.survivors()
         config = smaller_grid(leg.config, world.size)
         saver = None if live is None else live.saver
@@ -467,11 +474,13 @@ class Session:
 
         None where there is no such state, or no such settings.
         """
-        good_states, alarm = live.training.good_states, live.loop.alarm
+        good_states = live.training.good_states
+        alarm = live.loop.alarm
         rung = next_fallback_level(live.config, live.product_name)
         if good_states is None or rung is None:
             return None
-        stopped, has_gap = live.view.exchanges, alarm is not None
+        stopped = live.view.exchanges
+        has_gap = alarm is not None
         if not good_states.put_back(live.state, live.view, has_gap):
             return None
         careful = rung.apply(live.config)
@@ -520,7 +529,8 @@ def borrow_world(world: Communicator, reproducible: bool) -> Iterator[None]:
 
     The ledger stays the same object: groups and wrappers of the world share it.
     """
-    ledger, counted = world.ledger, world.ledger.as_dict()
+    ledger = world.ledger
+    counted = world.ledger.as_dict()
     ledger.entries = Ledger().entries
     try:
         with world.ordered_sums(reproducible):
@@ -531,7 +541,9 @@ def borrow_world(world: Communicator, reproducible: bool) -> Iterator[None]:
 
 def _chosen(live: AssembledRun) -> tuple[Any, ...]:
     """Return the format and the values of the line of the log on what runs."""
-    config, grid, shard = live.config, live.grid, live.loaded.shard
+    config = live.config
+    grid = live.grid
+    shard = live.loaded.shard
     return (
         "%d x %d on %d rank%s as %d x %d, %s: %s by %s%s, batch %d, steps %d, %s",
         *(shard.total_rows, shard.total_columns, grid.world.size),

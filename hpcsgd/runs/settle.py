@@ -194,7 +194,8 @@ def find_facts(
             machine=MachineFacts(machine, ASSUMED_FIGURES),
             gathers=not opened.loaded.shard.is_sparse,
         )
-    kind, steps = config.products.kind, open_steps(config, earlier)
+    kind = config.products.kind
+    steps = open_steps(config, earlier)
     choices = candidates(kind, steps, job, Machine())
     is_decided = len(list(choices)) == 1  # by one rank and given steps: by no figure
     machine_facts = None if is_decided else find_machine(config, opened, job)
@@ -204,7 +205,8 @@ def find_facts(
 def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
     """Return the plan of a run, in which every open setting is decided."""
     epochs = epochs_of(config, facts)
-    average, polish = config.average, config.polish
+    average = config.average
+    polish = config.polish
     reasons = {}
     if config.schedule.has_open_epochs:
         reasons["schedule.epochs"] = _reason_of_epochs(facts.size)
@@ -315,7 +317,8 @@ def choose_on_gpu(
 
     Without `gathers`, no product for which a member holds all columns is chosen.
     """
-    kind, steps = config.products.kind, open_steps(config, None)
+    kind = config.products.kind
+    steps = open_steps(config, None)
     choices = candidates(kind, steps, job, machine, OF_ONE, BUDGET)
     if not gathers and kind == "auto":
         choices = (c for c in choices if not product_facts(c.product).holds_all_columns)
@@ -367,14 +370,16 @@ def _asks_the_model(config: RunConfig, facts: ChoiceFacts) -> bool:
 
 def _choose(config: RunConfig, facts: ChoiceFacts) -> RunChoice:
     """Return the product and the steps that run, the same on all ranks."""
-    kind, steps = config.products.kind, open_steps(config, facts.earlier)
+    kind = config.products.kind
+    steps = open_steps(config, facts.earlier)
     if config.agreement.shares_gradients:
         return _one_step(config)
     kept = _kept_choice(config, facts)
     if kept is not None:
         reasons = dict.fromkeys(LEFT_OPEN, RESUMED)
         return RunChoice(kept.product, steps, kept.look_ahead, reasons=reasons)
-    over, how = config.update.clip_over, config.update.clip
+    over = config.update.clip_over
+    how = config.update.clip
     clips = how != "none"
     if clips and kind != "auto" and not may_clip(kind, steps, over):
         raise refuse(kind, how)
@@ -446,8 +451,10 @@ def _one_step(config: RunConfig) -> RunChoice:
 
 def job_of(config: RunConfig, opened: OpenedRun) -> CostInputs:
     """Return the inputs of the cost model for this run."""
-    shard, precision = opened.loaded.shard, opened.words.precision
-    members, schedule = opened.grid.members, config.schedule
+    shard = opened.loaded.shard
+    precision = opened.words.precision
+    members = opened.grid.members
+    schedule = config.schedule
     largest = split_range(shard.total_rows, config.grid.replicas, 0)
     word = get_format(precision.matrix).dtype.itemsize
     each = (word + 4) * opened.loaded.density if shard.is_sparse else word
@@ -482,7 +489,8 @@ def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> Machi
 
     It is read from the machine file, measured where that is worth it, or assumed.
     """
-    path, world = config.products.machine, opened.world
+    path = config.products.machine
+    world = opened.world
     assumed = MeasuredFigures(assumed_machine(opened, job))
 
     def measure() -> MeasuredFigures:
@@ -503,7 +511,8 @@ def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> Machi
         return MachineFacts(known, path, key)
     if config.run.reproducible:  # figures that were measured are others every time
         return MachineFacts(assumed, ASSUMED_FIGURES)
-    kind, steps = config.products.kind, open_steps(config, None)
+    kind = config.products.kind
+    steps = open_steps(config, None)
     best = min(c.seconds for c in candidates(kind, steps, job, assumed.machine))
     if best * job.rows / job.batch * job.epochs < WORTH_MEASURING:
         return MachineFacts(assumed, ASSUMED_FIGURES)
@@ -512,7 +521,8 @@ def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> Machi
 
 def assumed_machine(opened: OpenedRun, job: CostInputs) -> Machine:
     """Return the usual figures of a machine behind the network of the run."""
-    machine, members = Machine(), opened.grid.members
+    machine = Machine()
+    members = opened.grid.members
     precision = opened.words.precision
     gram = machine.gram * 4 / precision.working.itemsize
     if (
@@ -567,5 +577,6 @@ def note_measured(
     )
     if chosen.key:
         file = MachineFile(Path(config.products.machine))
-        ratio, sure = measured / chosen.seconds, total >= SURE
+        ratio = measured / chosen.seconds
+        sure = total >= SURE
         file.correct(chosen.key, chosen.product, ratio, sure)

@@ -71,7 +71,8 @@ def why_uncounted(shape: RunShape, leg: Leg, update: Mapping[str, Any]) -> str:
     agreements, and so does SVRG. In rounds of a fixed time, members agree on the number
     of steps. `update` is the section [update].
     """
-    members, settings = leg["members"], shape.settings
+    members = leg["members"]
+    settings = shape.settings
     gathers = product_facts(leg["product"]).holds_all_columns
     if shape.sparse and members > 1 and (gathers or shape.replicas > 1):
         return "members store different numbers of values"

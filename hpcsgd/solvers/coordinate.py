@@ -211,7 +211,8 @@ class Exchanges:
         """Return Gram matrix and curvatures of a group, and z; only z is summed where
         the others are known.
         """
-        known, m = self.known.get(group), blocks.rows
+        known = self.known.get(group)
+        m = blocks.rows
         words = m if known is not None else m + m * (m + 1) // 2
         message = self.scratch.message(self.members, "coordinate", words, self.form)
         message.array[:m] = sampled.products(v)
@@ -261,10 +262,13 @@ def _steps(
     """Take the steps of all blocks on x, in place; return the move of every
     item, (m,).
     """
-    moved, scale = np.zeros(blocks.rows), task.scale
+    moved = np.zeros(blocks.rows)
+    scale = task.scale
     for j, curvature in enumerate(known.curvatures):
-        first, last = blocks.starts[j], blocks.starts[j + 1]
-        own, before = numbers[first:last], x[numbers[first:last]]
+        first = blocks.starts[j]
+        last = blocks.starts[j + 1]
+        own = numbers[first:last]
+        before = x[numbers[first:last]]
         slope = z[first:last] + scale * (known.gram[first:last, :first] @ moved[:first])
         end = task.separable.step(own, before, slope, scale * curvature)
         moved[first:last] = end - before
@@ -283,8 +287,11 @@ def _single_steps(
     """Take the steps of `_steps` for blocks of one item, with numbers instead of
     arrays.
     """
-    moved, scale, gram = np.zeros(blocks.rows), task.scale, known.gram
-    step, slopes = task.separable.step_one, z.tolist()
+    moved = np.zeros(blocks.rows)
+    scale = task.scale
+    gram = known.gram
+    step = task.separable.step_one
+    slopes = z.tolist()
     for j, item in enumerate(numbers.tolist()):
         before = float(x[item])
         slope = slopes[j] + scale * float(gram[j, :j] @ moved[:j])

@@ -138,7 +138,8 @@ class ElasticNet:
 
     def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
         """Return `step` of a single weight."""
-        l1, total = self.penalty.l1, curvature + self.penalty.l2
+        l1 = self.penalty.l1
+        total = curvature + self.penalty.l2
         if total == 0.0:
             end = 0.0 if l1 else x
         else:
@@ -170,7 +171,8 @@ class ElasticNet:
         best = np.clip(best, lower, upper)
         away = np.isinf(best)
         best = np.where(away, 0.0, best)
-        l1, l2 = self.penalty.l1, self.penalty.l2
+        l1 = self.penalty.l1
+        l2 = self.penalty.l2
         value = u * best - l1 * np.abs(best) - l2 / 2 * np.square(best)
         return np.where(away, np.inf, value)
 
@@ -191,7 +193,8 @@ class SquaredHingeDual:
 
     def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
         """Return `step` of a single unknown."""
-        c, e = float(self.weights[number]), float(self.margins[number])
+        c = float(self.weights[number])
+        e = float(self.margins[number])
         return max((curvature * x - slope + e) * c / (curvature * c + 1.0), 0.0)
 
 
@@ -223,7 +226,8 @@ class Primal(Form):
     name = "primal"
 
     def __init__(self, objective: Objective, intercept: bool) -> None:
-        shard, grid = objective.shard, objective.grid
+        shard = objective.shard
+        grid = objective.grid
         self.objective = objective
         self.members = grid.replicas
         self.rows = shard.total_rows
@@ -314,7 +318,8 @@ class Primal(Form):
         sums = np.zeros(shard.width + 1)
         if not self.intercept:
             return WeightedMeans(sums[:-1], 0.0)
-        c, matrix = weights_of(shard), _all_rows(shard)
+        c = weights_of(shard)
+        matrix = _all_rows(shard)
         for first in range(0, shard.height, BLOCK_ROWS):
             rows = slice(first, first + BLOCK_ROWS)
             sums[:-1] += matrix[rows].T.astype(np.float64) @ c[rows]
@@ -385,12 +390,14 @@ class Dual(Form):
     name = "dual"
 
     def __init__(self, objective: Objective) -> None:
-        shard, grid = objective.shard, objective.grid
+        shard = objective.shard
+        grid = objective.grid
         self.objective = objective
         self.members = grid.members
         self.rows = shard.total_rows
         signs = shard.targets[:, 0].astype(np.float64)
-        c, e = np.ones(self.rows), np.ones(self.rows)
+        c = np.ones(self.rows)
+        e = np.ones(self.rows)
         if shard.weights is not None:
             c = shard.weights[:, 0].astype(np.float64)
         if shard.offsets is not None:
@@ -404,7 +411,8 @@ class Dual(Form):
         """Return the point α = 0, w = 0, or that of the α that these weights
         determine.
         """
-        x, v = np.zeros(self.items.count), np.zeros(self.items.width)
+        x = np.zeros(self.items.count)
+        v = np.zeros(self.items.width)
         if weights is None:
             return CoordinatePoint(x, v)
         scores = self.items.products(weights[:, 0])
@@ -751,13 +759,16 @@ class WholeGram:
 
     def sweep(self, x: Array, separable: ElasticNet, scale: float) -> int:
         """Change x of the items, sweep after sweep; return the number of steps."""
-        slopes, first, sweeps = self.slopes.copy(), 0.0, 0
+        slopes = self.slopes.copy()
+        first = 0.0
+        sweeps = 0
         curvatures = scale * np.diag(self.gram)
         for _ in range(MOST_SWEEPS):
             sweeps += 1
             farthest = 0.0
             for place, item in enumerate(self.order.tolist()):
-                before, curvature = float(x[item]), float(curvatures[place])
+                before = float(x[item])
+                curvature = float(curvatures[place])
                 slope = float(slopes[place])
                 move = separable.step_one(item, before, slope, curvature) - before
                 if move:
@@ -836,7 +847,8 @@ class NewtonForm(Form):
     def __init__(
         self, objective: Objective, intercept: bool, classes: int, one_by_one: bool
     ) -> None:
-        shard, grid = objective.shard, objective.grid
+        shard = objective.shard
+        grid = objective.grid
         self.objective = objective
         self.members = grid.replicas
         self.scale = 1.0 / shard.total_rows
@@ -933,7 +945,8 @@ class NewtonForm(Form):
         Collective.
         """
         self.anchor = point.x.reshape(-1, self.classes).copy()
-        family, c = self.objective.family, self.weights[:, None]
+        family = self.objective.family
+        c = self.weights[:, None]
         with np.errstate(all="ignore"):
             residuals = c * family.residual(self.scores.copy(), self.targets)
         self.residuals = residuals
@@ -1041,7 +1054,8 @@ class NewtonForm(Form):
 
     def _curvatures(self) -> Array:
         """Return c ∂r/∂t of one score a row, kept off zero, (n, 1)."""
-        family, c = self.objective.family, self.weights[:, None]
+        family = self.objective.family
+        c = self.weights[:, None]
         with np.errstate(all="ignore"):
             h: Array = bends(family, self.scores, self.targets)[:, :, 0]
         if family.name in KINKED:
@@ -1063,7 +1077,8 @@ class NewtonForm(Form):
         """Return b and S⁺ b of the items of chosen columns, (m K, K), and S⁺ Σ c r,
         (K,).
         """
-        m, K = len(self.chosen), self.classes
+        m = len(self.chosen)
+        K = self.classes
         if not self.intercept:
             nothing = np.zeros((m * K, K))
             return nothing, nothing, np.zeros(K)
@@ -1142,7 +1157,8 @@ class NewtonForm(Form):
             self.members.sum(words, "products")
         words *= self.scale
         before = penalty.value(self.anchor)
-        here, promised = words[0] + before, words[1] + penalty.value(end) - before
+        here = words[0] + before
+        promised = words[1] + penalty.value(end) - before
         for number, length in enumerate(lengths):
             if self.members.size > 1:
                 loss = words[2 + number]

@@ -323,7 +323,8 @@ class StopConfig(Settings, section="stop"):
         """
         if len(losses) <= self.patience:
             return False
-        before, since = losses[: -self.patience], losses[-self.patience :]
+        before = losses[: -self.patience]
+        since = losses[-self.patience :]
         best = min((one for one in before if math.isfinite(one)), default=math.inf)
         return min(since) >= best - self.tol * abs(best)
 
@@ -380,7 +381,8 @@ class BestWeights(Observer):
 
     def after_evaluation(self, state: State, view: View) -> None:
         """Copy the weights if the newest record is the best of all."""
-        good, newest = self.evaluation.good, self.history[-1]
+        good = self.evaluation.good
+        newest = self.history[-1]
         if self._best() is not newest or good is None:
             return
         state.memory[WEIGHTS][...] = good.arrays["weights"][:, : self.columns]
@@ -614,7 +616,8 @@ class Columns:
         its members.
         """
         own = np.ascontiguousarray(own)
-        members, width = self.grid.members, own.shape[1]
+        members = self.grid.members
+        width = own.shape[1]
         if self.whole or members.size == 1:
             return own.copy()
         counts = [(part.stop - part.start) * width for part in self.parts]
@@ -626,7 +629,8 @@ class Columns:
         """Return (R, ...) from the equal-shaped arrays of all replicas."""
         replicas = self.grid.replicas
         out = np.empty((replicas.size, *own.shape), dtype=own.dtype)
-        flat, counts = out.reshape(-1), [own.size] * replicas.size
+        flat = out.reshape(-1)
+        counts = [own.size] * replicas.size
         replicas.gather(np.ascontiguousarray(own).reshape(-1), counts, flat, "control")
         return out
 
@@ -659,12 +663,14 @@ class SvrgSnapshots(Observer):
         """Set w̃ ← w and μ̃ ← ∂F/∂w − λw, every `every` epochs."""
         if epoch % self.every:
             return
-        K, evaluation = self.evaluation.columns, self.evaluation
+        K = self.evaluation.columns
+        evaluation = self.evaluation
         seen, slope = evaluation.slope_of(state, epoch * self.exchanges_per_epoch)
         own = seen.weights[evaluation.own, :K].astype(np.float64)
         data = slope.weights - evaluation.objective.penalty.l2 * own
         if self.columns.whole:
-            grid, parts = self.columns.grid, self.columns.parts
+            grid = self.columns.grid
+            parts = self.columns.parts
             data = Columns(grid, parts, whole=False).join(data)
         state.weights[:, K : 2 * K] = seen.weights[:, :K]
         state.weights[:, 2 * K :] = data

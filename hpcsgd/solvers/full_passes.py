@@ -70,7 +70,8 @@ class AllRows:
         They come of one exponential a score where a kernel takes them. Without a
         direction `along` the slope means nothing.
         """
-        family, along = self.objective.family, scores if along is None else along
+        family = self.objective.family
+        along = scores if along is None else along
         if compiled_calls.has_loss_terms(family, scores.shape[1]):
             sums, residuals, bends = compiled_calls.loss_terms(
                 family, scores, self.targets, self.share, along
@@ -104,7 +105,8 @@ class AllRows:
         """Return F of this member's weights with these scores, and how many exponents
         were clipped. No pass; one message of two words.
         """
-        words, grid = np.zeros(2), self.grid
+        words = np.zeros(2)
+        grid = self.grid
         if grid.member == 0:
             clips = self.objective.family.clipped(scores)
             words[:] = self.terms(scores).loss, clips
@@ -149,10 +151,12 @@ class AllRows:
         words.
         """
         buffer = np.zeros((2 * self.width + 1, self.columns))
-        first, second = buffer[: self.width], buffer[self.width : -1]
+        first = buffer[: self.width]
+        second = buffer[self.width : -1]
         buffer[-1] = h.sum(axis=0)
         for rows in self.blocks():
-            block, own = self.objective.read(rows), h[rows]
+            block = self.objective.read(rows)
+            own = h[rows]
             first += block.T @ own
             for part in _cached_parts(block):
                 second += _squares(block[part]).T @ own[part]
@@ -248,7 +252,8 @@ def level(rows: AllRows, scores: Array) -> InterceptLevel:
             reach = 0.5 * float(np.abs(step).max())
             step = 0.5 * step
             ahead = _look(rows, scores, shift + step)
-        shift, here = shift + step, ahead
+        shift = shift + step
+        here = ahead
         if np.abs(step).max() < 1e-16:  # no step is better: from here it is the same
             break
         if np.abs(step).max() >= reach:  # targets may be of any size
@@ -264,7 +269,8 @@ def _is_lower(ahead: _LevelTrial, before: _LevelTrial, step: Array) -> bool:
     """Return whether a step ends not too far past the minimum along it."""
     if not np.isfinite(ahead.loss):
         return False
-    there, here = float(ahead.slope @ step), abs(float(before.slope @ step))
+    there = float(ahead.slope @ step)
+    here = abs(float(before.slope @ step))
     # Residuals that are all saturated have one size on both sides.
     return abs(there) <= (here if there <= 0.0 else 0.5 * here)
 
@@ -281,7 +287,8 @@ def _newton(look: _LevelTrial, reach: float) -> Array:
 
 
 def _look(rows: AllRows, scores: Array, shift: Array) -> _LevelTrial:
-    columns, moved = len(shift), scores + shift
+    columns = len(shift)
+    moved = scores + shift
     words = np.zeros(2 + columns + columns * columns)
     if rows.grid.member == 0:
         terms = rows.terms(moved)
@@ -314,7 +321,8 @@ def _bend(rows: AllRows, scores: Array, terms: LossTerms) -> tuple[Array, float]
     differences.
     """
     columns = scores.shape[1]
-    family, grain = rows.objective.family, np.spacing(np.abs(scores))
+    family = rows.objective.family
+    grain = np.spacing(np.abs(scores))
     if terms.bends is not None:
         each = rows.share * terms.bends
         return each.sum(axis=0)[:, None], float((each * grain).sum())
@@ -323,7 +331,8 @@ def _bend(rows: AllRows, scores: Array, terms: LossTerms) -> tuple[Array, float]
         each = rows.share * mean
         found = np.diag(each.sum(axis=0)) - mean.T @ each
         return found, 2.0 * float((each * (1.0 - mean) * grain).sum())
-    found, rounding = np.empty((columns, columns)), 0.0
+    found = np.empty((columns, columns))
+    rounding = 0.0
     width = max(STEP, GRAIN * float(np.spacing(np.abs(scores).max(initial=0.0))))
     for k in range(columns):
         away = np.zeros(columns)
@@ -552,8 +561,10 @@ def gap_at(
     elif exact is not None:
         both.append(rows.residuals(scores))
     slope, drift = rows.gradient(np.hstack(both))
-    penalty, columns = objective.penalty, weights.shape[1]
-    here, there = slope[:, :columns], slope[:, -columns:]
+    penalty = objective.penalty
+    columns = weights.shape[1]
+    here = slope[:, :columns]
+    there = slope[:, -columns:]
     smooth = here + penalty.l2 * weights
     least = penalty.least(weights, smooth)
     words = np.array([np.sum(np.square(least)), above_least(penalty, weights, there)])
@@ -578,7 +589,8 @@ def _above_tangents(rows: AllRows, exact: Array, scores: Array) -> float:
     """Return Σ p [ℓ(t) − ℓ(t̂) − r(t̂)·(t − t̂)] of all rows, at least 0. One message."""
     word = np.zeros(1)
     if rows.grid.member == 0:
-        family, targets = rows.objective.family, rows.targets
+        family = rows.objective.family
+        targets = rows.targets
         above = family.loss(exact, targets) - family.loss(scores, targets)
         residuals = family.residual(scores, targets)
         above -= (residuals * (exact - scores)).sum(axis=1, keepdims=True)
@@ -590,7 +602,8 @@ def _above_tangents(rows: AllRows, exact: Array, scores: Array) -> float:
 def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> float:
     """Return the bound at θ = τ r; inf: no τ is feasible. No pass over the matrix."""
     objective = rows.objective
-    penalty, grid = objective.penalty, objective.grid
+    penalty = objective.penalty
+    grid = objective.grid
     lower, upper = penalty.bounds(weights)
     endless = ((slope < 0.0) & np.isinf(upper)) | ((slope > 0.0) & np.isinf(lower))
     largest = np.abs(slope[endless]).max(initial=0.0)

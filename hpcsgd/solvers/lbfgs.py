@@ -93,7 +93,8 @@ class CurvaturePairs:
         new = total.reshape(len(self.vectors), 3)
         for column, number in enumerate((self.slot, self.depth + self.slot, -1)):
             self.products[number] = self.products[:, number] = new[:, column]
-        s, y = self.slot, self.depth + self.slot
+        s = self.slot
+        y = self.depth + self.slot
         size = np.sqrt(self.products[s, s] * self.products[y, y])
         if self.products[s, y] > CURVED * size:
             self.order.append(s)
@@ -109,7 +110,8 @@ class CurvaturePairs:
 
     def _coefficients(self) -> Array:
         """Return the coefficients of the vectors in p, by Nocedal's two loops."""
-        found, products = np.zeros(len(self.vectors)), self.products
+        found = np.zeros(len(self.vectors))
+        products = self.products
         found[-1] = -1.0
         shares = {}
         for s in reversed(self.order):
@@ -117,7 +119,8 @@ class CurvaturePairs:
             shares[s] = found @ products[:, s] / products[s, y]
             found[y] -= shares[s]
         if self.order:
-            s, y = self.order[-1], self.depth + self.order[-1]
+            s = self.order[-1]
+            y = self.depth + self.order[-1]
             found *= products[s, y] / products[y, y]
         for s in self.order:
             y = self.depth + s
@@ -156,7 +159,9 @@ def search(look: Callable[[float], Trial], begin: Trial) -> tuple[Trial | None, 
 
     The second result is the number of trials. The first trial has step 1.
     """
-    low, high, step = begin, None, 1.0
+    low = begin
+    high = None
+    step = 1.0
     for count in range(1, TRIALS + 1):
         trial = look(step)
         if _too_far(trial, begin):
@@ -332,7 +337,8 @@ class Landscape:
         """Move the point by `step` along the direction, and evaluate its gradient: one
         pass.
         """
-        last, self.last = self.last, None
+        last = self.last
+        self.last = None
         point.weights = point.weights + step * direction.weights
         point.intercept = point.intercept + step * direction.intercept
         if last is not None and last.direction is direction and last.step == step:
@@ -596,7 +602,8 @@ class Lbfgs:
         if self.landscape.has_intercept:
             self.centers = find_centers(self.landscape.rows, moments)
         if self.centers is not None:
-            weights, intercept = self.point.weights, self.point.intercept
+            weights = self.point.weights
+            intercept = self.point.intercept
             self.landscape = self.landscape.centred(self.centers)
             moved = self.centers.moved(self.landscape.rows.objective, weights)
             self.point = self.landscape.start_at(weights, intercept + moved)
@@ -611,14 +618,16 @@ class Lbfgs:
 
     def _moments(self, floor: float = LEAST) -> WeightedMoments:
         """Return the moments of columns under the curvatures at the point: one pass."""
-        rows, point = self.landscape.rows, self.point
+        rows = self.landscape.rows
+        point = self.point
         known = point.terms.bends
         h = curvatures(self.landscape.family, point.scores, rows.targets, floor, known)
         return rows.moments(h * rows.share)
 
     def _forget(self) -> None:
         """Begin the memory with the gradient at the point in the variables of now."""
-        rows, gradient = self.landscape.rows, self._scaled()
+        rows = self.landscape.rows
+        gradient = self._scaled()
         total = rows.objective.shard.total_columns * rows.columns
         self.memory = CurvaturePairs(depth_for(total), len(gradient))
         self.memory.begin(gradient)
@@ -659,7 +668,8 @@ class Lbfgs:
 
     def _goes_on(self, gap: float | None) -> bool:
         """Return whether a point this far above the optimum is refined. Collective."""
-        gap, refined = gap or 0.0, self.refined_at
+        gap = gap or 0.0
+        refined = self.refined_at
         gains = not refined or gap <= SHRINKS * refined[-1]
         goes_on = gains and len(refined) < REFINEMENTS
         goes_on &= self.passes < self.settings.passes
@@ -708,7 +718,8 @@ class Lbfgs:
         """Move along p as far as F falls enough; return that trial, or None if there is
         none.
         """
-        land, point = self.landscape, self.point
+        land = self.landscape
+        point = self.point
         width = point.weights.size
         weights = self.scaling.weights(move[:width].reshape(point.weights.shape))
         intercept = move[width:] / self.scaling.level
@@ -744,13 +755,17 @@ class Lbfgs:
         """Return this rank's parts of ‖∇F‖², and in units of scaled gradients, of
         residuals² and scores².
         """
-        point, square, residuals, scores = self.point, 0.0, 0.0, 0.0
+        point = self.point
+        square = 0.0
+        residuals = 0.0
+        scores = 0.0
         if self.landscape.rows.grid.replica == 0:
             square = float(np.vdot(point.slope, point.slope))
         if self.landscape.is_first:
             square += float(np.vdot(point.drift, point.drift))
         if self.landscape.is_member_0:
-            share, level = self.landscape.rows.share, np.square(self.scaling.level)
+            share = self.landscape.rows.share
+            level = np.square(self.scaling.level)
             residuals = float((share * np.square(point.terms.residuals) / level).sum())
             scores = float((share * np.square(point.scores) * level).sum())
         return square, residuals, scores
@@ -790,12 +805,16 @@ class _Best:
     """The least loss and gradient so far, and the iterations since one of them fell."""
 
     def __init__(self, status: LbfgsStatus) -> None:
-        self.loss, self.relative, self.age = status.loss, status.relative, 0
+        self.loss = status.loss
+        self.relative = status.relative
+        self.age = 0
 
     def look(self, status: LbfgsStatus, noise: float) -> None:
         """Compare with the status after an iteration."""
         self.age += 1
         if status.loss < self.loss - noise:
-            self.loss, self.age = status.loss, 0
+            self.loss = status.loss
+            self.age = 0
         if status.relative < 0.9 * self.relative:
-            self.relative, self.age = status.relative, 0
+            self.relative = status.relative
+            self.age = 0

@@ -88,7 +88,8 @@ class Hessian:
         P = self.variables
         words = np.zeros(P * P + P)
         whole = words[: P * P].reshape(P, P)
-        family, targets = self.landscape.family, self.rows.targets
+        family = self.landscape.family
+        targets = self.rows.targets
         h = bends(family, point.scores, targets, point.terms)
         h = h * self.rows.share[:, :, None]
         for rows in self.rows.blocks():
@@ -116,7 +117,8 @@ class Hessian:
         below `CENTRED` EPS of the squares before centring, which add up to e m² / D
         with the sum e of the curvatures of now.
         """
-        scaling, found = self.scaling, np.zeros(self.variables)
+        scaling = self.scaling
+        found = np.zeros(self.variables)
         if not self.landscape.has_intercept:
             return found
         total = np.diagonal(whole)[-self.columns :] * np.square(scaling.level)
@@ -126,7 +128,8 @@ class Hessian:
 
     def _own_part(self, gradient: Array, width: int) -> Array:
         """Return this rank's part of the whole gradient, zero elsewhere."""
-        found, grid = np.zeros(self.variables), self.rows.grid
+        found = np.zeros(self.variables)
+        grid = self.rows.grid
         if grid.replica == 0:
             first = self.parts[grid.member].start * self.columns
             found[first : first + width] = gradient[:width]
@@ -180,13 +183,16 @@ class Hessian:
 
     def _scale(self, whole: Array) -> None:
         """Turn Σ (a, 1) h (a, 1)ᵀ, whose lower triangle is enough, to Σ ã h ãᵀ."""
-        scaling, width = self.scaling, self.parts[-1].stop
-        inverse, centers = 1.0 / scaling.roots[:, 0], scaling.centers[:, 0]
+        scaling = self.scaling
+        width = self.parts[-1].stop
+        inverse = 1.0 / scaling.roots[:, 0]
+        centers = scaling.centers[:, 0]
         upper = np.triu_indices(len(whole), 1)
         whole[upper] = whole.T[upper]
         inner = whole[:width, :width]
         if self.landscape.has_intercept:
-            first, total = whole[-1, :width], whole[-1, -1]
+            first = whole[-1, :width]
+            total = whole[-1, -1]
             inner -= np.outer(centers, first)
             first -= total * centers
             inner -= np.outer(first, centers)
@@ -198,7 +204,8 @@ class Hessian:
 
     def scaled(self, block: Array, k: int, room: Array | None = None) -> Array:
         """Return ã of some rows for class k, (m, P / K), in float64; in `room`."""
-        scaling, width = self.scaling, block.shape[1]
+        scaling = self.scaling
+        width = block.shape[1]
         if room is None:
             room = np.empty((len(block), width + self.landscape.has_intercept))
         found: Array = room[: len(block)]
@@ -235,7 +242,8 @@ class Hessian:
 
     def _joined(self, own: Array) -> Array:
         """Return (d, K) from the members' (d_c, K). Collective."""
-        members, K = self.rows.grid.members, self.columns
+        members = self.rows.grid.members
+        K = self.columns
         counts = [(part.stop - part.start) * K for part in self.parts]
         out = np.empty(sum(counts))
         members.gather(np.ascontiguousarray(own).reshape(-1), counts, out, "evaluate")
@@ -274,10 +282,12 @@ FAR = 0.5  # change of a score, beyond which a quadratic model of F means little
 KEPT_FALL = 0.1  # of the gradient in a step, by which a Hessian is used again
 # Multiply-adds of a Hessian, over all rows, from which it is used again. A cheaper one
 # is taken for each step, and one step more squares what is left of the gradient.
-KEPT_WORK, CLOSER = 1e8, 1e-3
+KEPT_WORK = 1e8
+CLOSER = 1e-3
 # Passes of L-BFGS before: most problems are done by then. A Hessian of P variables
 # costs as much as P/4 passes, of which it has to save more.
-PATIENCE, PATIENCE_SHARE = 30, 0.5
+PATIENCE = 30
+PATIENCE_SHARE = 0.5
 
 
 def is_small(columns: int, scores: int) -> bool:
@@ -440,7 +450,8 @@ class NewtonSolver(Lbfgs):
         The curvature of a loss with an exponential changes by a factor of e where a
         score changes by 1: what a longer step expects of F means nothing. One pass.
         """
-        land, point = self.landscape, self.point
+        land = self.landscape
+        point = self.point
         if land.family.name in SQUARED:
             return False
         move, _ = self._shared_step(gradient, system)
@@ -532,7 +543,8 @@ LEAST_SAMPLE = 2000  # rows of all replicas
 PIECES = 64  # of neighbouring rows in the sample of a replica
 WORTH = 8  # times the sample: fewer rows are all taken at once
 MOST_VALUES = 2**22  # of the dense sample of a rank: no larger one is taken
-SAMPLE_PASSES, SAMPLE_TOL = 12, 1e-3
+SAMPLE_PASSES = 12
+SAMPLE_TOL = 1e-3
 
 
 def piece_rows(rows: int, variables: int, width: int, replicas: int) -> int:
@@ -566,7 +578,8 @@ def sample_rows(rows: AllRows) -> AllRows | None:
 
     The members of a replica sample the same rows. Collective: one word is summed.
     """
-    objective, grid = rows.objective, rows.grid
+    objective = rows.objective
+    grid = rows.grid
     shard = objective.shard
     variables = (shard.total_columns + 1) * rows.columns
     width = max(part.stop - part.start for part in shard.parts)
@@ -730,7 +743,8 @@ class Refinement:
         """Return the point as a state, its intercept the same bits on all ranks."""
         steps = self.steps
         grid = self.columns.grid
-        weights, own = steps.point.weights, steps.point.intercept
+        weights = steps.point.weights
+        own = steps.point.intercept
         if steps.centers is not None:
             own = own - steps.centers.moved(self.evaluation.objective, weights)
         if self.columns.whole:
@@ -764,7 +778,8 @@ class Refinement:
 
     def _measure_pass(self, view: View) -> None:
         """Write the sums of the pass into the view; the gap costs one pass more."""
-        steps, point = self.steps, self.steps.point
+        steps = self.steps
+        point = self.steps.point
         view.loss = steps.status.loss
         view.more = {"gradient": steps.status.gradient}
         if self.bounds_passes:
@@ -779,8 +794,10 @@ class Refinement:
 
         The gap is that of the weights with the tangents at the point's scores.
         """
-        steps, certificate = self.steps, self.certificate
-        rows, scores = steps.landscape.rows, steps.point.scores
+        steps = self.steps
+        certificate = self.certificate
+        rows = steps.landscape.rows
+        scores = steps.point.scores
         objective = rows.objective
         weights = final.weights[self.evaluation.own]
         intercept = None if final.intercept is None else final.intercept[0]
@@ -800,7 +817,8 @@ class Refinement:
                 is_met = certificate.meets(steps.landscape, known.gap, view.loss)
                 ending = StopReason.UNCERTIFIED if is_met is False else ending
         view.more["passes"] = steps.passes
-        family, penalty = objective.family.name, objective.penalty
+        family = objective.family.name
+        penalty = objective.penalty
         self.has_minimum = not (
             may_lack_minimum(family, penalty) and is_separated(rows, scores)
         )
@@ -851,12 +869,14 @@ class Refinement:
         if not self.has_minimum:
             log.warning("polish: %s (--l2)", NO_MINIMUM, extra=ONCE)
             return
-        steps, ending = self.steps, self.ending
+        steps = self.steps
+        ending = self.ending
         if ending not in REMEDY:
             said = ("polish: %s after %d passes", ending.value, steps.status.passes)
             log.info(*said, extra=ONCE)
             return
-        passes, relative = steps.status.passes, steps.status.relative
+        passes = steps.status.passes
+        relative = steps.status.relative
         figures: tuple[Any, ...] = (passes, relative, self.settings.tol)
         if self.certificate is not None and ending is StopReason.UNCERTIFIED:
             figures += view.more["gap"], self.certificate.limit
@@ -876,7 +896,8 @@ def make_steps(
     certificate: GapCertificate | None,
 ) -> Lbfgs:
     """Return L-BFGS or Newton's method, by the settings and the problem's size."""
-    columns, scores = land.rows.objective.shard.total_columns, land.rows.columns
+    columns = land.rows.objective.shard.total_columns
+    scores = land.rows.columns
     small = is_small(columns, scores)
     if settings.kind == "newton" and not small:
         raise ConfigError(

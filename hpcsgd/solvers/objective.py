@@ -119,7 +119,8 @@ class Objective:
         """Return the losses at `point`, from which `_own_scores` computes scores, by
         blocks.
         """
-        held, count = self.shard.held, len(self.models or (0,))
+        held = self.shard.held
+        count = len(self.models or (0,))
         sums = np.zeros((2 if held is None else 4) * count + 1)
         for rows in self._blocks():
             scores, targets, c = self._scores(rows, point, start)
@@ -143,7 +144,8 @@ class Objective:
         weights = weights.astype(np.float64)
         width, columns = weights.shape
         sums = np.zeros(3 + columns + weights.size)
-        steps, gradient = sums[3 : 3 + columns], sums[3 + columns :].reshape(width, -1)
+        steps = sums[3 : 3 + columns]
+        gradient = sums[3 + columns :].reshape(width, -1)
         for rows in self._blocks():
             scores, targets, c = self._scores(rows, weights, intercept)
             sums[:3] += self._sums(scores, targets, c)
@@ -151,7 +153,8 @@ class Objective:
             steps += residuals.sum(axis=0)
             gradient += self.read(rows).T @ residuals
         self.grid.replicas.sum(sums, "evaluate")
-        loss, total = float(sums[0] / sums[1]), sums[1]
+        loss = float(sums[0] / sums[1])
+        total = sums[1]
         smooth = gradient / total + self.penalty.l2 * weights
         return Slope(
             loss=loss + self._penalty(weights),
@@ -305,7 +308,8 @@ class SlicedObjective(Objective):
         """
         assert self.tiles is not None
         known = np.zeros((self.shard.height, weights.shape[1]))
-        penalised, own = 0.0, vars(self).copy()
+        penalised = 0.0
+        own = vars(self).copy()
         for part, tile in self.tiles(weights):
             wide = tile.astype(np.float64)
             penalised += self.penalty.value(wide)
@@ -354,7 +358,8 @@ class TiledObjective(Objective):
         """Return F, and the loss on held-out rows, by one pass over the tiles of w."""
         on_disk: OnDisk = weights
         scores = np.zeros((self.shard.height, on_disk.columns))
-        value, penalty = np.zeros(1), self.penalty
+        value = np.zeros(1)
+        penalty = self.penalty
         for columns, tile in on_disk.tiles("evaluate"):
             wide = tile.astype(np.float64)
             value += penalty.of(columns).value(wide)

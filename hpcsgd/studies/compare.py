@@ -193,7 +193,8 @@ class OneRankRun:
 
     def is_same_task(self, row: ComparisonRow) -> bool:
         """Return whether a row has the same data, epochs, batch and machine."""
-        report, config = row.result.report, row.setting.config
+        report = row.result.report
+        config = row.setting.config
         sizes = (report["rows"], report["columns"], row.setting.global_batch)
         return (
             self.data == row.data
@@ -412,7 +413,8 @@ class Comparison:
         return line | {name: figures[name] for name in BRIEF}
 
     def _figures(self, row: ComparisonRow) -> dict[str, Any]:
-        result, report = row.result, row.result.report
+        result = row.result
+        report = row.result.report
         return {
             "name": row.name,
             "global_batch": row.setting.global_batch,

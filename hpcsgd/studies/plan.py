@@ -471,7 +471,8 @@ class StudyPlan:
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the first key in which two plans differ and its values; "" without one."""
     for key in dict.fromkeys([*before, *now]):
-        was, is_now = before.get(key), now.get(key)
+        was = before.get(key)
+        is_now = now.get(key)
         if isinstance(was, Mapping) and isinstance(is_now, Mapping):
             inner = difference(was, is_now)
             if inner:
@@ -573,7 +574,8 @@ def check_shared(base: Tables, configs: Sequence[RunConfig]) -> None:
     """Refuse a shared setting that none of the configurations reads."""
     keys = ((section, key) for section, table in base.items() for key in table)
     for section, key in keys:
-        name, value = f"{section}.{key}", base[section][key]
+        name = f"{section}.{key}"
+        value = base[section][key]
         usual = value_of(name, USUAL)
         if value == usual or not configs or not is_conditional(name):
             continue

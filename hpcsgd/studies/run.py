@@ -453,7 +453,8 @@ def make_plan(
     named = asked.get("kind", kind)
     if named != kind:
         raise ConfigError(f"[study] kind = {named!r}: use hpcsgd study {named}")
-    config, tables = RunConfig.parse(base), _shared(base)
+    config = RunConfig.parse(base)
+    tables = _shared(base)
     path = tables.get("data", {}).get("path", "")
     if not path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")

@@ -201,7 +201,8 @@ def matrix(case: Case) -> float:
 
     The values of Y are known and rounded once, so that |Y| is taken from their binades.
     """
-    of, path = case.exchange, case.exchange.path
+    of = case.exchange
+    path = case.exchange.path
     size = _stored_size(case)
     parts = list(zip(of.slices, path.iterates, strict=True))
     scores = np.concatenate([size[part] @ np.abs(w) for part, w in parts])
@@ -211,7 +212,8 @@ def matrix(case: Case) -> float:
 
 def _stored_size(case: Case) -> Array:
     """Return 2^⌊log₂|y|⌋ of the scaled columns; stored y have errors of u times it."""
-    rows, exponents = case.exchange.rows, case.exchange.exponents
+    rows = case.exchange.rows
+    exponents = case.exchange.exponents
     if exponents is None or not case.form.wants_scale:
         return binade(rows, case.form)
     return np.ldexp(binade(np.ldexp(rows, exponents), case.form), -exponents)
@@ -268,7 +270,8 @@ def inner(case: Case) -> float:
 
     With λ one rounding more and P z; with an offset or intercept an addition more.
     """
-    of, path = case.exchange, case.exchange.path
+    of = case.exchange
+    path = case.exchange.path
     summed = correction(case, np.abs(of.gram))
     led = of.lead * np.abs(path.margins)
     size = (of.begins + 2 + (of.l2 > 0)) * summed + np.abs(path.scores)
@@ -285,7 +288,8 @@ def residual(case: Case) -> float:
 
     With sample weights c |r| more; |y| more where it is not a number of the format.
     """
-    of, path = case.exchange, case.exchange.path
+    of = case.exchange
+    path = case.exchange.path
     c = np.ones((len(of.rows), 1)) if of.weights is None else of.weights
     size = c * (LIBRARY * mean_size(case) + np.abs(path.bare))
     size = size + (0.0 if of.weights is None else np.abs(path.residuals))
@@ -299,7 +303,8 @@ def residual(case: Case) -> float:
 
 def mean_size(case: Case) -> Array:
     """Return |μ|, or the size of the terms whose difference is the residual."""
-    of, family = case.exchange, case.exchange.family
+    of = case.exchange
+    family = case.exchange.family
     if family.name in CANONICAL:
         return np.asarray(np.abs(family.mean(of.path.scores.copy())))
     return np.abs(of.path.bare) + np.maximum(np.abs(of.targets), 1.0)
@@ -412,9 +417,13 @@ def emulated_inner(case: Case) -> float:
 
     Batch j sums its start_j products from the first on; later ones are none of its.
     """
-    of, path, u = case.exchange, case.exchange.path, case.unit
-    products, G = of.coupling * of.gram, rounded(of.gram, case.form)
-    size, floor = np.abs(of.coupling) * G, 2.0**case.form.least * G * (of.coupling != 0)
+    of = case.exchange
+    path = case.exchange.path
+    u = case.unit
+    products = of.coupling * of.gram
+    G = rounded(of.gram, case.form)
+    size = np.abs(of.coupling) * G
+    floor = 2.0**case.form.least * G * (of.coupling != 0)
     total = error = np.zeros_like(path.scores)
     for piece in chunks(slice(0, len(of.rows)), TOGETHER):
         r = path.residuals[piece]
@@ -434,7 +443,9 @@ def emulated_residual(case: Case) -> float:
 
     Between the two roundings the residual is computed wide.
     """
-    of, path, u = case.exchange, case.exchange.path, case.unit
+    of = case.exchange
+    path = case.exchange.path
+    u = case.unit
     if case.form.is_wide:
         return residual(case)
     scores = u * rounded(path.scores, case.form) + 2 * CARRIED * np.abs(path.scores)
@@ -562,7 +573,8 @@ def _case(
     form = get_format(getattr(precision, field))
     narrow = model == "emulated" and not form.is_wide
     members = len(exchange.parts)
-    summed, carried = get_format(precision.gram_sum), np.finfo(form.carrier)
+    summed = get_format(precision.gram_sum)
+    carried = np.finfo(form.carrier)
     return Case(
         exchange=exchange,
         form=form,

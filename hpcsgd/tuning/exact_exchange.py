@@ -162,7 +162,8 @@ class ExactPath:
 
 def run_exact_steps(exchange: ExactExchange) -> ExactPath:
     """Take the textbook SGD steps on the rows of the exchange, in float64."""
-    w, shape = exchange.before.astype(np.float64), (len(exchange.rows), -1)
+    w = exchange.before.astype(np.float64)
+    shape = (len(exchange.rows), -1)
     beta = np.zeros(w.shape[1]) if exchange.intercept is None else exchange.intercept
     kept: dict[str, list[Array]] = {
         name: [] for name in ("scores", "residuals", "bare", "intercepts")
@@ -215,7 +216,8 @@ def _norm(Y: Array) -> tuple[float, bool]:
 
 def slopes_of(exchange: ExactExchange) -> Array:
     """Return l_i: the bound of the curvature, or the largest slope near the scores."""
-    family, path = exchange.family, exchange.path
+    family = exchange.family
+    path = exchange.path
     c = np.ones_like(exchange.targets) if exchange.weights is None else exchange.weights
     if np.isfinite(family.curvature):
         return c * family.curvature

@@ -136,7 +136,8 @@ def _places(rows: int, wanted: int, seed: int) -> list[slice]:
     if wanted >= rows:
         return [slice(0, rows)]
     count = max(min(SLICES, wanted), 1)
-    length, room = wanted // count, rows // count
+    length = wanted // count
+    room = rows // count
     rng = np.random.default_rng(seed)
     starts = [i * room + int(rng.integers(room - length + 1)) for i in range(count)]
     return [slice(start, start + length) for start in starts]
@@ -346,7 +347,9 @@ def _member(exchange: ExactExchange, precision: Precision, part: slice) -> Membe
 
 def _batch(exchange: ExactExchange, precision: Precision) -> StepBatch:
     """Return targets, weights and offsets of the rows, in the format of a run."""
-    kind, c, offsets = precision.working, exchange.weights, exchange.offsets
+    kind = precision.working
+    c = exchange.weights
+    offsets = exchange.offsets
     return StepBatch(
         exchange.targets.astype(kind),
         None if c is None else c.astype(kind),
@@ -375,9 +378,11 @@ def _messages(
     exchange: ExactExchange, precision: Precision, crew: list[Member]
 ) -> list[tuple[list[Array], str]]:
     """Return the messages, each with the parts of all members and its format."""
-    summed, wire = precision.margin_sum, precision.gram_wire
+    summed = precision.margin_sum
+    wire = precision.gram_wire
     shape = (len(exchange.rows), exchange.before.shape[1])
-    grams, margins = [], []
+    grams = []
+    margins = []
     for member in crew:
         gram = np.empty(exchange.blocks.gram_words, dtype=get_format(wire).carrier)
         grams.append(member.backend.strict_gram(member.rows, exchange.blocks, gram))
@@ -507,7 +512,8 @@ class SamplePath:
 
 def _advanced(exchange: ExactExchange) -> Array:
     """Return the intercept after the exchange, (K,)."""
-    path, h = exchange.path, exchange.per_row
+    path = exchange.path
+    h = exchange.per_row
     sums = [path.residuals[part].sum(axis=0) for part in exchange.slices]
     assert exchange.intercept is not None
     moved: Array = exchange.intercept - np.tensordot(h, np.array(sums), axes=1)
@@ -564,7 +570,8 @@ def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
 
     They are 0 for fields whose values stay in the processor.
     """
-    m, width = len(exchange.rows), exchange.parts[0].stop - exchange.parts[0].start
+    m = len(exchange.rows)
+    width = exchange.parts[0].stop - exchange.parts[0].start
     scores = exchange.before.shape[1]
     words = {
         "matrix": m * width,
@@ -616,7 +623,8 @@ def exchange_seconds(exchange: ExactExchange, precision: Precision) -> float:
     """
     part = exchange.parts[0]
     own = np.ascontiguousarray(exchange.rows[:, part])
-    backend, form = make_backend(precision), get_format(precision.matrix)
+    backend = make_backend(precision)
+    form = get_format(precision.matrix)
     if form.wants_scale:
         peaks = np.abs(own).max(axis=0)
         backend.scaling = make_scaling(form, peaks, slice(0, own.shape[1]), "column")

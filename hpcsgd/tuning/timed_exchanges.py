@@ -190,14 +190,16 @@ class Stage:
 
     def _fewer(self, setting: TimedSetting) -> LoadedRows:
         """Return the rows on which a first epoch takes about `first_epoch` seconds."""
-        loaded, replicas = self.opened.loaded, self.opened.grid.replicas.size
+        loaded = self.opened.loaded
+        replicas = self.opened.grid.replicas.size
         first = TimedSetting(FIRST[setting.product], setting.steps, setting.batch)
         known = self._runs.get(first)
         each = known.each if known and known.each else self.first_epoch / FEW
         count = max(int(self.first_epoch / each), LEAST)
         # The same number for every replica: the last ones may have one row less.
         height = min(self.rows, count * setting.rows)
-        shard, part = loaded.shard, slice(0, height)
+        shard = loaded.shard
+        part = slice(0, height)
         return replace(
             loaded,
             shard=replace(
@@ -249,14 +251,17 @@ class _TimedRun:
 
     def _time(self, count: int) -> float:
         """Return the seconds of an exchange on the slowest rank, polls included."""
-        loop, world = self.live.loop, self.live.grid.world
+        loop = self.live.loop
+        world = self.live.grid.world
         looks = world.ledger.entries["control"]
-        view, control = loop.view, (looks.calls, looks.seconds)
+        view = loop.view
+        control = (looks.calls, looks.seconds)
         before = view.seconds
         with np.errstate(all="ignore"):
             groups = self.live.feed.groups(view.exchanges)
             self.live.run_exchanges(groups, count)
-        calls, waited = looks.calls - control[0], looks.seconds - control[1]
+        calls = looks.calls - control[0]
+        waited = looks.seconds - control[1]
         own = (view.seconds - before - waited) / count
         own += waited / max(calls, 1) / poll_every(self.live.config, self.live.task)
         return float(max(*world.exchange_objects(own), 1e-9))
@@ -382,8 +387,10 @@ def fit_machine(times: Sequence[TimeSample], start: Machine) -> Machine:
     # A machine that is slower in everything must not pull each constant.
     first *= np.exp(np.median(np.log(y / [model(first) for model in models])))
     unit = np.where(first > 0, first, SMALL)
-    pull, least = PULL * np.eye(len(first)), np.where(first > 0, LEAST_SECONDS, 0.0)
-    costs, weights = first, np.ones(len(y))
+    pull = PULL * np.eye(len(first))
+    least = np.where(first > 0, LEAST_SECONDS, 0.0)
+    costs = first
+    weights = np.ones(len(y))
     for _ in range(ROUNDS):
         parts = np.array([parts_of(model, costs) for model in models])
         # Casts of narrow sums belong to no constant.

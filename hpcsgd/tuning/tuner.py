@@ -230,7 +230,10 @@ def learn(
     share the columns: replicas are threads of this process, without a network.
     """
     found: list[Learnt] = []
-    goal, needed, longest, end = 0.0, 1.0, 0.0, perf_counter() + seconds
+    goal = 0.0
+    needed = 1.0
+    longest = 0.0
+    end = perf_counter() + seconds
     for number, way in enumerate(ways):
         began = perf_counter()
         if found and began + longest > end:
@@ -241,7 +244,8 @@ def learn(
             break
         result = learning_run(config, sample, way)
         if not found:
-            goal, needed = _goal(result), rows_to(result, _goal(result))
+            goal = _goal(result)
+            needed = rows_to(result, _goal(result))
         found.append(Learnt(way, rows_to(result, goal) / needed, result.loss))
         longest = max(longest, perf_counter() - began)
     return found
@@ -402,8 +406,10 @@ class CandidateGroup:
         self, question: TuningQuestion, batch: int, local: int = 0
     ) -> Iterator[TimedSetting]:
         """Yield settings of products and steps; with replicas, steps divide `local`."""
-        config, model = question.config, self.model
-        job, replicas = replace(model.job, batch=batch), self.grid[0]
+        config = question.config
+        model = self.model
+        job = replace(model.job, batch=batch)
+        replicas = self.grid[0]
         fixed = config.schedule.steps if replicas == 1 or local == 0 else 0
         for one in candidates(config.products.kind, fixed, job, Machine()):
             if replicas > 1 and local % one.steps:
@@ -472,7 +478,8 @@ class CandidateGroup:
     def _step(self, setting: TimedSetting) -> float:
         """Return the seconds of a step by the model, with averages of replicas."""
         found = self.model.step(replace(setting, period=0))
-        replicas, words = self.figures.directions[1], self.model.job.local_columns
+        replicas = self.figures.directions[1]
+        words = self.model.job.local_columns
         if replicas.ranks == 1 or not setting.period:
             return found
         size = WORD * words * self.model.job.scores * self.model.job.states
@@ -509,7 +516,9 @@ def measure_figures(
 
     Collective. In each direction the slowest rank counts, so that all choose alike.
     """
-    task, grid, world = stage.task, stage.opened.grid, stage.world
+    task = stage.task
+    grid = stage.opened.grid
+    world = stage.world
     seconds = budget.until(share) / 4
     directions = []
     for name, group in (("members", grid.members), ("replicas", grid.replicas)):
@@ -552,7 +561,11 @@ CLOSE = 1.15  # candidates with at most this ratio to the best score are run as 
 SAMPLE = 192 * 2**20  # bytes of float64 of all ranks: larger than a last-level cache
 MOST_RECIPES = 3  # that are timed, the cheapest of the good ones
 # The share of the time that is spent at the end of each part.
-LEARNT, RECIPES, OPENED, FITTED, RUN = 0.2, 0.27, 0.37, 0.65, 0.88
+LEARNT = 0.2
+RECIPES = 0.27
+OPENED = 0.37
+FITTED = 0.65
+RUN = 0.88
 
 
 @dataclass(frozen=True)
@@ -576,7 +589,8 @@ class TuningResult:
 
     def config(self) -> RunConfig:
         """Return the configuration of the fastest candidate, without open settings."""
-        best, config = self.chosen, self.question.config
+        best = self.chosen
+        config = self.question.config
         chosen = best.setting.applied_to(on_grid(config, best.grid, best.recipe))
         return chosen.with_values({"rate.value": best.learnt.way.rate})
 
@@ -654,7 +668,8 @@ def _learn(
     seconds = budget.until(LEARNT)
 
     def measure() -> list[Learnt]:
-        seed, family = config.sampling.seed, config.problem.family
+        seed = config.sampling.seed
+        family = config.problem.family
         return learn(config, draw_sample(reader, 1, seed, family), ways, seconds)
 
     return on_first_rank(world, measure)
@@ -674,7 +689,8 @@ def _gaps(
         largest = config.with_values({"schedule.batch": max(question.batches)})
         sample = draw_sample_of(largest, reader)
         planned = planned_exchanges(largest, reader.rows)
-        recipes, found = affordable(config.precision), {"fp64": 0.0}
+        recipes = affordable(config.precision)
+        found = {"fp64": 0.0}
         for name in [n for n in PREFERRED if n in recipes and n != "fp64"]:
             if len(found) > 1 and perf_counter() > end:
                 break
@@ -779,11 +795,13 @@ def _measured(candidate: Candidate, times: Sequence[float]) -> Candidate:
 
 def _step_seconds(candidate: Candidate, group: CandidateGroup, each: float) -> float:
     """Return the seconds of a step over a run: of its first epoch and of later ones."""
-    setting, job = candidate.setting, group.model.job
+    setting = candidate.setting
+    job = group.model.job
     burst = group.stage.burst(setting, each)
     if not product_facts(setting.product).keeps_batches:
         return burst.seconds / setting.steps
-    first, share = group.stage.first(setting), 1.0 / job.epochs
+    first = group.stage.first(setting)
+    share = 1.0 / job.epochs
     return (share * first.seconds + (1 - share) * burst.seconds) / setting.steps
 
 
@@ -839,7 +857,8 @@ def _figures(group: CandidateGroup, sample: TimedRows) -> dict[str, Any]:
 
 def row(one: Candidate, ranks: int) -> dict[str, Any]:
     """Return the figures of one candidate, a row of the table."""
-    setting, way = one.setting, one.learnt.way
+    setting = one.setting
+    way = one.learnt.way
     return {
         "ranks": ranks,
         "grid": f"{one.grid[0]}x{one.grid[1]}",

@@ -55,11 +55,15 @@ def kept_bytes(
 
     Checkpoints save all of them. This function allocates nothing.
     """
-    kind, ways = get_codec(name), [config]
-    words, tables = len(kind.remembers), 0
+    kind = get_codec(name)
+    ways = [config]
+    words = len(kind.remembers)
+    tables = 0
     if name == "accordion":
-        kind, ways = get_codec(accordion.codec), [*accordion.regimes(config)]
-        words, tables = words + len(kind.remembers), FIRST.nbytes
+        kind = get_codec(accordion.codec)
+        ways = [*accordion.regimes(config)]
+        words = words + len(kind.remembers)
+        tables = FIRST.nbytes
     words += config.remembers_errors(kind.wants_feedback)
     tables += sum(kind.table_bytes(bucket, way) for way in ways)
     return words * bucket.words * bucket.dtype.itemsize + tables

@@ -83,7 +83,8 @@ class Accordion(Codec):
         """Decide the mode if it is due, then start the exchange of the active codec."""
         if not self.in_steps:
             self.see(part, moment)
-        before, ahead = self._in_force, 0
+        before = self._in_force
+        ahead = 0
         if self.regime.is_due(moment):
             ahead = self._decide(line, moment)
         self.regime.note_drop(moment)

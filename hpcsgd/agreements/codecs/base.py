@@ -757,7 +757,8 @@ class GatheredCodec(Codec):
         moment: Moment,
         payload: int,
     ) -> Decoded:
-        own, mean = None, self._nothing()
+        own = None
+        mean = self._nothing()
         if self.needs_own:
             own = self._nothing()
             self.add_decoded(records[line.rank], own, moment)
@@ -806,7 +807,8 @@ class Regime:
 
     def __init__(self, total: Array, eta: float, interval: int) -> None:
         self.total = total  # G so far
-        self.eta, self.interval = eta, interval
+        self.eta = eta
+        self.interval = interval
         self.record: Array = FIRST.copy()
 
     @property
@@ -925,7 +927,8 @@ class Chunks:
     """A division of `words` words into chunks of `length`, the last one shorter."""
 
     def __init__(self, words: int, length: int) -> None:
-        self.words, self.length = words, length
+        self.words = words
+        self.length = length
         self.starts = np.arange(0, words, length)
 
     def __len__(self) -> int:

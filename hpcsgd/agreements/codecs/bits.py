@@ -59,7 +59,8 @@ class Cast(Codec):
 
     def _rounded(self, part: Array) -> Array:
         """Return exactly the numbers that are sent for `part`."""
-        form, values = get_format(self.form), part.astype(np.float32)
+        form = get_format(self.form)
+        values = part.astype(np.float32)
         if not form.wants_scale:
             round_through(values, form.name)
             return values.astype(self.bucket.dtype, copy=False)
@@ -76,7 +77,8 @@ class Cast(Codec):
         Only formats that want a scale send exponents. The pieces are one for each
         replica, then the own one.
         """
-        form, words = get_format(self.form), self.bucket.words
+        form = get_format(self.form)
+        words = self.bucket.words
         own = words * (rank + 1) // ranks - words * rank // ranks
         heads = (ranks + 1) * int(form.wants_scale)
         return int((words + own + heads) * form.dtype.itemsize)
@@ -291,7 +293,8 @@ class ByteGrad(Codec):
         payload = self.payload_bytes(line.size, line.rank)
 
         def finish() -> Decoded:
-            said, kind = arrive(), self.bucket.dtype
+            said = arrive()
+            kind = self.bucket.dtype
             own = said.own.astype(kind) if self.needs_own else None
             return Decoded(said.mean.astype(kind), own, payload)
 

@@ -262,8 +262,11 @@ class Mixture:
         Σ ∫ (u − r)(r − l) dF between neighbours l < u, and ∫ (l₀² − r²) dF below the
         least level l₀, where a word becomes l₀ or −l₀.
         """
-        mass, first, second = self.cdf(levels), self.first(levels), self.second(levels)
-        low, high = levels[:-1], levels[1:]
+        mass = self.cdf(levels)
+        first = self.first(levels)
+        second = self.second(levels)
+        low = levels[:-1]
+        high = levels[1:]
         between = (low + high) * np.diff(first) - low * high * np.diff(mass)
         below = levels[0] ** 2 * mass[0] - second[-1]
         return float(between.sum() + below)
@@ -314,7 +317,8 @@ MARK_BYTES = 4  # of the levels' checksum, ahead of every record
 SUMS = 3  # float64 numbers of every chunk that are gathered to adapt
 SWEEPS = 15
 RATIOS = 64  # tried values of p, of which the best is refined
-LEAST_RATIO, MOST_RATIO = 1e-3, 0.99
+LEAST_RATIO = 1e-3
+MOST_RATIO = 0.99
 LEAST_LEVEL = 1e-300  # smaller ones would not all differ
 
 
@@ -343,7 +347,8 @@ class Adaptive(Nuqsgd):
 
     def is_due(self, moment: Moment) -> bool:
         """Return whether levels adapt in this exchange."""
-        first, now = self.config.adapt, moment.number
+        first = self.config.adapt
+        now = moment.number
         return now in (first, 20 * first) or (now > 0 and now % (100 * first) == 0)
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:

@@ -75,7 +75,8 @@ class RecordCodec(Sparse):
 
     def is_dense_smaller(self, lengths: list[int]) -> bool:
         """Return whether all words by a sum are fewer bytes than these records."""
-        words, size = self.bucket.words, self.bucket.dtype.itemsize
+        words = self.bucket.words
+        size = self.bucket.dtype.itemsize
         is_smaller = is_sparse_smaller(lengths, words, size)
         return self.config.dense == "auto" and not is_smaller
 
@@ -226,13 +227,15 @@ class TopK(RecordCodec):
         if self.config.warm_up:
             return None
         count = self.count(Moment(0, 0, 1.0, 1.0))
-        words, size = self.bucket.words, self.bucket.dtype.itemsize
+        words = self.bucket.words
+        size = self.bucket.dtype.itemsize
         if self._is_dense(count, ranks):
             return words * size
         return record_bytes(count, words, size)
 
     def _is_dense(self, count: int, ranks: int) -> bool:
-        words, size = self.bucket.words, self.bucket.dtype.itemsize
+        words = self.bucket.words
+        size = self.bucket.dtype.itemsize
         return self.is_dense_smaller([record_bytes(count, words, size)] * ranks)
 
 
@@ -258,7 +261,8 @@ class RandomK(Sparse):
         values = part[drawn] * part.dtype.type(self._factor(count))
         own = self._spread(drawn, values) if self.needs_own else None
         values /= line.size
-        arrive, payload = line.start_sum(values), values.nbytes
+        arrive = line.start_sum(values)
+        payload = values.nbytes
         return lambda: Decoded(self._spread(drawn, arrive()), own, payload)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
@@ -302,7 +306,8 @@ class Threshold(RecordCodec):
         # NaN is not smaller: it is sent, so that the run notices it.
         chosen = np.flatnonzero(~(np.abs(part) < size) & (part != 0.0))
         heads = line.start_gather(np.array([chosen.size], dtype=np.int64))()
-        words, item = part.size, part.itemsize
+        words = part.size
+        item = part.itemsize
         lengths = [record_bytes(int(head[0]), words, item) for head in heads]
         if self.is_dense_smaller(lengths):
             return self.start_dense(part, line, COUNT_BYTES)
@@ -401,7 +406,9 @@ class Wangni(RecordCodec):
 
         It is [values, m | indices of the values | indices of ± m | signs].
         """
-        sure, drawn, words = int(head[1]), int(head[2]), total.size
+        sure = int(head[1])
+        drawn = int(head[2])
+        words = total.size
         cut = (sure + 1) * total.itemsize
         numbers = record[:cut].view(total.dtype)
         ends = np.cumsum([index_bytes(sure, words), index_bytes(drawn, words)])
@@ -442,7 +449,8 @@ class Wangni(RecordCodec):
         return np.concatenate(parts)
 
     def _length(self, sure: int, drawn: int) -> int:
-        words, item = self.bucket.words, self.bucket.dtype.itemsize
+        words = self.bucket.words
+        item = self.bucket.dtype.itemsize
         indices = index_bytes(sure, words) + index_bytes(drawn, words)
         return (sure + 1) * item + indices + -(-drawn // 8)
 

@@ -231,7 +231,8 @@ def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
     rows = np.zeros_like(chunks)
     for own, counts, (sizes, taken) in zip(rows, chunks, streams, strict=True):
         edges = taken - counts.sum() + np.concatenate([[0], np.cumsum(counts)])
-        whole, each = np.concatenate([[0], np.cumsum(sizes)]), max(len(sizes), 1)
+        whole = np.concatenate([[0], np.cumsum(sizes)])
+        each = max(len(sizes), 1)
         own[...] = np.diff(edges // each * whole[-1] + whole[edges % each])
     return rows
 
@@ -470,7 +471,9 @@ def relative_disagreement(world: Communicator, own: Array, mean: Array) -> float
 # evaluates and returns, and from which other grids resume.
 
 DEN = "anybatch_den"  # (1, K) beside the intercept: the weight of this replica
-CHUNK_TABLE, SKIPPED, ROW_TABLE = "chunks", "skipped", "rows"
+CHUNK_TABLE = "chunks"
+SKIPPED = "skipped"
+ROW_TABLE = "rows"
 
 
 @dataclass(frozen=True)
@@ -597,7 +600,8 @@ class Anybatch(Gradient):
         if self._is_regridded:
             shape = self.grid.replicas.size, exchanges
             most = self.inputs.settings.accumulate
-            self._chunks, self._before = [], np.zeros(shape, dtype=np.int64)
+            self._chunks = []
+            self._before = np.zeros(shape, dtype=np.int64)
             self._skipped = np.full(shape, most, dtype=np.int64)
             self.stream.taken = exchanges * most
             self.mirror.repair(self._point(state))
@@ -608,7 +612,8 @@ class Anybatch(Gradient):
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """Start round epoch · each + index, and its clock."""
         self._begin(epoch * self.steps.each + index)
-        self._started, self._taken = self.stream.taken, 0
+        self._started = self.stream.taken
+        self._taken = 0
         self.terms.pace.begin(self._done)
 
     def has_next_chunk(self) -> bool:
@@ -649,7 +654,8 @@ class Anybatch(Gradient):
         """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
-            self._started, self._taken = self.stream.taken, 0
+            self._started = self.stream.taken
+            self._taken = 0
         self.terms.pace.end()
         self._chunks.append(self._taken)
         rows = self.stream.rows_in(self._started, self._taken)
@@ -661,7 +667,8 @@ class Anybatch(Gradient):
 
     def _descend(self, state: State, rows: int) -> None:
         """Step along the mean gradient of this replica's own rows."""
-        gradient, rate = self.buffer.gradient, self._moment.rate
+        gradient = self.buffer.gradient
+        rate = self._moment.rate
         gradient *= gradient.dtype.type(1.0 / rows)
         if self.steps.l2:
             gradient += gradient.dtype.type(self.steps.l2) * state.weights
@@ -776,7 +783,8 @@ class Anybatch(Gradient):
         if name == SKIPPED:
             self._skipped = log
         else:
-            self._before, self._skipped = log, np.zeros_like(log)
+            self._before = log
+            self._skipped = np.zeros_like(log)
         passed = self._before + self._skipped
         self.stream.taken = int(passed[self.grid.replica].sum())
 
@@ -811,7 +819,8 @@ class Anybatch(Gradient):
 
         How many rows a round has depends on the clock; what is mixed after it does not.
         """
-        asked, mirror = shape.settings, shape.config.mirror.kind
+        asked = shape.settings
+        mirror = shape.config.mirror.kind
         has_logs = mirror in LOGARITHMIC
         words = shape.classes * (shape.local_columns + shape.intercept) + asked.weighted
         if mirror == "eg":  # both signs, and the slack

@@ -185,7 +185,8 @@ class OwnSteps(Gradient, ABC):
 
     def _point(self, state: State) -> Array:
         """Return the point at which scores are computed: w, or w + μv."""
-        rule, weights = self.steps.rule, state.weights
+        rule = self.steps.rule
+        weights = state.weights
         point: Array = weights[:, : self.columns]
         if rule.linear is not None and rule.states > 1:
             momentum = float(rule.linear.probe()[1])
@@ -194,7 +195,8 @@ class OwnSteps(Gradient, ABC):
 
     def _descend(self, state: State) -> None:
         """Step this replica along its gradient, which contains the penalty."""
-        count, moment = float(self.buffer.tail[-1]), self._moment
+        count = float(self.buffer.tail[-1])
+        moment = self._moment
         if not count:
             return
         gradient = self.buffer.gradient
@@ -317,7 +319,8 @@ class MixPairs:
         replicas, theirs = self.grid.replicas, np.empty_like(words)
         peer = partner(replicas.rank, number, replicas.size)
         pending = replicas.start_swap(words, theirs, peer, PURPOSE)
-        own, other = self.rows[replicas.rank], self.rows[peer]
+        own = self.rows[replicas.rank]
+        other = self.rows[peer]
 
         def arrive() -> Array:
             pending.wait()
@@ -397,7 +400,8 @@ class LowPrecision(OwnSteps):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
-        size, rank = grid.replicas.size, grid.replicas.rank
+        size = grid.replicas.size
+        rank = grid.replicas.rank
         self.peers = (rank - 1) % size, (rank + 1) % size
         own = self.rows[rank]
         self.shares = [mixing_share(own, self.rows[peer]) for peer in self.peers]
@@ -475,13 +479,15 @@ class LowPrecision(OwnSteps):
 
     def _arrive(self) -> None:
         """Apply the last records to the copies of the neighbours' weights."""
-        land, self._land = self._land, None
+        land = self._land
+        self._land = None
         if land is not None:
             with self.overlap.waiting():
                 land()
 
     def _ask(self, state: State, purpose: str) -> None:
-        own, replicas = flat_positions(state, self.columns), self.grid.replicas
+        own = flat_positions(state, self.columns)
+        replicas = self.grid.replicas
         # Both at once: around a ring, one after the other would wait for ever.
         pending = [
             replicas.start_swap(own, theirs, peer, purpose)
@@ -492,7 +498,8 @@ class LowPrecision(OwnSteps):
 
     def _encode(self, change: Array) -> NDArray[np.uint8]:
         """Return [least, greatest | a byte a word | words of the intercept]."""
-        coded, plain = change[: self.words], change[self.words :]
+        coded = change[: self.words]
+        plain = change[self.words :]
         ends, codes = to_bytes(coded, self._chunks())
         parts = ends.reshape(-1).view(np.uint8), codes, plain.view(np.uint8)
         return np.concatenate(parts)
@@ -502,7 +509,8 @@ class LowPrecision(OwnSteps):
 
         All replicas decode a record to the same bits.
         """
-        kind, last = self.buffer.flat.dtype, HEAD + self.words
+        kind = self.buffer.flat.dtype
+        last = HEAD + self.words
         ends = record[:HEAD].copy().view(np.float32).reshape(2, 1)
         coded = from_bytes(ends, record[HEAD:last], self._chunks()).astype(kind)
         return np.concatenate([coded, record[last:].copy().view(kind)])

@@ -66,10 +66,12 @@ class SliceLink:
     """
 
     def __init__(self, layer: Layer | None = None, kernels: Any = None) -> None:
-        self.layer, self._kernels = layer, kernels
+        self.layer = layer
+        self._kernels = kernels
         self.down_bytes = self.up_bytes = 0
         if layer is not None:
-            self._down, self._up = layer.new_stream(), layer.new_stream()
+            self._down = layer.new_stream()
+            self._up = layer.new_stream()
 
     def down(self, part: Any, host: Array) -> Wait:
         """Start host ← part, behind what the kernels have been given so far."""
@@ -200,7 +202,8 @@ class Offload(ShardedAgreement):
         super().prepare(state)
         self._memory = state.memory
         memory = self.inputs.memory
-        shape, dtype = (self.cuts.height, self.columns), state.weights.dtype
+        shape = (self.cuts.height, self.columns)
+        dtype = state.weights.dtype
         self.master = memory.host_zeros(shape, dtype)
         if self.delay >= 0:
             state.memory[PENDING] = memory.host_zeros(shape, dtype)
@@ -248,7 +251,8 @@ class Offload(ShardedAgreement):
         """Start an exchange; the host takes a late gradient beside the device."""
         super()._begin(number)
         if self.late is not None:
-            host, late = _Host(self.master, self._memory), self.late
+            host = _Host(self.master, self._memory)
+            late = self.late
             gradient = self._memory[PENDING]
             action = partial(self._apply, host, gradient, late)
             self._under_way = self.worker.give(action)
@@ -256,7 +260,8 @@ class Offload(ShardedAgreement):
     def _step(self, state: State, task: Task | None) -> None:
         """Copy the gradient to the host, and the stepped weights to the device."""
         factor = 1.0 / float(self.scatter.tail.total()[-1])
-        is_late, shapes = 0 <= self.delay <= self._moment.number, self.inputs.shapers
+        is_late = 0 <= self.delay <= self._moment.number
+        shapes = self.inputs.shapers
         if is_late or shapes:
             for number, cut in enumerate(self.cuts):
                 self._fetch(number, cut)
@@ -273,12 +278,14 @@ class Offload(ShardedAgreement):
 
         `factor`: of the gradient that is copied; None: the mean gradient is copied.
         """
-        host, moment = _Host(self.master, state.memory), self._moment
+        host = _Host(self.master, state.memory)
+        moment = self._moment
         under_way: list[tuple[Cut, Future[None]]] = []
         for number, cut in enumerate(self.cuts):
             if factor is not None:
                 self._fetch(number, cut)
-            gradient, of = self.incoming[cut.place], factor or 1.0
+            gradient = self.incoming[cut.place]
+            of = factor or 1.0
             action = partial(self._apply_slice, host, cut, gradient, of, moment)
             under_way.append((cut, self.worker.give(action)))
             if number:
@@ -293,7 +300,8 @@ class Offload(ShardedAgreement):
             self.worker.wait(self._under_way)
             self._under_way = None
             self._raise_all(state)
-        memory, tail = state.memory, self._tail()
+        memory = state.memory
+        tail = self._tail()
         memory[PENDING], self.incoming = self.incoming, memory[PENDING]
         if state.intercept is not None:
             state.shared[PENDING][0] = tail[:-1] / tail[-1]
@@ -331,7 +339,8 @@ class Offload(ShardedAgreement):
 
         Weights on devices are divided by what rows are stored times.
         """
-        rising, tile = self.rising[cut.place], state.on_device("weights")[cut.columns]
+        rising = self.rising[cut.place]
+        tile = state.on_device("weights")[cut.columns]
         if self.rising is not self.master:
             np.divide(self.master[cut.place], state.scale, out=rising)
         if self.replicas.size == 1:

@@ -71,7 +71,8 @@ class RestingAdam(Adam):
         if not self.rests(turn.number):
             super().step(part, gradient, factor, turn, l2)
             return
-        m, real = part.arrays["adam_m"], gradient.dtype.type
+        m = part.arrays["adam_m"]
+        real = gradient.dtype.type
         gradient *= real(factor)
         m[...] = gradient
         if l2:
@@ -157,6 +158,7 @@ class QAdam(Gradient):
 
     def _turn(self, sums: Array, m: Array) -> None:
         """Compute sums ← β₁ n m + (1 − β₁) sums, in place."""
-        real, count = sums.dtype.type, float(self.buffer.tail[-1])
+        real = sums.dtype.type
+        count = float(self.buffer.tail[-1])
         sums *= real(1.0 - self.rule.beta1)
         sums += (real(self.rule.beta1 * count) * m).astype(sums.dtype)

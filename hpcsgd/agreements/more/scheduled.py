@@ -277,7 +277,8 @@ class EncodedTiles:
 # exchanges, and broadcasts it after the same exchange to all ranks, whose searches are
 # the same.
 
-POINTS, SECTIONS = 5, 3
+POINTS = 5
+SECTIONS = 3
 MOST = 2 * POINTS - 1 + 2 * SECTIONS
 ROUNDS = 6  # exchanges a point; the first has messages of the point before
 SMALLEST = 2.0**-4  # MiB; messages below it are all latency
@@ -336,7 +337,8 @@ class Search:
         """
         centre = self.best
         place = grid.index(centre[axis])
-        low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+        low = grid[max(place - 1, 0)]
+        high = grid[min(place + 1, len(grid) - 1)]
 
         def at(value: float) -> Point:
             return (value, centre[1]) if axis == 0 else (centre[0], value)
@@ -358,7 +360,8 @@ def between(low: Point, best: Point, high: Point) -> float:
     section of the longer side.
     """
     (a, fa), (b, fb), (c, fc) = low, best, high
-    left, right = (b - a) * (fb - fc), (b - c) * (fb - fa)
+    left = (b - a) * (fb - fc)
+    right = (b - c) * (fb - fa)
     if left != right:
         vertex = b - ((b - a) * left - (b - c) * right) / (2 * (left - right))
         if a < vertex < c and abs(vertex - b) > NEAR * (c - a):
@@ -482,7 +485,8 @@ class Scheduled(Gradient):
         self.partition = asked.partition
         self.queue = Queue(self.wire, asked.credit * 2**20, polls)
         self._travels = [False] * len(self.buffer.tiles)
-        self._coming, self._is_begun = 0, False
+        self._coming = 0
+        self._is_begun = False
         self._is_good = True
         self.tuning = PartitionTuner(self, state) if asked.tune_schedule else None
 
@@ -518,7 +522,8 @@ class Scheduled(Gradient):
 
         `point` is not used: it is older than these steps.
         """
-        tiles, room = self.buffer.tiles, None
+        tiles = self.buffer.tiles
+        room = None
         for number, tile in enumerate(tiles):
             self._need(state, number, task)
             there = probed(task, state.weights[tile.columns])

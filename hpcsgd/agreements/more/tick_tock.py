@@ -236,7 +236,8 @@ class TickTock(Gradient):
 
     def _begin(self, number: int) -> None:
         self._moment = self.steps.moment(number)
-        self._done, self._seen = number, 0
+        self._done = number
+        self._seen = 0
         self.items[0].begin()
 
     def _compute(
@@ -273,7 +274,8 @@ class TickTock(Gradient):
         """Step along a sum of gradients (destroyed); the count is in its tail."""
         if task is not None:
             task.clock.start()
-        same, factor = self._same_on_members(tail), 1.0 / float(tail[-1])
+        same = self._same_on_members(tail)
+        factor = 1.0 / float(tail[-1])
         if self.inputs.shapers:
             gradient *= gradient.dtype.type(factor)
             self._shape_mean(gradient)
@@ -300,7 +302,8 @@ class AsOne(Gradient, sums_on_devices=True, steps_on_devices=True):
 # What is still to be applied is part of the state: checkpoints hold it, losses along
 # the way are those with it applied, and the end of a run applies it.
 
-GRADIENT, TAIL = "late_gradient", "late_tail"
+GRADIENT = "late_gradient"
+TAIL = "late_tail"
 
 
 class LateTickTock(TickTock):
@@ -332,7 +335,8 @@ class LateTickTock(TickTock):
 
     def arrive(self, state: State) -> None:
         """Wait for the item under way, and store it in the state as late."""
-        item, self._late = self._late, None
+        item = self._late
+        self._late = None
         if item is None:
             return
         for tile in item.buffer:
@@ -381,7 +385,8 @@ class LateTickTock(TickTock):
 
     def _turn(self, state: State, task: Task | None) -> None:
         """Apply the gradient of the exchange before; that of this one is late now."""
-        item, self._late = self._late, self._own
+        item = self._late
+        self._late = self._own
         if item is None:
             self._apply_rested(state, self._done)
             return
@@ -411,7 +416,8 @@ class LateTickTock(TickTock):
         task: Task | None,
     ) -> None:
         """Step along a late gradient, at the rate of its own exchange."""
-        now, self._moment = self._moment, self.steps.moment(exchanges - 1)
+        now = self._moment
+        self._moment = self.steps.moment(exchanges - 1)
         self._take_whole(state, gradient, tail, task)
         self._moment = now
 
@@ -498,7 +504,8 @@ def run_alternately(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
 def duplicate_communicator(world: Communicator) -> Communicator:
     """Return a communicator of the same ranks with a ledger of its own."""
     one: Communicator | None = world.split(0, world.rank)
-    found, ledger = one, Ledger()
+    found = one
+    ledger = Ledger()
     while one is not None:  # through what it is wrapped in
         one.ledger = ledger
         one = getattr(one, "inner", None)

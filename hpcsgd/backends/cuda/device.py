@@ -119,7 +119,8 @@ class Mirrored:
         self._device, self._scale = device, scale  # host = scale · device
         self._host = host
         self._held = device.empty(host.shape, kind)
-        self._newer_here, self._newer_there = True, False
+        self._newer_here = True
+        self._newer_there = False
 
     def on_host(self) -> Array:
         """Return the host's copy, to be read or written."""
@@ -149,7 +150,8 @@ class Mirrored:
     def replace(self, values: Array) -> None:
         """Replace the array by values of the host."""
         self._host = np.asarray(values)
-        self._newer_here, self._newer_there = True, False
+        self._newer_here = True
+        self._newer_there = False
 
     def _come(self) -> None:
         if self._newer_there:
@@ -197,14 +199,16 @@ class Slots:
     """Pinned buffers that take turns; each grows to the largest request so far."""
 
     def __init__(self, layer: Any, stream: Any, count: int) -> None:
-        self._layer, self._stream = layer, stream
+        self._layer = layer
+        self._stream = stream
         self._buffers: list[Array | None] = [None] * count
         self._copies: list[Any] = [None] * count  # the event behind each last copy
         self._turn = 0
 
     def send(self, array: Any, write: Write) -> None:
         """Copy into `array` what `write` writes into a buffer of its shape and type."""
-        turn, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
+        turn = self._turn
+        self._turn = (self._turn + 1) % len(self._buffers)
         if self._copies[turn] is not None:
             self._layer.wait(self._copies[turn])
         room = self._room(turn, array.nbytes)
@@ -240,7 +244,8 @@ class Uploads:
         if array.nbytes <= PIECE:
             self.put(array, _copying(values))
             return
-        flat, given = array.reshape(-1), np.ascontiguousarray(values).reshape(-1)
+        flat = array.reshape(-1)
+        given = np.ascontiguousarray(values).reshape(-1)
         step = PIECE // given.itemsize
         for first in range(0, given.size, step):
             part = given[first : first + step]
@@ -378,7 +383,8 @@ class CudaDevice:
 
     def seconds(self, action: Callable[[], None], times: int) -> float:
         """Return the mean seconds of `times` runs of `action`, by the GPU's clock."""
-        first, last = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        first = self.cupy.cuda.Event()
+        last = self.cupy.cuda.Event()
         first.record(self.stream)
         for _ in range(times):
             action()
@@ -467,7 +473,8 @@ class GraphAction:
         recording: Callable[[], None] | None = None,
     ) -> None:
         self._recorder = recorder
-        self._action, self._recording = action, recording or action
+        self._action = action
+        self._recording = recording or action
         self._is_warm = False
         self._graph: LaunchGraph | None = None
 

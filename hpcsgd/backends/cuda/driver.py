@@ -43,7 +43,8 @@ class Faults:
     """
 
     def __init__(self, cupy: Any, place: str) -> None:
-        self.cupy, self.place = cupy, place
+        self.cupy = cupy
+        self.place = place
         self._of_cuda = (
             cupy.cuda.runtime.CUDARuntimeError,
             cupy.cuda.driver.CUDADriverError,
@@ -143,7 +144,8 @@ def _use_locale() -> Any:
         found = ctypes.CDLL(None).uselocale
     except (AttributeError, OSError, TypeError):  # TypeError: Windows
         return None
-    found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_void_p
+    found.argtypes = [ctypes.c_void_p]
+    found.restype = ctypes.c_void_p
     return found
 
 
@@ -158,7 +160,8 @@ class RawKernels:
     """Kernels of one GPU, compiled by CuPy when first needed, and cached on disk."""
 
     def __init__(self, cupy: Any, arch: str) -> None:
-        self.cupy, self.arch = cupy, arch
+        self.cupy = cupy
+        self.arch = arch
         self._known: dict[Build, OnStream] = {}
 
     def get(self, build: Build) -> OnStream:
@@ -279,7 +282,8 @@ class DeviceCasts:
     """Casts of arrays on a GPU of `arch`, whose kernels `get` returns."""
 
     def __init__(self, arch: str, get: Callable[[Build], OnStream]) -> None:
-        self._arch, self._get = arch, get
+        self._arch = arch
+        self._get = get
 
     def narrow(self, stream: Any, values: Any, bits: Any) -> None:
         """Compute bits ← values as bf16."""
@@ -310,7 +314,8 @@ class DeviceCasts:
 
 OLDEST = 12  # CUDA majors that wheels are named after
 NEWEST = 13
-DOWN, UP = "memcpyDeviceToHost", "memcpyHostToDevice"
+DOWN = "memcpyDeviceToHost"
+UP = "memcpyHostToDevice"
 NOT_READY = 600  # cudaErrorNotReady
 NO_DEVICE = 100  # cudaErrorNoDevice
 OLDEST_ARCH = {12: 70, 13: 75}  # CUDA -> the oldest GPU that it compiles for
@@ -591,7 +596,8 @@ class DeviceLayer:
 
 FP32, BF16 = 0, 14  # of cudaDataType
 TURNED, AS_IT_IS = 1, 0  # of cublasOperation_t
-COMPUTE_32F, DEFAULT_TENSOR_OP = 68, 99
+COMPUTE_32F = 68
+DEFAULT_TENSOR_OP = 99
 ROOM = 32 * 2**20  # bytes, what NVIDIA names for Hopper
 LOST = (1, 13, 14)  # not initialized any more, execution failed, internal error
 
@@ -605,7 +611,8 @@ class Cublas:
     """A handle of cuBLAS and its workspace, for the thread that creates it."""
 
     def __init__(self, layer: Any) -> None:
-        cupy, self._place = layer.cupy, layer.place
+        cupy = layer.cupy
+        self._place = layer.place
         try:
             handle = cupy.cuda.device.get_cublas_handle()  # loads it, too
             self._library = load(cupy.cuda.runtime.runtimeGetVersion() // 1000)
@@ -620,7 +627,8 @@ class Cublas:
     def multiply_bf16(self, out: Any, left: Any, right: Any, stream: Any) -> None:
         """Compute out ← left rightᵀ on a stream: bits of bf16, sums in fp32."""
         (m, inner), n = left.shape, right.shape[0]
-        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        one = ctypes.c_float(1.0)
+        zero = ctypes.c_float(0.0)
         # A new stream resets the workspace, so it is set again each time.
         self._call("cublasSetStream_v2", _pointer(stream.ptr))
         room = _pointer(self._room.data.ptr), ctypes.c_size_t(self._room.nbytes)

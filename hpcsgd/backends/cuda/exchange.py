@@ -41,21 +41,25 @@ class GramTiles:
         self, device: Device, blocks: Blocks, side: int = kernels.SMALL
     ) -> None:
         tiles, places = kernels.tiles_of(np.asarray(blocks.starts), side)
-        self.side, self.count = side, len(tiles)
+        self.side = side
+        self.count = len(tiles)
         self.shift = np.int32(side.bit_length() - 1)
         self.words = self.count * side * side
         self.numbers = sent(device, tiles)  # I << 16 | J of each
         self.places = sent(device, places.ravel())  # of each in that list, or -1
         self.across = np.int32(len(places))
-        self._at, self._blocks = places, blocks
+        self._at = places
+        self._blocks = blocks
 
     def packed(self, tiles: Array) -> Array:
         """Return the Gram of a host's copy of the tiles, packed as on the host."""
-        side, blocks = self.side, self._blocks
+        side = self.side
+        blocks = self._blocks
         parts = tiles.reshape(-1, side, side)
         found = np.empty(blocks.gram_words, dtype=tiles.dtype)
         for j, (first, last) in enumerate(pairwise(blocks.starts)):
-            rows, columns = np.arange(first, last)[:, None], np.arange(first)
+            rows = np.arange(first, last)[:, None]
+            columns = np.arange(first)
             place = self._at[rows // side, columns // side]
             panel = parts[place, rows % side, columns % side]
             found[blocks.gram_starts[j] : blocks.gram_starts[j + 1]] = panel.ravel()
@@ -109,9 +113,13 @@ class DenseProducts:
         widths: Widths,
     ) -> None:
         check_wide(widths.weights)
-        self.device, self.matrix, self.tiles = device, matrix, tiles
-        self.widths, self.count = widths, blocks.rows
-        item, count = matrix.values.dtype.itemsize, max(tiles.count, 1)
+        self.device = device
+        self.matrix = matrix
+        self.tiles = tiles
+        self.widths = widths
+        self.count = blocks.rows
+        item = matrix.values.dtype.itemsize
+        count = max(tiles.count, 1)
         self.splits = kernels.splits_of(
             *(count, matrix.width, tiles.side, item, device.multiprocessors)
         )
@@ -176,7 +184,8 @@ class DenseProducts:
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
         """Compute W ← W carryᵀ + Yᵀ factors."""
-        wide, states = self.widths.weights, self.widths.states
+        wide = self.widths.weights
+        states = self.widths.states
         if wide > 1:
             shape = kernels.update_columns(self.matrix.width)
             sizes = np.int32(wide), np.int32(states)
@@ -189,10 +198,8 @@ class DenseProducts:
 
     def _plan_update(self, item: int) -> None:
         """Plan the launch of the update, and allocate its partial sums."""
-        cols, plan = (
-            self.matrix.width,
-            kernels.update(*(self.count, self.matrix.width, item)),
-        )
+        cols = self.matrix.width
+        plan = kernels.update(*(self.count, self.matrix.width, item))
         room = kernels.update_room(cols, plan) if self.widths.weights == 1 else 0
         self._update = plan
         self._parts = (
@@ -203,7 +210,8 @@ class DenseProducts:
 
     def fetched(self, numbers: Any) -> Array:
         """Return the rows on the host, as float32: the stored values, scaled back."""
-        matrix, device = self.matrix, self.device
+        matrix = self.matrix
+        device = self.device
         wide = matrix.element == "fp32"
         shape = (self.count, matrix.values.shape[1])
         block = device.empty(shape, np.float32)
@@ -215,7 +223,8 @@ class DenseProducts:
         return found / np.float32(matrix.scale)
 
     def _gram(self, numbers: Any, out: Any, weights: Any, margins: Any) -> None:
-        plan, tiles = self._launch_of(margins is not None), self.tiles
+        plan = self._launch_of(margins is not None)
+        tiles = self.tiles
         sizes = (np.int32(tiles.count), np.int32(plan.splits), np.int32(plan.per_split))
         arguments = (
             *(*self._rows(numbers), tiles.numbers, *sizes),
@@ -234,7 +243,8 @@ class DenseProducts:
         )
 
     def _rows(self, numbers: Any) -> tuple[Any, ...]:
-        matrix, m = self.matrix, np.int32(self.count)
+        matrix = self.matrix
+        m = np.int32(self.count)
         return matrix.values, matrix.stride, numbers, m, np.int32(matrix.width)
 
     def _launch(
@@ -310,8 +320,11 @@ class SparseProducts:
         widths: Widths,
     ) -> None:
         check_wide(widths.weights)
-        self.device, self.matrix, self.tiles = device, matrix, tiles
-        self.widths, self.count = widths, blocks.rows
+        self.device = device
+        self.matrix = matrix
+        self.tiles = tiles
+        self.widths = widths
+        self.count = blocks.rows
         numbers = np.arange(len(blocks.sizes), dtype=np.int32)
         self._batches = sent(device, np.repeat(numbers, blocks.sizes))
         self._seen = np.int64(0), np.int64(0)  # all columns
@@ -352,7 +365,8 @@ class SparseProducts:
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
         """Compute W ← W carryᵀ + Yᵀ factors."""
-        wide, cols = self.widths.weights, self.matrix.width
+        wide = self.widths.weights
+        cols = self.matrix.width
         shape = kernels.csr_update(cols, wide)
         span = np.int32(kernels.csr_span(cols, wide))
         sizes = np.int64(self.matrix.first), np.int64(cols), span
@@ -409,7 +423,9 @@ class DeviceRecurrence:
         coefficients: DeviceCoefficients,
     ) -> None:
         """Compute residuals and factors in one launch; the intercept advances."""
-        plan, widths, tiles = self.launch, self.widths, self.tiles
+        plan = self.launch
+        widths = self.widths
+        tiles = self.tiles
         arguments = (
             *(gram, tiles.places, tiles.across, tiles.shift, margins),
             *(sampled.targets, sampled.weights, sampled.offsets, intercept),
@@ -424,7 +440,8 @@ class DeviceRecurrence:
 
     def _plan_one_score(self, family: Family) -> None:
         """Plan a launch of one block or a cluster of blocks, with shared memory."""
-        arch, blocks = self.device.arch, self.blocks
+        arch = self.device.arch
+        blocks = self.blocks
         cluster = kernels.cluster_for(blocks.rows, arch)
         largest = max(blocks.sizes)
         self._kernel = kernels.kernel_for(family.name, cluster)
@@ -441,7 +458,8 @@ class DeviceRecurrence:
         widths = self.widths
         self._kernel = "softmax"
         self.launch = kernels.softmax_launch(self.blocks.rows, widths.states)
-        self._classes, self._setting = (np.int32(widths.classes),), ()
+        self._classes = (np.int32(widths.classes),)
+        self._setting = ()
         self._pitch = ()
 
 
@@ -514,7 +532,8 @@ class ExchangeKernels:
 
         Rows have `width` values of `item` bytes, and weights so many `columns`.
         """
-        rows, side = blocks.rows, side_of(blocks.rows, width, is_sparse)
+        rows = blocks.rows
+        side = side_of(blocks.rows, width, is_sparse)
         tiles, places = kernels.tiles_of(np.asarray(blocks.starts), side)
         count = len(tiles)
         yield "message", 4 * (count * side**2 + rows * columns)
@@ -551,7 +570,8 @@ class ExchangeKernels:
         if not self.tiles.count:
             self.scores(weights)
             return
-        numbers, point = self.sampled.numbers, self._read(weights)
+        numbers = self.sampled.numbers
+        point = self._read(weights)
         self.rows.both(numbers, point, self.gram, self.margins)
 
     def scores(self, weights: Any) -> None:
@@ -573,7 +593,8 @@ class ExchangeKernels:
 
     def apply_update(self, weights: Any) -> None:
         """Compute weights ← weights carryᵀ + Yᵀ factors."""
-        factors, carry = self.recurrence.factors, self.coefficients.carry
+        factors = self.recurrence.factors
+        carry = self.coefficients.carry
         self.rows.update(self.sampled.numbers, factors, carry, weights)
 
     def _make_message(self) -> None:
@@ -586,7 +607,8 @@ class ExchangeKernels:
         """Use `message`, a buffer of the same size, from now on."""
         words = self.tiles.words
         self.message = message
-        self.gram, self.margins = message[:words], message[words:]
+        self.gram = message[:words]
+        self.margins = message[words:]
 
     def _room_for_point(self) -> Any:
         """Return an array for the point at which scores are read.
@@ -603,7 +625,8 @@ class ExchangeKernels:
         """Return where scores are read: the weights, or a point of all their states."""
         if self._point is None:
             return weights
-        widths, count = self.widths, self.matrix.width * self.widths.classes
+        widths = self.widths
+        count = self.matrix.width * self.widths.classes
         sizes = np.int32(count), np.int32(widths.states), np.int32(widths.classes)
         arguments = (weights, *sizes, self.coefficients.probe, self._point)
         shape = kernels.blend(count)
@@ -612,7 +635,8 @@ class ExchangeKernels:
 
     def _round_margins(self) -> None:
         """Round the margins to the format that they are stored in."""
-        stored, summed = self.precision.margin, self.precision.margin_sum
+        stored = self.precision.margin
+        summed = self.precision.margin_sum
         if get_format(stored).unit_roundoff <= get_format(summed).unit_roundoff:
             return
         count = self.blocks.rows * self.widths.margins
@@ -667,8 +691,11 @@ class DeviceFusedSteps:
         in_order: bool = False,
     ) -> None:
         family = task.family
-        self.device, self.matrix, self.rows = device, matrix, rows
-        self._tall, self._item = max(blocks.sizes), matrix.values.dtype.itemsize
+        self.device = device
+        self.matrix = matrix
+        self.rows = rows
+        self._tall = max(blocks.sizes)
+        self._item = matrix.values.dtype.itemsize
         size = self._tall * matrix.width * self._item
         self._is_narrow = in_order and size <= ONE_BLOCK
         kind = "gather-steps" if self._is_narrow else "direct-steps"
@@ -689,7 +716,8 @@ class DeviceFusedSteps:
 
     def launch(self, weights: Any, intercept: Any) -> None:
         """Launch all steps; weights and intercept advance in place."""
-        rows, matrix = self.rows, self.matrix
+        rows = self.rows
+        matrix = self.matrix
         given = (
             *(self._starts, self._steps, np.int32(matrix.width)),
             *(rows.targets, rows.weights, rows.offsets, *self._setting),
@@ -697,7 +725,8 @@ class DeviceFusedSteps:
             *(intercept, weights, self.residuals),
         )
         numbers = () if self._is_narrow else (rows.numbers,)
-        shape, head = self._shape, (matrix.values, matrix.stride, *numbers)
+        shape = self._shape
+        head = (matrix.values, matrix.stride, *numbers)
         self._kernel(
             shape.grid,
             shape.block,
@@ -708,7 +737,9 @@ class DeviceFusedSteps:
 
     def _plan(self) -> None:
         """Plan the launch, and allocate arrays by which its blocks synchronise."""
-        tall, item, device = self._tall, self._item, self.device
+        tall = self._tall
+        item = self._item
+        device = self.device
         self._between: tuple[Any, ...] = ()
         if self._is_narrow:
             self._shape = kernels.gather_steps(tall)
@@ -735,7 +766,8 @@ def has_fused_kernel(
 
     The caller ensures that the steps are plain SGD with one score a row.
     """
-    tall, item = max(blocks.sizes), matrix.values.dtype.itemsize
+    tall = max(blocks.sizes)
+    item = matrix.values.dtype.itemsize
     kinds = ("direct-steps", "gather-steps") if in_order else ("direct-steps",)
     names = (f"{kind}-{task.family.name}" for kind in kinds)
     shape = kernels.direct_steps(matrix.width, item, tall, device.multiprocessors)
@@ -750,7 +782,8 @@ def has_fused_kernel(
 
 def _rounds_margins(precision: Precision) -> bool:
     """Return whether margins are stored in a narrower format than that of their sum."""
-    stored, summed = get_format(precision.margin), get_format(precision.margin_sum)
+    stored = get_format(precision.margin)
+    summed = get_format(precision.margin_sum)
     return stored.unit_roundoff > summed.unit_roundoff
 
 

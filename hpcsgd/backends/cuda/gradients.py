@@ -116,7 +116,9 @@ class DevicePoint:
     def __init__(
         self, task: Task, device: Device, consumer: GradientConsumer, scale: float
     ) -> None:
-        self.task, self.device, self.scale = task, device, scale
+        self.task = task
+        self.device = device
+        self.scale = scale
         self.consumer = consumer
         self.is_old = True  # weights have changed since `follow`
         self._probe: Any = None
@@ -132,7 +134,8 @@ class DevicePoint:
 
     def _blend(self, weights: Any) -> None:
         """Take the weights, or a point of all their states, on the device."""
-        task, device = self.task, self.device
+        task = self.task
+        device = self.device
         if weights.shape[1] == task.columns:  # momenta are stored elsewhere
             self.weights = weights
             return
@@ -151,7 +154,8 @@ class DevicePoint:
             shape = len(state.weights), task.columns
             self.weights = self.device.empty(shape, np.float32)
         for columns in self.consumer.ready(task, state):
-            point, out = probed(task, state.weights[columns]), self.weights[columns]
+            point = probed(task, state.weights[columns])
+            out = self.weights[columns]
             if self.scale != 1.0:
                 point = point / point.dtype.type(self.scale)
             memory.from_host(np.ascontiguousarray(point, dtype=np.float32), out)
@@ -219,7 +223,8 @@ class CudaTileStep(CudaGradientStep):
         if not consumer.slices_weights:
             super().scores()
             return
-        weights, margins = self.state.on_device("weights"), self.launches.margins
+        weights = self.state.on_device("weights")
+        margins = self.launches.margins
         consumer.scores(self.task, self.state, self.columns(True), weights, margins)
 
     def update(self) -> None:
@@ -228,7 +233,8 @@ class CudaTileStep(CudaGradientStep):
     def columns(self, is_full: bool) -> DeviceRowViews:
         """Return the rows, of which the consumer takes tiles."""
         launches = self.launches
-        products, factors = launches.rows, launches.recurrence.factors
+        products = launches.rows
+        factors = launches.recurrence.factors
         assert isinstance(products, DenseProducts | SparseProducts)  # no Gram
         return DeviceRowViews(
             products, launches.sampled.numbers, factors, launches.coefficients.carry
@@ -249,11 +255,15 @@ class CudaGradientSteps(CudaPlainSteps):
 
     def each_step(self) -> Iterator[CudaGradientStep]:
         """Yield the step, then hand its gradient on."""
-        task, consumer, point = self.task, self.maker.consumer, self.maker.point
-        step, sums = self.maker.step_of(self.blocks), consumer.sums
+        task = self.task
+        consumer = self.maker.consumer
+        point = self.maker.point
+        step = self.maker.step_of(self.blocks)
+        sums = consumer.sums
         if point.is_old:
             point.follow(self.state, sums.memory)
-        point.is_old, is_full = consumer.is_last, consumer.is_full
+        point.is_old = consumer.is_last
+        is_full = consumer.is_full
         step.state = self.state
         step.add_to(sums)
         yield step

@@ -33,7 +33,9 @@ class OtherGram(ABC):
     """
 
     def __init__(self, own: DenseProducts) -> None:
-        self.own, self.device, self.count = own, own.device, own.count
+        self.own = own
+        self.device = own.device
+        self.count = own.count
 
     @abstractmethod
     def gram(self, numbers: Any, out: Any) -> None:
@@ -93,7 +95,8 @@ class WgmmaGram(OtherGram):
             super().both(numbers, weights, gram, margins)
 
     def _gram(self, numbers: Any, out: Any, weights: Any, margins: Any) -> None:
-        matrix, tiles = self.own.matrix, self.own.tiles
+        matrix = self.own.matrix
+        tiles = self.own.tiles
         plan = self._plan(margins is not None)
         rows = matrix.values, matrix.stride, numbers
         sizes = np.int32(self.count), np.int32(matrix.width), tiles.numbers
@@ -121,7 +124,8 @@ def wgmma_bytes(tiles: int, rows: int, width: int, sms: int) -> int:
 
 def check_wgmma(own: DenseProducts) -> None:
     """Raise ConfigError if wgmma does not support the matrix or the GPU of `own`."""
-    element, arch = own.matrix.element, own.device.arch
+    element = own.matrix.element
+    arch = own.device.arch
     asked = "[products] gram_kernel = 'wgmma' needs"
     if element not in ELEMENTS:
         raise ConfigError(
@@ -137,7 +141,8 @@ def check_wgmma(own: DenseProducts) -> None:
 
 def has_wgmma(own: DenseProducts) -> bool:
     """Return whether wgmma can compute the tiles of `own`: some tiles, all large."""
-    tiles, matrix = own.tiles, own.matrix
+    tiles = own.tiles
+    matrix = own.matrix
     is_large = tiles.side == LARGE and tiles.count > 0
     return is_large and serves(KERNEL, matrix.element, own.device.arch)
 
@@ -173,15 +178,19 @@ class CublasGram(OtherGram):
         return self._rows, self._square
 
     def _room(self) -> tuple[Any, Any]:
-        own, stride = self.own, int(self.own.matrix.stride)
+        own = self.own
+        stride = int(self.own.matrix.stride)
         pitch = kernels.pitch_of(own.count, own.tiles.side)
         rows = self.device.empty((own.count, stride), np.uint16)
         return rows, self.device.empty((own.count, pitch), np.float32)
 
     def gram(self, numbers: Any, out: Any) -> None:
         """Compute out ← tiles of Y Yᵀ."""
-        matrix, tiles, m = self.own.matrix, self.own.tiles, np.int32(self.count)
-        rows, square = self._rows, self._square
+        matrix = self.own.matrix
+        tiles = self.own.tiles
+        m = np.int32(self.count)
+        rows = self._rows
+        square = self._square
         place = matrix.stride, numbers, m, np.int32(matrix.width)
         shape = kernels.gather_rows(self.count)[:2]
         arguments = (matrix.values, *place, rows, matrix.stride)

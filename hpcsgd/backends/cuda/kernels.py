@@ -89,7 +89,8 @@ def _tf32_grams(tile: int) -> tuple[Variant, ...]:
 
 def _direct_steps(family: int) -> tuple[Variant, ...]:
     """Return variants of plain steps; fp8 values do not fit into registers of sm_70."""
-    own, low = (f"FAMILY={family}",), ("fp8-e4m3", "fp8-e5m2")
+    own = (f"FAMILY={family}",)
+    low = ("fp8-e4m3", "fp8-e5m2")
     return (
         Variant("direct_steps", ("bf16", "fp16", "fp32"), defines=own),
         Variant("direct_steps", low, 75, defines=own),
@@ -247,7 +248,8 @@ def tiles_of(starts: Array, tile: int) -> tuple[Array, Array]:
     batch_of_first = np.searchsorted(starts, firsts, side="right")
     down, across = np.nonzero(batch_of_last[:, None] > batch_of_first[None, :])
     lower = across <= down
-    down, across = down[lower], across[lower]
+    down = down[lower]
+    across = across[lower]
     places = np.full((len(firsts), len(firsts)), -1, dtype=np.int32)
     places[down, across] = np.arange(len(down))
     return (down << 16 | across).astype(np.uint32), places
@@ -285,7 +287,8 @@ def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
     partial = 4 * tile * tile // STAGE_BYTES
 
     def cost(splits: int) -> int:
-        blocks, own = -(-tiles * splits // sms), -(-steps // splits)
+        blocks = -(-tiles * splits // sms)
+        own = -(-steps // splits)
         if splits == 1:
             return blocks * own + STAGES
         joining = -(-tiles // sms) * splits * partial
@@ -500,7 +503,8 @@ def update(count: int, cols: int, item: int) -> StepLaunch:
     thread to read four at once, and a GPU of today runs all blocks at once. The launch
     depends on sizes alone, and so sums have one order.
     """
-    strips, wide = _pieces(cols, item), 8 * CHUNK // item
+    strips = _pieces(cols, item)
+    wide = 8 * CHUNK // item
     splits = max(min(count // ROWS_OF_A_PART, MOST_BLOCKS // strips), 1)
     return StepLaunch((strips, splits), BLOCK, WORD * 32 * (wide + 1))
 

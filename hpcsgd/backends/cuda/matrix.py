@@ -147,7 +147,8 @@ class Order:
         order.columns = [sampled.targets, sampled.weights, sampled.offsets]
         order.rows = device.empty(sampled.numbers.shape, np.int64)
         order.position = device.empty((1,), np.int64)
-        order._there, order._next = None, -1
+        order._there = None
+        order._next = -1
         return order
 
     def seek(self, order: Array, first: int, count: int) -> None:
@@ -176,7 +177,8 @@ class DeviceSampled:
     @property
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the kernel `sample`, which fills the arrays."""
-        order, own = self.order, (self.targets, self._weights, self._offsets)
+        order = self.order
+        own = (self.targets, self._weights, self._offsets)
         count = np.int32(len(self.numbers))
         return (order.rows, order.position, count, *order.columns, self.numbers, *own)
 
@@ -260,7 +262,9 @@ class DeviceMemberRows:
     def __init__(
         self, device: Device, own: DeviceMatrix, rows: int, widths: Sequence[int]
     ) -> None:
-        self.device, self.own, self.rows = device, own, rows
+        self.device = device
+        self.own = own
+        self.rows = rows
         self.counts = [rows * width for width in widths]
         kind = own.values.dtype
         self.packed = device.empty((rows * own.width,), kind)
@@ -271,7 +275,8 @@ class DeviceMemberRows:
 
     def pack(self, numbers: Any) -> None:
         """Pack this member's columns of the rows `numbers`, as they are sent."""
-        count, own = np.int32(self.rows), self.own
+        count = np.int32(self.rows)
+        own = self.own
         columns = np.int32(own.width)
         given = (own.values, own.stride, numbers, count, columns, self.packed)
         self._launch("pack_rows", given)

@@ -187,8 +187,12 @@ class CudaSequence:
         after: Sequence[Part],
         once: bool = False,
     ) -> None:
-        self.device, self.sums, self.messages = device, sums, messages
-        self.before, self.after, self.once = before, after, once
+        self.device = device
+        self.sums = sums
+        self.messages = messages
+        self.before = before
+        self.after = after
+        self.once = once
         self._whole: GraphAction | None = None
         if not messages:
             self._whole = GraphAction(device, self._by_hand)
@@ -304,8 +308,11 @@ class CudaExchange:
     state: State  # weights and intercept have copies on the device
 
     def __init__(self, maker: "CudaExchanges", launches: ExchangeKernels) -> None:
-        self.maker, self.launches = maker, launches
-        self.task, self.device, self.blocks = maker.task, maker.device, launches.blocks
+        self.maker = maker
+        self.launches = launches
+        self.task = maker.task
+        self.device = maker.device
+        self.blocks = launches.blocks
         self._is_kept = False  # the buffer was kept: the next Gram goes to the spare
         self._spare: Any = None
 
@@ -350,8 +357,10 @@ class CudaExchange:
 
     def messages(self, *names: str, travels: bool = False) -> Sequence[DeviceMessage]:
         """Return one message, unless its halves travel in different formats."""
-        launches, precision = self.launches, self.task.precision
-        wire, sums = precision.gram_wire, precision.margin_sum
+        launches = self.launches
+        precision = self.task.precision
+        wire = precision.gram_wire
+        sums = precision.margin_sum
         if "gram" in names and self._is_kept:
             self.launches.use(self._spare)
             self._is_kept = False
@@ -378,7 +387,8 @@ class CudaExchange:
 
     def keep(self) -> Any:
         """Return the buffer of the summed Gram; the next Gram has another one."""
-        kept, self._is_kept = self.launches.message, True
+        kept = self.launches.message
+        self._is_kept = True
         try:
             self._spare = self.device.zeros((len(kept),), np.float32)
         except ConfigError as error:
@@ -482,7 +492,8 @@ class CudaPlainSteps:
         # Arrays that changed on the host are sent to the device ahead of the launches.
         self.state.on_device("weights"), self.state.on_device("intercept")
         if not self._is_asked:
-            self._fused, self._is_asked = self._make_fused(), True
+            self._fused = self._make_fused()
+            self._is_asked = True
         if self._fused is None:
             return False
         fused, launches = self._fused
@@ -562,7 +573,8 @@ class CudaRows:
         self.is_here = np.zeros(rows, dtype=bool)
 
     def _room(self, own: DeviceMatrix, rows: int) -> DeviceMatrix:
-        device, width = self.maker.device, sum(self.widths)
+        device = self.maker.device
+        width = sum(self.widths)
         if not self.keeps:
             return whole_matrix(device, own, rows, width)
         try:
@@ -605,8 +617,11 @@ class CudaGatheredSteps(CudaPlainSteps):
 
     def gather(self) -> None:
         """Gather the rows of all members; through the host if only the host sends."""
-        sums, device = self.maker.sums, self.device
-        counts, packed, flat = self.pieces.counts, self.pieces.packed, self.pieces.flat
+        sums = self.maker.sums
+        device = self.device
+        counts = self.pieces.counts
+        packed = self.pieces.packed
+        flat = self.pieces.flat
         if sums.device_members is not None:
             sums.device_members.gather(packed, counts, flat, PURPOSE)
         else:
@@ -617,7 +632,8 @@ class CudaGatheredSteps(CudaPlainSteps):
 
     def place(self) -> None:
         """Launch what puts the columns of all members side by side."""
-        whole, rows = self.whole, self.blocks.rows
+        whole = self.whole
+        rows = self.blocks.rows
         self.pieces.join(whole.matrix, self.sampled.numbers if whole.keeps else None)
         self.task.clock.lap("gather")
         if whole.keeps:
@@ -644,14 +660,17 @@ class CudaExchanges:
 
     def __init__(self, task: Task, device: Device, gram_asked: str = "own") -> None:
         check_task(task)
-        self.task, self.device = task, device
-        self.gram_asked, self.gram_kernel = gram_asked, ""
+        self.task = task
+        self.device = device
+        self.gram_asked = gram_asked
+        self.gram_kernel = ""
         self.sums = DeviceSums(task, device)
         self.scratch = Scratch()  # of the monitor, on the host
         # A device outlives runs, and each run has members of its own to wait for.
         members = self.sums.device_members
         device.settle = device.wait if members is None else members.settle
-        shard, form = task.shard, task.precision.matrix
+        shard = task.shard
+        form = task.precision.matrix
         self.scale = scale_of(task)
         matrix = shard.matrix
         self.shard = DeviceShard(
@@ -758,7 +777,8 @@ class CudaExchanges:
 
     def sum_words(self) -> None:
         """Sum the words of the monitor's last check over members, and judge them."""
-        task, form = self.task, self.task.precision.margin_sum
+        task = self.task
+        form = self.task.precision.margin_sum
         monitor = task.monitor
         if monitor is None or not monitor.words:
             return

@@ -29,7 +29,8 @@ class DeviceMemory:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.layer, self.stream = device.layer, device.stream
+        self.layer = device.layer
+        self.stream = device.stream
         self.up = self.down = 0  # bytes, since this process began
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -181,7 +182,8 @@ class DeviceAdd:
     """
 
     def __init__(self, device: Device, row: Any, words: int, states: int = 1) -> None:
-        matrix, tiles = DeviceMatrix(row, "fp32", 1, words), GramTiles(device, ONE)
+        matrix = DeviceMatrix(row, "fp32", 1, words)
+        tiles = GramTiles(device, ONE)
         widths = Widths(1, states)
         self._products = DenseProducts(device, matrix, ONE, tiles, widths)
         self._numbers = sent(device, np.zeros(1, np.int64))
@@ -237,7 +239,8 @@ class FetchedArray:
     """An array that a device has made, and the host reads."""
 
     def __init__(self, device: Device, array: Any) -> None:
-        self._device, self._array = device, array
+        self._device = device
+        self._array = array
         self._host: Array | None = None  # what was put in its place
 
     def on_host(self) -> Array:
@@ -268,7 +271,8 @@ class DeviceCopies:
         intercept: Array | None,
         scale: float = 1.0,
     ) -> None:
-        self.device, self.scale = device, scale
+        self.device = device
+        self.scale = scale
         self.mirrors = {"weights": Mirrored(device, weights, "float32", scale)}
         if intercept is not None:
             self.mirrors["intercept"] = Mirrored(device, intercept, "float64")
@@ -350,8 +354,10 @@ def _adagrad(rule: Adagrad, l2: float, scale: float, factor: float, turn: Turn) 
 
 def _adam(rule: Adam, l2: float, scale: float, factor: float, turn: Turn) -> Call:
     t = turn.number + 1
-    first, second = (rule.beta1, 1.0 - rule.beta1), (rule.beta2, 1.0 - rule.beta2)
-    mend, rate = 1.0 / (1.0 - rule.beta2**t), turn.rate / (1.0 - rule.beta1**t)
+    first = (rule.beta1, 1.0 - rule.beta1)
+    second = (rule.beta2, 1.0 - rule.beta2)
+    mend = 1.0 / (1.0 - rule.beta2**t)
+    rate = turn.rate / (1.0 - rule.beta1**t)
     moments = *first, *second, mend, -rate, rule.epsilon
     return "step_adam", rule.state_names, (scale, factor, l2, *moments)
 

@@ -208,7 +208,8 @@ def field_roles(
     is_label_text: bool,
 ) -> FieldRoles:
     """Return the roles of all fields; refuse a column with two roles."""
-    taken, extras = dict[int, str](), dict[str, int]()
+    taken = dict[int, str]()
+    extras = dict[str, int]()
     for role, column in zip(ROLES, columns, strict=True):
         if column is not None:
             field = _field(path, head, role, column)
@@ -295,7 +296,8 @@ class CsvSource(TextSource):
     ) -> None:
         if missing not in ("error", "mean"):
             raise ConfigError(f"missing {missing!r}: known: error, mean")
-        self.path, self.fills = Path(path), missing == "mean"
+        self.path = Path(path)
+        self.fills = missing == "mean"
         self.options = (delimiter, header)
         chosen = None if label_column == "none" else label_column
         self.columns = (chosen, weight_column, offset_column)
@@ -308,14 +310,17 @@ class CsvSource(TextSource):
 
     def follow(self, like: Like) -> None:
         """Take the levels of columns of text, and of labels, from another file."""
-        given, levels = set(self.categories), like.categories or {}
+        given = set(self.categories)
+        levels = like.categories or {}
         if given and given != set(levels):
             known = ", ".join(levels) or "none"
             raise ConfigError(
                 f"--categories {','.join(self.categories)}: {like.path} has"
                 f" {known}; leave it out where --like says it"
             )
-        self.categories, self.levels, self.like = tuple(levels), levels, like.path
+        self.categories = tuple(levels)
+        self.levels = levels
+        self.like = like.path
         self.lacks_levels = False
         if self.columns[0] is not None and not self.label_numbers:
             self.label_numbers = like.label_numbers or {}
@@ -334,7 +339,8 @@ class CsvSource(TextSource):
             head.called(_field(self.path, head, "--categories", column)): levels
             for column, levels in self.levels.items()
         }
-        self.first, self.delimiter = head.size, head.delimiter
+        self.first = head.size
+        self.delimiter = head.delimiter
         self.layout = self.roles.layout(head, self.fills)
         self._place_columns()
 
@@ -346,7 +352,8 @@ class CsvSource(TextSource):
     def _place_columns(self) -> None:
         """Give numbers and levels their columns of X, in the order of the fields."""
         by_field = {field: name for name, field in self.roles.texts.items()}
-        self.numbers, self.codes = list[int](), dict[str, dict[bytes, int]]()
+        self.numbers = list[int]()
+        self.codes = dict[str, dict[bytes, int]]()
         names = list[str]()
         for field in self.roles.features:
             if field not in by_field:
@@ -520,7 +527,8 @@ class CsvSource(TextSource):
     def refused(self, piece: TextChunk, fault: Fault) -> DataError:
         """Return the error on a fault: its line and column, and the remedy."""
         self.check_unchanged()  # else the line number may be wrong
-        column, remedy = "", ""
+        column = ""
+        remedy = ""
         if fault.kind is not Kind.RAGGED:
             column = self._column_at(piece, fault.position)
         if fault.kind is Kind.NUMBER and column:

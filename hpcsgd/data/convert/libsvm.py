@@ -34,7 +34,8 @@ class LibsvmSource(TextSource):
             raise ConfigError(f"index_base {index_base!r}: known: auto, 0, 1")
         if cols is not None and not 1 <= cols <= 2**31:
             raise ConfigError(f"--cols {cols} must be at least 1 and at most 2^31")
-        self.path, self.cols = Path(path), cols
+        self.path = Path(path)
+        self.cols = cols
         self.index_base = str(index_base)
         self.least = 1 if self.index_base == "1" else 0
 

@@ -34,7 +34,9 @@ class Watch:
     """A stop-watch that measures the mean seconds of a repeated piece of work."""
 
     def __init__(self) -> None:
-        self.total, self.count, self.began = 0.0, 0, 0.0
+        self.total = 0.0
+        self.count = 0
+        self.began = 0.0
 
     @property
     def mean(self) -> float:
@@ -53,13 +55,17 @@ class WorkShares:
     """The number of tasks of each rank in a round, by the measurements of rank 0."""
 
     def __init__(self, workers: int, most: int = MOST) -> None:
-        self.workers, self.most = workers, most
+        self.workers = workers
+        self.most = most
         self.of_root = most  # tasks of rank 0 in the next round
-        self.making, self.taking = Watch(), Watch()
+        self.making = Watch()
+        self.taking = Watch()
 
     def advise(self) -> int:
         """Return the number of tasks of rank 0 in the next round."""
-        make, take, others = self.making.mean, self.taking.mean, self.workers - 1
+        make = self.making.mean
+        take = self.taking.mean
+        others = self.workers - 1
         if others == 0 or make + take == 0.0:
             return self.most
         # k make = n make + (n + others k) take, solved for n
@@ -77,7 +83,8 @@ def part_of_rank(
     """Return the tasks of one rank: ranks in order, with almost equal shares."""
     if rank >= len(shares):
         return dealt[:0]
-    before, whole = sum(shares[:rank]), sum(shares)
+    before = sum(shares[:rank])
+    whole = sum(shares)
     first = before * len(dealt) // whole
     return dealt[first : (before + shares[rank]) * len(dealt) // whole]
 
@@ -117,7 +124,8 @@ class Ranks(Protocol):
 class SingleRank:
     """The communicator of a single rank, without MPI."""
 
-    rank, size = 0, 1
+    rank = 0
+    size = 1
 
     def exchange_objects(self, item: Any, purpose: str = "control") -> list[Any]:
         """Return a list of the item of this rank."""
@@ -173,7 +181,8 @@ class Crew:
 
         Collective.
         """
-        made, fault = None, None
+        made = None
+        fault = None
         if self.is_root:
             with self._alone():
                 made, fault = _attempt(action)
@@ -192,7 +201,8 @@ class Crew:
         self._beats_at = monotonic()
         with self._alone():
             made, fault = _attempt(action)
-        is_told, self._beats_at = self._beats_at is None, None
+        is_told = self._beats_at is None
+        self._beats_at = None
         if is_told and fault is not None:
             raise fault
         given: Made = self.agree(fault, (True, made))[0][1]
@@ -205,9 +215,11 @@ class Crew:
         """
         if self._beats_at is None or monotonic() - self._beats_at < BEAT:
             return
-        self._beats_at, self.at_once = None, False
+        self._beats_at = None
+        self.at_once = False
         self.agree(None, (False, None))
-        self._beats_at, self.at_once = monotonic(), True
+        self._beats_at = monotonic()
+        self.at_once = True
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -339,7 +351,9 @@ class Encoder:
         layout: StoreLayout,
         recipe: Recipe,
     ) -> None:
-        self.files, self.layout, self.recipe = files, layout, recipe
+        self.files = files
+        self.layout = layout
+        self.recipe = recipe
         self._at = self._drawn = 0  # rows counted, and the test rows among them
 
     def encode(self, first: int, rows: SourceRows) -> EncodedRows:
@@ -366,7 +380,8 @@ class Encoder:
             return row
         if row < self._at:
             self._at = self._drawn = 0
-        fraction, seed = self.recipe.test_fraction, self.recipe.seed
+        fraction = self.recipe.test_fraction
+        seed = self.recipe.seed
         self._drawn += count_test(row, fraction, seed, self._at)
         self._at = row
         return self._drawn if test else row - self._drawn

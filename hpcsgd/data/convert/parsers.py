@@ -75,8 +75,11 @@ def parse_libsvm_in_python(
     text: bytes, base: int, keep: bool = True, queried: bool | None = None
 ) -> Pairs:
     """Return the rows of a text that ends with a newline."""
-    labels, queries = list[float](), list[int]()
-    starts, indices, values = [0], list[int](), list[float]()
+    labels = list[float]()
+    queries = list[int]()
+    starts = [0]
+    indices = list[int]()
+    values = list[float]()
     for position, line in _lines(text):
         tokens = list(TOKEN.finditer(line.partition(b"#")[0]))
         if not tokens:
@@ -110,7 +113,8 @@ def parse_libsvm_in_python(
 
 def _row_head(words: list[bytes], queried: bool | None) -> tuple[float, int]:
     """Return the label and the number of the qid, -1 where a row has none."""
-    label, query = parse_number(words[0]), -1
+    label = parse_number(words[0])
+    query = -1
     if label is None:
         raise Fault(Kind.LABEL if b":" in words[0] else _number_fault(words[0]), 0)
     if len(words) > 1 and words[1].startswith(b"qid:"):
@@ -133,7 +137,8 @@ def _add_pairs(
     before = -1
     for number, word in enumerate(words[first:], first):
         name, colon, rest = word.partition(b":")
-        index, value = _whole(name), parse_number(rest)
+        index = _whole(name)
+        value = parse_number(rest)
         if index < 0 or not colon:
             raise Fault(Kind.PAIR, number)
         if value is None:
@@ -175,7 +180,8 @@ def parse_csv_in_python(text: bytes, layout: LineLayout) -> tuple[Array, Array, 
     X = np.empty((len(rows), layout.features))
     other = np.empty((len(rows), layout.extras))
     spans = np.array([span for _, span in rows], dtype=np.int64)
-    is_extra, is_text = layout.places < 0, layout.places >= layout.features
+    is_extra = layout.places < 0
+    is_text = layout.places >= layout.features
     is_feature = ~(is_extra | is_text)
     X[:, layout.places[is_feature]] = table[:, is_feature]
     other[:, -1 - layout.places[is_extra]] = table[:, is_extra]
@@ -203,7 +209,8 @@ def _bare_span(field: bytes, delimiter: bytes) -> tuple[int, int]:
 
 def _trimmed(field: bytes, start: int, stop: int, delimiter: bytes) -> tuple[int, int]:
     """Return a span without blanks around it; of blanks alone, its end."""
-    pads, part = _pads(delimiter), field[start:stop]
+    pads = _pads(delimiter)
+    part = field[start:stop]
     first = start + len(part) - len(part.lstrip(pads))
     return first, max(start + len(part.rstrip(pads)), first)
 
@@ -220,7 +227,9 @@ def split_fields(line: bytes, delimiter: bytes) -> list[tuple[int, bytes]]:
         fields = line.split(delimiter)
         starts = accumulate((len(field) + 1 for field in fields[:-1]), initial=0)
         return list(zip(starts, fields, strict=True))
-    found, pads, place = list[tuple[int, bytes]](), _pads(delimiter), 0
+    found = list[tuple[int, bytes]]()
+    pads = _pads(delimiter)
+    place = 0
     ends = BLANKS if delimiter == SPACED else delimiter
     while True:
         start = place
@@ -261,7 +270,8 @@ def _fields(
             values = [float(field) for field in fields]
             if math.isfinite(sum(values)):  # only if all terms are
                 return values, []
-    numbers, spans = list[float](), [(0, 0)] * layout.texts
+    numbers = list[float]()
+    spans = [(0, 0)] * layout.texts
     for (start, field), place in zip(found, layout.places.tolist(), strict=True):
         if place < layout.features:
             numbers.append(_field(field, position + start, layout, place))
@@ -344,10 +354,12 @@ def parse_libsvm(
     if not available():
         return parse_libsvm_in_python(text, base, keep, queried)
     room, pairs = (_count(text, b"\n"), _count(text, b":")) if keep else (0, 0)
-    labels, values = np.empty(room), np.empty(pairs)
+    labels = np.empty(room)
+    values = np.empty(pairs)
     starts = np.empty(room + 1, dtype=np.int32)
     queries = np.empty(0 if queried is False else room, dtype=np.int64)
-    indices, found = np.empty(pairs, dtype=np.int32), np.zeros(5, dtype=np.int64)
+    indices = np.empty(pairs, dtype=np.int32)
+    found = np.zeros(5, dtype=np.int64)
     arrays = (labels, starts, indices, values)
     kind = _load()[0].hpcsgd_parse_libsvm(
         text,
@@ -390,8 +402,10 @@ def parse_csv(text: bytes, layout: LineLayout) -> tuple[Array, Array, Array]:
     """
     if not available():
         return parse_csv_in_python(text, layout)
-    room, places = _count(text, b"\n"), np.ascontiguousarray(layout.places, np.int32)
-    X, other = np.empty((room, layout.features)), np.empty((room, layout.extras))
+    room = _count(text, b"\n")
+    places = np.ascontiguousarray(layout.places, np.int32)
+    X = np.empty((room, layout.features))
+    other = np.empty((room, layout.extras))
     spans = np.empty((room, layout.texts, 2), dtype=np.int64)
     found = np.zeros(2, dtype=np.int64)
     kind = _load()[0].hpcsgd_parse_csv(

@@ -149,7 +149,8 @@ def survey_like(
 ) -> Survey:
     """Return the survey of rows that get columns, scales and layout of another file."""
     outline = like.widened(outline, source.path)
-    order, scales = like.order(outline, source.path), like.preparation.scales
+    order = like.order(outline, source.path)
+    scales = like.preparation.scales
     if outline.means is not None and scales is not None and scales.mean is not None:
         # Missing values become the means of the training, in the order of the source.
         means = np.empty_like(scales.mean)
@@ -241,7 +242,8 @@ class _Findings:
     """The results of the scanned pieces: row numbers on all ranks, others on rank 0."""
 
     def __init__(self) -> None:
-        self.tally, self.moments = PassCounts(), ColumnMoments()
+        self.tally = PassCounts()
+        self.moments = ColumnMoments()
         self.places: list[tuple[int, int]] = []
         self.rows = 0  # in the rounds before this one
 
@@ -352,7 +354,8 @@ def relabelled(y: Array | None, first: int, recipe: Recipe) -> Array | None:
     """Return the labels of the map `recipe.labels`; refuse labels not in it."""
     if y is None or not recipe.labels:
         return y
-    new, found = np.empty_like(y), np.zeros(len(y), dtype=bool)
+    new = np.empty_like(y)
+    found = np.zeros(len(y), dtype=bool)
     for old, label in recipe.labels:
         here = y == old
         new[here], found = label, found | here
@@ -413,8 +416,12 @@ class StoreFiller:
         sealed: SealedParts,
         progress: ConversionProgress,
     ) -> None:
-        self.survey, self.recipe, self.encoder = survey, recipe, encoder
-        self.sinks, self.sealed, self.progress = sinks, sealed, progress
+        self.survey = survey
+        self.recipe = recipe
+        self.encoder = encoder
+        self.sinks = sinks
+        self.sealed = sealed
+        self.progress = progress
         self.row = self.position = 0  # of the source, behind the parts
 
     def restore(self) -> None:
@@ -422,7 +429,8 @@ class StoreFiller:
         self.progress.begin("writing", self.survey.outline.size)
         for parts in self.sealed.complete():
             ready = self._append(parts)
-            self.row, self.position = ready.first + ready.count, ready.end
+            self.row = ready.first + ready.count
+            self.position = ready.end
             self.progress.at(ready.end)
 
     def receive(self, parts: Parts) -> None:
@@ -470,7 +478,8 @@ class StoreFiller:
 
 def fill_from_rows(source: Source, pouring: StoreFiller) -> None:
     """Append all rows of a source that is read on one rank."""
-    survey, recipe = pouring.survey, pouring.recipe
+    survey = pouring.survey
+    recipe = pouring.recipe
     if pouring.row >= recipe.wanted(0, survey.outline.rows):
         return
     blocks = source.blocks(survey.outline, recipe.block, pouring.position)
@@ -670,8 +679,12 @@ class Conversion:
         resume: bool,
         force: bool,
     ) -> None:
-        self.source, self.target, self.recipe = source, target, recipe
-        self.progress, self.resume, self.force = progress, resume, force
+        self.source = source
+        self.target = target
+        self.recipe = recipe
+        self.progress = progress
+        self.resume = resume
+        self.force = force
         self.sealed = SealedParts(target)
         self.pouring: StoreFiller | None = None  # once the stores are open
         self._files: list[StoreFile] = []
@@ -821,7 +834,8 @@ def _shared(
 def _said(files: Sequence[StoreFile], survey: Survey, recipe: Recipe) -> dict[str, Any]:
     """Return the report of a conversion, for JSON."""
     outline: Outline = survey.outline
-    preparation, like = survey.preparation, recipe.like
+    preparation = survey.preparation
+    like = recipe.like
     how = "mean 0, spread 1"
     if preparation.columns == "scaled":
         how = "scaled only, to keep their zeros"

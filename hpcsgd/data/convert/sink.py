@@ -89,7 +89,9 @@ class SealedParts:
             if os.lstat(folder).st_uid != os.getuid():
                 return False  # parts of another user are not converted
             head = unpack(np.fromfile(self._head, dtype=np.uint8))
-            before, mean, spread = head["identity"], head["mean"], head["spread"]
+            before = head["identity"]
+            mean = head["mean"]
+            spread = head["spread"]
         except (OSError, ValueError, LookupError, TypeError):
             return False
         odd = sorted(
@@ -151,7 +153,8 @@ class SealedParts:
         try:
             self._file.truncate(self._end)
             self._file.flush()
-            number, part = self._file.fileno(), self._path(self.count)
+            number = self._file.fileno()
+            part = self._path(self.count)
             publish(number, self.folder / "unsealed", part)
             self._close()
         except OSError as error:
@@ -175,7 +178,9 @@ class SealedParts:
         return self.folder / f"part-{number:06d}"
 
     def _close(self) -> None:
-        file, self._file, self._end = self._file, None, 0
+        file = self._file
+        self._file = None
+        self._end = 0
         if file is not None:
             with suppress(OSError):
                 file.close()

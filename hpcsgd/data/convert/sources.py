@@ -113,7 +113,8 @@ class ArrayStream:
     """An array that is read row by row from an open file, without unpickling."""
 
     def __init__(self, file: IO[bytes], said: str) -> None:
-        self.file, self.description = file, said
+        self.file = file
+        self.description = said
         try:
             self.shape, self.fortran, self.dtype = _header(file)
         except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
@@ -239,9 +240,11 @@ class Labels:
     """The labels of a file, read for consecutive rows."""
 
     def __init__(self, path: Path, start: int, rows: int) -> None:
-        self.path, self.rows = path, rows
+        self.path = path
+        self.rows = rows
         self.pieces = label_pieces(path, start, rows)
-        self.held, self.at = np.empty(0), start
+        self.held = np.empty(0)
+        self.at = start
 
     def take(self, count: int) -> Array:
         """Return the labels of the next `count` rows."""
@@ -249,7 +252,8 @@ class Labels:
         while sum(map(len, parts)) < count:
             parts.append(self._next())
         self.held = np.concatenate(parts)
-        taken, self.held = self.held[:count], self.held[count:]
+        taken = self.held[:count]
+        self.held = self.held[count:]
         self.at += count
         if self.at == self.rows and (len(self.held) or any(map(len, self.pieces))):
             raise self._uneven("more")
@@ -386,7 +390,8 @@ class NpySource:
     def __init__(
         self, path: Path, labels: Path | None = None, label_column: int | None = None
     ) -> None:
-        self.path, self.label = Path(path), label_column
+        self.path = Path(path)
+        self.label = label_column
         self.labels = None if labels is None else Path(labels)
         if isinstance(label_column, str):
             raise ConfigError(
@@ -443,7 +448,8 @@ class Archive:
 
     def __init__(self, path: Path) -> None:
         check_file(path, "a .npz file")
-        self.path, self.streams = path, list[ArrayStream]()
+        self.path = path
+        self.streams = list[ArrayStream]()
         try:
             self.zip = zipfile.ZipFile(path)
         except (OSError, zipfile.BadZipFile) as error:
@@ -568,7 +574,8 @@ class NpzSource:
     ) -> None:
         self.path = Path(path)
         self.labels = None if labels is None else Path(labels)
-        self.x_name, self.y_name = x_name, y_name
+        self.x_name = x_name
+        self.y_name = y_name
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
         """Return the outline by the headers of the members, without a pass."""
@@ -619,7 +626,8 @@ class NpzSource:
     def _sparse(
         self, archive: "Archive", outline: Outline, budget: int, start: int
     ) -> Iterator[Any]:
-        data, indices = archive.open("data"), archive.open("indices")
+        data = archive.open("data")
+        indices = archive.open("indices")
         most = max(budget // 32, 1)  # stored values: read, widened, and their columns
         for row, pointers in pointer_pieces(archive, outline, start):
             if row == start:
@@ -647,7 +655,8 @@ class Hdf5Source:
         offset_name: str = "offset",
     ) -> None:
         self.path = Path(path)
-        self.x_name, self.y_name = x_name, y_name
+        self.x_name = x_name
+        self.y_name = y_name
         self.sides = {"weights": weight_name, "offsets": offset_name, "queries": "qid"}
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
@@ -780,7 +789,8 @@ def _blocks_of(reader: Hdf5Reader, budget: int, start: int) -> Iterator[SourceRo
     """Yield the rows from `start` on, in whole blocks of the store."""
     step = block_rows(budget, 2 * 8 * row_words(reader))
     step = step // reader.block_rows * reader.block_rows or step
-    every, row = slice(0, reader.cols), start
+    every = slice(0, reader.cols)
+    row = start
     while row < reader.rows:
         rows = slice(row, min(row - row % step + step, reader.rows))
         X = (

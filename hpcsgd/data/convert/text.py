@@ -36,7 +36,8 @@ class TextStream:
     """A reader of a regular file from a position of its plain text on."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
-        self.path, self.position = path, 0
+        self.path = path
+        self.position = 0
         self.file = _open(path)
         try:
             self.stamp = _stamp(os.fstat(self.file.fileno()))
@@ -185,7 +186,8 @@ class Fault(Exception):
 
     def __init__(self, kind: int, position: int) -> None:
         super().__init__(kind, position)
-        self.kind, self.position = Kind(kind), position
+        self.kind = Kind(kind)
+        self.position = position
 
 
 def refusal(place: str, kind: Kind, text: bytes, remedy: str = "") -> DataError:
@@ -251,7 +253,8 @@ def pieces(path: Path, start: int = 0, size: int = PIECE) -> Iterator[TextChunk]
 
 def read_piece(path: Path, number: int, size: int = PIECE) -> TextChunk:
     """Return piece `number` of a plain text; it is empty if no line begins in it."""
-    low, high = number * size, (number + 1) * size
+    low = number * size
+    high = (number + 1) * size
     with TextStream(path) as stream:
         piece = _at_one_go(stream, low, high)
         if piece is not None:
@@ -473,7 +476,8 @@ class TextSource(ABC):
     def begin(self) -> None:
         """Determine stamp, compression and size of the file; read its first lines."""
         with TextStream(self.path) as stream:
-            self.stamp, self.packed = stream.stamp, stream.kind
+            self.stamp = stream.stamp
+            self.packed = stream.kind
         self.size = ENDLESS if self.packed else self.stamp[0]
         self._read_head()
 
@@ -487,7 +491,8 @@ class TextSource(ABC):
 
     def learn_levels(self, levels: dict[str, list[str]]) -> None:
         """Take the levels of each column of text, in the order of their columns."""
-        self.levels, self.lacks_levels = levels, False
+        self.levels = levels
+        self.lacks_levels = False
 
     @abstractmethod
     def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
@@ -537,7 +542,8 @@ class TextSource(ABC):
             for task in self.tasks():
                 progress(sets.add(self.find_levels(self.load(task))))
             self.learn_levels(sets.in_order())
-        tally, moments = PassCounts(), ColumnMoments()
+        tally = PassCounts()
+        moments = ColumnMoments()
         for task in self.tasks():
             piece = self.load(task)
             found, X = self.scan(piece, keep=self.fills)

@@ -214,7 +214,8 @@ class HeartbeatProgress:
     """A progress that forwards to another one and calls `beat` at every position."""
 
     def __init__(self, inner: ConversionProgress, beat: Callable[[], None]) -> None:
-        self.inner, self.beat = inner, beat
+        self.inner = inner
+        self.beat = beat
 
     def begin(self, what: str, size: int) -> None:
         """Begin a pass `what` over `size` units."""
@@ -320,7 +321,8 @@ HEAD = 8  # bytes of the length of the description
 def pack(parts: Parts) -> Array:
     """Return a description in JSON and then the arrays, in one array of bytes."""
     size, runs = packed(parts)
-    whole, at = np.empty(size, dtype=np.uint8), 0
+    whole = np.empty(size, dtype=np.uint8)
+    at = 0
     for run in runs:
         whole[at : at + len(run)] = run
         at += len(run)
@@ -443,7 +445,8 @@ class ColumnMoments:
     def __init__(self, cols: int = 0) -> None:
         self.rows = 0
         self.count = np.zeros(cols, dtype=np.int64)
-        self.mean, self.squares = np.zeros(cols), np.zeros(cols)
+        self.mean = np.zeros(cols)
+        self.squares = np.zeros(cols)
 
     def add(self, rows: int, block: BlockMoments) -> None:
         """Add the moments of the next block, of `rows` rows."""
@@ -470,14 +473,18 @@ class ColumnMoments:
         """Return the moments of `cols` columns from `first` on, 0 for unseen ones."""
         if first + cols > len(self.count):
             self._widen(first + cols)
-        chosen, part = ColumnMoments(cols), slice(first, first + cols)
-        chosen.rows, chosen.count = self.rows, self.count[part]
-        chosen.mean, chosen.squares = self.mean[part], self.squares[part]
+        chosen = ColumnMoments(cols)
+        part = slice(first, first + cols)
+        chosen.rows = self.rows
+        chosen.count = self.count[part]
+        chosen.mean = self.mean[part]
+        chosen.squares = self.squares[part]
         return chosen
 
     def with_zeros(self) -> "ColumnMoments":
         """Return the moments with zeros in place of absent values."""
-        full, rows = ColumnMoments(len(self.count)), max(self.rows, 1)
+        full = ColumnMoments(len(self.count))
+        rows = max(self.rows, 1)
         full.rows, full.count = self.rows, np.full_like(self.count, self.rows)
         full.mean = self.mean * (self.count / rows)
         left = self.count * ((rows - self.count) / rows)

@@ -235,18 +235,22 @@ def _linear(axis: Axis, low: float, high: float, unit: Unit, most: int) -> Range
     low = min(low, 0.0) if axis.from_zero else low
     if high <= low:
         pad = abs(low) * 0.1 or 1.0
-        low, high = low - (0.0 if axis.from_zero else pad), high + pad
+        low = low - (0.0 if axis.from_zero else pad)
+        high = high + pad
     step = nice((high - low) / unit.size / max(most - 1, 1)) * unit.size
-    first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
+    first = floor(low / step + 1e-9)
+    last = ceil(high / step - 1e-9)
     ticks = tuple(round(k * step, 12) for k in range(first, last + 1))
     return first * step, last * step, axis.ticks or ticks
 
 
 def _logarithmic(axis: Axis, low: float, high: float, unit: Unit, most: int) -> Range:
     if axis.ticks:
-        low, high = min(low, *axis.ticks), max(high, *axis.ticks)
+        low = min(low, *axis.ticks)
+        high = max(high, *axis.ticks)
     pad = max((high / low) ** 0.04, 1.05)
-    low, high = low / pad, high * pad
+    low = low / pad
+    high = high * pad
     if axis.ticks:
         return low, high, axis.ticks
     ticks = [k * unit.size for k in log_ticks(low / unit.size, high / unit.size, most)]
@@ -261,7 +265,8 @@ def nice(step: float) -> float:
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
     """Return ticks of a logarithmic axis: divided decades, decades, or every k-th."""
-    first, last = floor(log10(low)), ceil(log10(high))
+    first = floor(log10(low))
+    last = ceil(log10(high))
     for every in (1, 2, 3, 5):
         tens = [10.0**k for k in range(first, last + 1) if k % every == 0]
         if len([t for t in tens if low <= t <= high]) <= most:

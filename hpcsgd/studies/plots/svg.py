@@ -96,7 +96,8 @@ def look(number: int) -> Look:
 
 def heat_colour(share: float) -> tuple[str, str]:
     """Return (fill, ink) for 0 = smallest .. 1 = largest: light to dark, one hue."""
-    low, high = (0xF4, 0xF8, 0xFC), (0x0B, 0x3C, 0x6F)
+    low = (0xF4, 0xF8, 0xFC)
+    high = (0x0B, 0x3C, 0x6F)
     mixed = [round(a + (b - a) * share) for a, b in zip(low, high, strict=True)]
     ink = PALE if _luminance(mixed) < 0.18 else BLACK
     return "#" + "".join(f"{c:02x}" for c in mixed), ink
@@ -192,7 +193,8 @@ class Picture:
 
     def axes(self, frame: Frame) -> Any:
         """Return axes that fill `frame`, without upper and right edge."""
-        wide, high = frame.right - frame.left, frame.bottom - frame.top
+        wide = frame.right - frame.left
+        high = frame.bottom - frame.top
         corner = frame.left / self.width, 1 - frame.bottom / self.height
         axes = self.figure.add_axes((*corner, wide / self.width, high / self.height))
         axes.spines[["top", "right"]].set_visible(False)
@@ -254,15 +256,18 @@ def draw(chart: Chart) -> Picture:
 
 def _set_x(picture: Picture, axes: Any, frame: Frame, scale: Scale, axis: Axis) -> None:
     """Draw the title and the labels of the x axis, without labels that overlap."""
-    labels, free = [], float("-inf")
+    labels = []
+    free = float("-inf")
     for tick in scale.ticks:
-        label, place = scale.label(tick), scale(tick)
+        label = scale.label(tick)
+        place = scale(tick)
         half = picture.width_of(label) / 2
         labels.append(label if place - half >= free else "")
         free = place + half + 6 if labels[-1] else free
     _set_scale(picture, axes.xaxis, axes.set_xscale, scale, labels, "x-tick")
     axes.set_xlim(scale.low, scale.high)
-    middle, hint = (frame.left + frame.right) / 2, picture.hint("x-title")
+    middle = (frame.left + frame.right) / 2
+    hint = picture.hint("x-title")
     picture.text(middle, frame.bottom + 37, _titled(axis, scale), "center", gid=hint)
 
 
@@ -377,7 +382,9 @@ def _draw_series(
     for point in range(len(one.low)):
         _draw_spread(picture, axes, one, point, across, up)
     for point in _marked(one, number):
-        x, y, mark = one.x[point], one.y[point], one.mark(point)
+        x = one.x[point]
+        y = one.y[point]
+        mark = one.mark(point)
         if _fits(x, across) and _fits(y, up):
             text = f"{one.name}: {_value(chart.y, y)} at {_value(chart.x, x)}"
             text += f" ({MARKS[mark]})" if mark else ""
@@ -430,7 +437,9 @@ def _draw_spread(
     picture: Picture, axes: Any, one: Series, point: int, across: Scale, up: Scale
 ) -> None:
     """Draw a bar from the lowest to the highest repeat, as far as the axes reach."""
-    x, low, high = one.x[point], one.low[point], one.high[point]
+    x = one.x[point]
+    low = one.low[point]
+    high = one.high[point]
     if not (_fits(x, across) and _fits(low, up) and _fits(high, up)) or low == high:
         return
     ends = {"marker": "_", "markersize": 8, "markeredgewidth": 1.2}
@@ -452,7 +461,8 @@ def _draw_labels(
     levels = spread([y for _, y in ends], frame.top + 4, frame.bottom - 4)
     begin = frame.right + 8
     for one, name, end, level in zip(every, names, ends, levels, strict=True):
-        style, x = look(one.look), (begin, begin + SAMPLE - 8)
+        style = look(one.look)
+        x = (begin, begin + SAMPLE - 8)
         if one is chart.ideal:
             picture.paper.plot(x, (level, level), color=FAINT, linewidth=1)
             picture.text(begin + SAMPLE, level + 4, name, color=FAINT)
@@ -698,7 +708,8 @@ def _share(value: float, values: list[float]) -> float:
     Positive values are compared by their ratios. If the largest is less than CLEAR
     times the smallest, only a part of the colours is used.
     """
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if high <= low:
         return 0.0
     if low > 0:

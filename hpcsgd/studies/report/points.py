@@ -432,7 +432,8 @@ class Problem:
         base = self.one_rank(setting)
         if base is None:
             return None
-        seconds, time = base.per_epoch.median, setting.per_epoch
+        seconds = base.per_epoch.median
+        time = setting.per_epoch
         work = setting.width if self.is_weak else 1
         return Spread(*(work * seconds / t for t in (time.median, time.high, time.low)))
 

@@ -69,7 +69,8 @@ def step(
 ) -> Point:
     """Return the point after one update of weights and of a learnt intercept."""
     w, v = update(exchange, at["w"], at["v"], g, rate)
-    b, bv = at["b"], at["bv"]
+    b = at["b"]
+    bv = at["bv"]
     if exchange.intercept:
         b, bv = update(exchange, b, bv, pull, rate)
     return {"w": w, "v": v, "b": b, "bv": bv}
@@ -210,7 +211,8 @@ class Allowance:
         radius = sum(abs(f) * r[batch] for f, r in zip(lead, radii, strict=True))
         if j and self.rounds_wire:
             moved, off = self._of_wire(j)
-            shift, radius = shift + moved, radius + off
+            shift = shift + moved
+            radius = radius + off
         return exact + shift, np.asarray(radius)
 
     def take(
@@ -237,7 +239,9 @@ class Allowance:
         residuals : array of shape (b, K)
             Residuals of the replay, times the sample weights.
         """
-        of, batch, unit = self.exchange, self.batches[j], self.unit
+        of = self.exchange
+        batch = self.batches[j]
+        unit = self.unit
         t, shift = (np.abs(_wide(s)) for s in scores)
         r = np.abs(_wide(residuals))
         c = _wide(of.weights[batch])
@@ -328,7 +332,8 @@ class Allowance:
 
     def _of_gram(self, j: int) -> Array:
         """Return the error of step j's correction, from sums, wire and use of G."""
-        batch, unit = self.batches[j], self.unit
+        batch = self.batches[j]
+        unit = self.unit
         if not j:
             return np.zeros((batch.stop - batch.start, 1))
         couple = np.abs(self.of_weights.look[0, j, :j])
@@ -352,21 +357,26 @@ class Allowance:
         The part of each member is rounded, and so is their sum. The rounded number is
         known if all numbers in the interval of its error are rounded to it.
         """
-        batch, name = self.batches[j], self.exchange.precision.gram_wire
+        batch = self.batches[j]
+        name = self.exchange.precision.gram_wire
         low = high = exact = np.zeros((1, 1))
         for part in self.parts:
-            left, right = self.rows[batch, part], self.rows[: batch.start, part].T
-            gram, size = left @ right, np.abs(left) @ np.abs(right)
+            left = self.rows[batch, part]
+            right = self.rows[: batch.start, part].T
+            gram = left @ right
+            size = np.abs(left) @ np.abs(right)
             unit = max(self.unit["gram_sum"], 2.0**-24)
             off = gamma(self.words[batch], unit) * size
             ends = [gram - off, gram + off]
             least = self.unit["gram_wire"] * self._least(name, gram)
             for end in ends:
                 round_through(end, name)
-            low, high = low + ends[0] - least, high + ends[1] + least
+            low = low + ends[0] - least
+            high = high + ends[1] + least
             exact = exact + gram
         spread = gamma(len(self.parts), 2.0**-24) * np.maximum(abs(low), abs(high))
-        low, high = low - spread - least, high + spread + least
+        low = low - spread - least
+        high = high + spread + least
         for end in (low, high):
             round_through(end, name)
         is_known = low == high
@@ -379,7 +389,8 @@ class Allowance:
 
     def _slopes(self, j: int, t: Array, e: Array) -> Array:
         """Return bounds on the slopes of the residuals, of shape (b, 1)."""
-        family, batch = self.exchange.family, self.batches[j]
+        family = self.exchange.family
+        batch = self.batches[j]
         if np.isfinite(family.curvature):
             return np.full((len(t), 1), family.curvature)
         y = _wide(self.exchange.targets[batch])
@@ -407,9 +418,14 @@ class Allowance:
 
     def _move(self, j: int, before: Point, after: Point) -> None:
         """Add the errors of step j to those of the points after it."""
-        of, batch, unit = self.exchange, self.batches[j], self.unit
-        rate, b = float(of.rates[j]), batch.stop - batch.start
-        count, error, slope = b + of.replicas + FEW, self.errors[j], self.steepest[j]
+        of = self.exchange
+        batch = self.batches[j]
+        unit = self.unit
+        rate = float(of.rates[j])
+        b = batch.stop - batch.start
+        count = b + of.replicas + FEW
+        error = self.errors[j]
+        slope = self.steepest[j]
         gradient = weights = speed = 0.0
         if self.stored is None:
             pull = self.pulls[j]
@@ -428,7 +444,8 @@ class Allowance:
         if self.is_joint:
             norm = self.norms[j]
             norm = np.hypot(norm, np.sqrt(b)) if of.intercept else norm
-            rho, h = 1.0 - rate * of.l2, rate / b
+            rho = 1.0 - rate * of.l2
+            h = rate / b
             low = rho - h * slope * norm**2
             growth = max(abs(rho), abs(low), 1.0 if of.intercept else 0.0)
             self.joint = growth * self.joint + h * norm * error
@@ -460,7 +477,8 @@ class Allowance:
 
     def _of_sums(self, state: int, after: Array) -> float:
         """Return the error of a sum over all steps and of its addition to the state."""
-        of, count = self.exchange, len(self.rows) + FEW
+        of = self.exchange
+        count = len(self.rows) + FEW
         gains = np.abs(self.of_weights.end[0, state])
         pull = sum(f * p for f, p in zip(gains, self.pulls, strict=True))
         carried = np.abs(self.of_weights.carry[state])
@@ -499,15 +517,18 @@ class ErrorPropagation:
 
     def __init__(self, allowance: Allowance) -> None:
         self.of = allowance
-        rows, columns = len(allowance.rows), allowance.start["w"].shape[1]
+        rows = len(allowance.rows)
+        columns = allowance.start["w"].shape[1]
         self.columns = columns
         self.turned = np.zeros((rows, columns, rows * columns))  # T
 
     def add(self, j: int, scores: Array) -> None:
         """Add step j with its replayed scores, of shape (b, K)."""
-        of, exchange = self.of, self.of.exchange
+        of = self.of
+        exchange = self.of.exchange
         batch = of.batches[j]
-        first, last = batch.start * self.columns, batch.stop * self.columns
+        first = batch.start * self.columns
+        last = batch.stop * self.columns
         own = np.eye(last - first).reshape(-1, self.columns, last - first)
         self.turned[batch, :, first:last] = own
         if not j:
@@ -525,8 +546,10 @@ class ErrorPropagation:
 
     def _slopes(self, batch: slice, t: Array) -> Array:
         """Return ∂r/∂t of every row times its weight, of shape (b, K, K)."""
-        exchange, step = self.of.exchange, 2.0**-17
-        y, c = _wide(exchange.targets[batch]), _wide(exchange.weights[batch])
+        exchange = self.of.exchange
+        step = 2.0**-17
+        y = _wide(exchange.targets[batch])
+        c = _wide(exchange.weights[batch])
         found = []
         for k in range(self.columns):
             shift = step * (np.arange(self.columns) == k)
@@ -537,7 +560,8 @@ class ErrorPropagation:
 
     def bounds(self) -> list[float]:
         """Return Σ_j ‖B_j‖ ‖u_j‖ of w, v, b and bv."""
-        of, sizes = self.of, self.of.exchange.sizes
+        of = self.of
+        sizes = self.of.exchange.sizes
         found = []
         for rows, response in (
             (of.rows, of.of_weights),
@@ -568,12 +592,15 @@ class Response:
 
     def __init__(self, exchange: RecordedExchange, l2: float) -> None:
         steps = len(exchange.sizes)
-        w, v = np.zeros((3, steps), dtype=L), np.zeros((3, steps), dtype=L)
-        w0, v0 = np.array([1.0, 0.0], dtype=L), np.array([0.0, 1.0], dtype=L)
+        w = np.zeros((3, steps), dtype=L)
+        v = np.zeros((3, steps), dtype=L)
+        w0 = np.array([1.0, 0.0], dtype=L)
+        v0 = np.array([0.0, 1.0], dtype=L)
         self.look = np.zeros((3, steps, steps))  # (where, step j, step i)
         self.lead = np.zeros((2, steps))  # (of w or v at the start, step j)
         for j, rate in enumerate(exchange.rates):
-            at, at0 = look(exchange, w, v), look(exchange, w0, v0)
+            at = look(exchange, w, v)
+            at0 = look(exchange, w0, v0)
             self.look[:, j], self.lead[:, j] = at, at0
             g = L(l2) * at
             g[0, j] += 1

@@ -92,7 +92,8 @@ def replay(
             shift = look(exchange, point["b"], point["bv"]) + exchange.offsets[batch]
             z, off = allowance.margins(j, at)
             t = z + shift
-            y, c = exchange.targets[batch], exchange.weights[batch]
+            y = exchange.targets[batch]
+            c = exchange.weights[batch]
             r = residual(exchange.family, t, y, exchange.clip) * c
             count = len(r)
             g = exchange.rows[batch].T @ r / count + L(exchange.l2) * at
@@ -296,7 +297,8 @@ class RecordedSource:
         return np.concatenate([p.lengths for _, p in self._pieces(columns)])
 
     def _pieces(self, columns: int) -> Iterator[tuple[int, Csr]]:
-        rows, cols = slice(0, self.reader.rows), slice(0, columns)
+        rows = slice(0, self.reader.rows)
+        cols = slice(0, columns)
         return sparse_pieces(self.reader, rows, cols, CHUNK_BYTES)
 
     def fingerprint(self) -> str:

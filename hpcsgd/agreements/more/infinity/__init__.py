@@ -22,7 +22,9 @@ class OnDisk:
         dtype: np.dtype[Any],
         keeper: "WeightsOnDisk",
     ) -> None:
-        self.shape, self.dtype, self.keeper = shape, dtype, keeper
+        self.shape = shape
+        self.dtype = dtype
+        self.keeper = keeper
         self.columns = columns  # K
 
     def __len__(self) -> int:

@@ -260,7 +260,8 @@ class InfinityPlace:
 
         Return None if a rank has none, or there is no common step.
         """
-        world, store = grid.world, self.store(grid, layout, number)
+        world = grid.world
+        store = self.store(grid, layout, number)
         stamps = world.together(store.versions)
         of_all = world.exchange_objects([stamp.version for stamp in stamps])
         common = set(of_all[0]).intersection(*of_all[1:])
@@ -659,7 +660,8 @@ class Infinity(Gradient):
 
     def facts(self) -> dict[str, Any]:
         """Return what the report of a run contains."""
-        traffic, plan = self.store.traffic, self.store.plan
+        traffic = self.store.traffic
+        plan = self.store.plan
         return {
             "tiles": plan.count,
             "tile_columns": plan.height,
@@ -703,7 +705,8 @@ class Infinity(Gradient):
         All replicas read and gather them. For a step (`purpose` agreement) the weights
         are q · (w, v), at which scores are computed.
         """
-        plan, alone = self.store.plan, self.grid.replicas.size == 1
+        plan = self.store.plan
+        alone = self.grid.replicas.size == 1
         own = (
             (number, self._seen(words[WEIGHTS], purpose))
             for number, words in self._source(purpose == PURPOSE)
@@ -755,7 +758,9 @@ class Infinity(Gradient):
         residuals: Array | None,
     ) -> None:
         """Step all tiles and the intercept, and commit the new state. Collective."""
-        tail, plan, between = self._tail(), self.store.plan, self.between
+        tail = self._tail()
+        plan = self.store.plan
+        between = self.between
         factor = 1.0 / float(tail[-1])
         between.restart()
         add = self._add_tile_of(rows, residuals)

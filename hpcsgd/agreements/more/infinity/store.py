@@ -110,7 +110,8 @@ class Pipeline:
 
     def check(self) -> None:
         """Raise the error that was stored since the last check, if any."""
-        failure, self.failure = self.failure, None
+        failure = self.failure
+        self.failure = None
         if failure is not None:
             raise failure
 
@@ -248,7 +249,9 @@ class TileStore:
         direct: bool = False,
         sync: bool = True,
     ) -> None:
-        self.folder, self.layout, self.sync = folder, layout, sync
+        self.folder = folder
+        self.layout = layout
+        self.sync = sync
         self.plan = layout.plan(replica)
         self.traffic = Traffic()  # of steps
         self.read_traffic = Traffic()  # of losses, copies and results
@@ -295,7 +298,8 @@ class TileStore:
                 tiles.of_zeros(file)
             if fill is not None:
                 self._fill(fill)
-            self.version, self.document = 0, document
+            self.version = 0
+            self.document = document
             self.stamps.create(self._stamped(0, document))
         except DataError:
             self.close()
@@ -331,7 +335,8 @@ class TileStore:
     def open_at(self, version: int) -> None:
         """Open the files at complete step `version`, of which a stamp exists."""
         stamp = self._stamp(version)
-        self.version, self.document = version, stamp.document["state"]
+        self.version = version
+        self.document = stamp.document["state"]
         self._open()
 
     def _stamp(self, version: int) -> Stamp:
@@ -357,12 +362,14 @@ class TileStore:
     def copy(self, name: str) -> int:
         """Copy one state as it is now; return the copy's number."""
         if self._copy is None:
-            of, path = self.files[name], self.folder / f"{name}.copy"
+            of = self.files[name]
+            path = self.folder / f"{name}.copy"
             self._copy = StateFile(path, self.plan, of.width, of.dtype)
             self._copy.create()
             self._copy.open()
         self._copies += 1
-        place, looks = (self.half, self.plan, [name]), self.read_traffic
+        place = (self.half, self.plan, [name])
+        looks = self.read_traffic
         for number, buffers in self.pipeline.raw(*place, looks):
             self._copy.write(self._copies % 2, number, buffers[name], looks)
         self.pipeline.check()
@@ -391,7 +398,8 @@ class TileStore:
         stamp = self._stamped(self.version + 1, document)
         self.stamps.write(stamp, self.sync)
         self.traffic.seconds_flushed += perf_counter() - began
-        self.version, self.document = stamp.version, document
+        self.version = stamp.version
+        self.document = document
 
     def read(self, name: str, is_step: bool) -> Iterator[tuple[int, Words]]:
         """Yield every tile of one state at the last complete step, read ahead."""
@@ -535,7 +543,8 @@ class Generation:
     def fill(self, name: str, version: int, columns: slice, out: Array) -> None:
         """Copy these columns of a state into `out`, (columns, width)."""
         for one in self.held:
-            layout, plan = one.layout, one.layout.plan(one.replica)
+            layout = one.layout
+            plan = one.layout.plan(one.replica)
             own = slice(layout.first, layout.first + layout.held)
             if own.start < columns.stop and columns.start < own.stop:
                 _fill(one, plan, name, version, columns, out)
@@ -561,7 +570,8 @@ class Generation:
 
 
 def _held(folder: Path) -> TilesOnDisk | None:
-    match, stamps = OF_RANK.fullmatch(folder.name), Stamps(folder / "stamp")
+    match = OF_RANK.fullmatch(folder.name)
+    stamps = Stamps(folder / "stamp")
     if match is None:
         return None
     check_own(folder)
@@ -583,17 +593,22 @@ def _fill(
     out: Array,
 ) -> None:
     """Copy the columns that one rank's files contain into `out`, tile by tile."""
-    layout, width = one.layout, one.layout.widths[name]
+    layout = one.layout
+    width = one.layout.widths[name]
     known = one.checksums(name, version)
-    path, dtype = one.folder / f"{name}.state", np.dtype(layout.dtype)
+    path = one.folder / f"{name}.state"
+    dtype = np.dtype(layout.dtype)
     file = StateFile(path, plan, width, dtype)
     file.open()
     try:
-        buffer, traffic = aligned_buffer(file.each), Traffic()
+        buffer = aligned_buffer(file.each)
+        traffic = Traffic()
         for number in _tiles(plan, columns, layout.first):
             part = plan.part(number)
-            first, last = layout.first + part.start, layout.first + part.stop
-            start, stop = max(first, columns.start), min(last, columns.stop)
+            first = layout.first + part.start
+            last = layout.first + part.stop
+            start = max(first, columns.start)
+            stop = min(last, columns.stop)
             if start < stop:
                 file.read(version % 2, number, buffer, traffic)
                 if known is not None and known[number] != (

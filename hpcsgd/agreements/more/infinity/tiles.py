@@ -61,13 +61,15 @@ class TilePlan:
 
     def part(self, number: int, replica: int | None = None) -> slice:
         """Return the columns of a tile on a replica, by default on this one."""
-        tile, who = self.tile(number), self.replica if replica is None else replica
+        tile = self.tile(number)
+        who = self.replica if replica is None else replica
         own = split_range(tile.stop - tile.start, self.replicas, who)
         return slice(tile.start + own.start, tile.start + own.stop)
 
     def within(self, number: int) -> slice:
         """Return the own part of a tile, counted from the beginning of the tile."""
-        own, first = self.part(number), self.tile(number).start
+        own = self.part(number)
+        first = self.tile(number).start
         return slice(own.start - first, own.stop - first)
 
     def rows(self, number: int) -> int:
@@ -190,13 +192,17 @@ class StateFile:
         dtype: np.dtype[Any],
         direct: bool = False,
     ) -> None:
-        self.path, self.plan, self.width, self.dtype = path, plan, width, dtype
+        self.path = path
+        self.plan = plan
+        self.width = width
+        self.dtype = dtype
         self.each = padded(plan.most * width * dtype.itemsize)  # of every tile but one
         last = plan.rows(plan.count - 1) * width * dtype.itemsize if plan.count else 0
         self.half = self.each * max(plan.count - 1, 0) + padded(last)
         # Of the tiles of both halves, as they were written last.
         self.checksums = np.zeros((2, plan.count), dtype=np.uint32)
-        self.wants_direct, self.is_direct = direct, False
+        self.wants_direct = direct
+        self.is_direct = False
         self._file = -1
 
     @property
@@ -279,9 +285,12 @@ class StateFile:
 
     def read(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
         """Read a tile's own part into `buffer`, with its padding."""
-        began, size = perf_counter(), self.bytes_of(number)
-        moved, place = padded(size), self._place(half, number)
-        view, done = memoryview(buffer.data)[:moved], 0
+        began = perf_counter()
+        size = self.bytes_of(number)
+        moved = padded(size)
+        place = self._place(half, number)
+        view = memoryview(buffer.data)[:moved]
+        done = 0
         try:
             while done < moved:
                 count = os.preadv(self._file, [view[done:]], place + done)
@@ -297,9 +306,12 @@ class StateFile:
 
     def write(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
         """Write a tile's own part from `buffer`, with its padding."""
-        began, size = perf_counter(), self.bytes_of(number)
-        moved, place = padded(size), self._place(half, number)
-        view, done = memoryview(buffer.data)[:moved], 0
+        began = perf_counter()
+        size = self.bytes_of(number)
+        moved = padded(size)
+        place = self._place(half, number)
+        view = memoryview(buffer.data)[:moved]
+        done = 0
         try:
             while done < moved:
                 done += os.pwritev(self._file, [view[done:]], place + done)

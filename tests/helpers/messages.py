@@ -8,6 +8,7 @@ file in the order of the code. What is put into a text stands as {}.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,7 @@ LOGS = ("info", "warning", "error", "log")
 SHORTEST = 3  # words of a text: shorter ones are names, or parts of another one
 
 
+@cache
 def messages() -> str:
     """Return all messages, file by file."""
     parts = []

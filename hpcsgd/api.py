@@ -484,8 +484,8 @@ def tick_tock(
     )
 
     # One network for both: what travels at the same time shares its bandwidth.
-    there = emulate_network(configs[0], comm)
-    twins = [duplicate_communicator(there), duplicate_communicator(there)]
+    network = emulate_network(configs[0], comm)
+    twins = [duplicate_communicator(network), duplicate_communicator(network)]
     reader = open_data(configs[0], X, y, sample_weight, offset)
     readers = [reader, open_data(configs[1], X, y, sample_weight, offset)]
 

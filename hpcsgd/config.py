@@ -557,10 +557,10 @@ def _check(
     name: str, place: str, value: Any, tables: Mapping[str, Mapping[str, Any]]
 ) -> None:
     section, key = place.split(".")
-    given = tables.get(section, {}).get(key, "auto")
-    if given not in ("auto", value):
+    choice = tables.get(section, {}).get(key, "auto")
+    if choice not in ("auto", value):
         raise ConfigError(
-            f"method {name} is [{section}] {key} = {value!r}, and {given!r} was given;"
+            f"method {name} is [{section}] {key} = {value!r}, and {choice!r} was given;"
             f" leave {place} out, or choose another method"
         )
 
@@ -622,8 +622,8 @@ class SweepConfig(Settings, section="sweep"):
         """
         folds = (*range(self.folds), None)
         each = tuple(
-            SweepModel(*one)
-            for one in product(self.l2 or (l2,), self.rate or (rate,), folds)
+            SweepModel(*combination)
+            for combination in product(self.l2 or (l2,), self.rate or (rate,), folds)
         )
         last = self.folds  # the column of weights that has all rows
         weights = tuple(last if m.fold is None else m.fold for m in each)
@@ -677,10 +677,10 @@ def without_retired(tables: Mapping[str, Any]) -> dict[str, Any]:
     if not retired:
         return dict(tables)
     _log_once(", ".join(f"{section}.{key}" for section, key in retired))
-    kept = dict(tables)
+    settings = dict(tables)
     for section, key in retired:
-        kept[section] = {k: v for k, v in kept[section].items() if k != key}
-    return kept
+        settings[section] = {k: v for k, v in settings[section].items() if k != key}
+    return settings
 
 
 def why_retired(section: str, key: str, value: Any = None) -> str | None:
@@ -887,7 +887,7 @@ def rehearsal(
     **sections
         Other sections in the place of those of `config`.
     """
-    kept = config.run if run is None else run
+    run_section = config.run if run is None else run
     silent: dict[str, Any] = {
         "run.out": None,
         "run.resume": "no",
@@ -897,10 +897,15 @@ def rehearsal(
         "run.on_failure": "stop",
         "run.check_members": 0,
         "run.evaluate_every": 1 if evaluated else 0,
-        "run.gap_every": kept.gap_every if monitored else 0,
+        "run.gap_every": run_section.gap_every if monitored else 0,
     }
-    own = {"polish": PolishConfig(), "stop": StopConfig(), "run": kept, **sections}
-    return replace(config, **own).with_values({**silent, **(values or {})})
+    replacements = {
+        "polish": PolishConfig(),
+        "stop": StopConfig(),
+        "run": run_section,
+        **sections,
+    }
+    return replace(config, **replacements).with_values({**silent, **(values or {})})
 
 
 def agreement_in(tables: Mapping[str, Any]) -> AgreementSettings:
@@ -1051,13 +1056,13 @@ def agreement_settings() -> dict[str, tuple[str, type[AgreementSettings]]]:
 
     In the order of a configuration file. All agreements are imported.
     """
-    found: dict[str, tuple[str, type[AgreementSettings]]] = {}
+    owners: dict[str, tuple[str, type[AgreementSettings]]] = {}
     for kind in AGREEMENTS:
         settings = settings_of(kind)
         for key in declarations(settings):
             if key != FOREIGN:
-                found.setdefault(key, (kind, settings))
-    return found
+                owners.setdefault(key, (kind, settings))
+    return owners
 
 
 def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
@@ -1068,21 +1073,21 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
     """
     name = table.get("kind", AUTO)
     kind = settings_of(name if isinstance(name, str) else AUTO)
-    known = declarations(kind).keys() - {FOREIGN}
-    own = {key: value for key, value in table.items() if key in known}
-    others = {key: value for key, value in table.items() if key not in known}
-    found: AgreementSettings = kind(**_values("agreement", kind, own))
+    keys = declarations(kind).keys() - {FOREIGN}
+    values = {key: value for key, value in table.items() if key in keys}
+    others = {key: value for key, value in table.items() if key not in keys}
+    agreement: AgreementSettings = kind(**_values("agreement", kind, values))
     usual = shipped_defaults()["agreement"]
     foreign = {k: v for k, v in others.items() if k not in usual or v != usual[k]}
     if not foreign:
-        return found
+        return agreement
     owners = agreement_settings()
-    _reject_unknown("[agreement]", others, {*owners, *known})
+    _reject_unknown("[agreement]", others, {*owners, *keys})
     for key, value in foreign.items():
         other = owners[key][1]
         checked = other(**_values("agreement", other, {key: value}))
         foreign[key] = getattr(checked, key)
-    return replace(found, foreign=tuple(foreign.items()))
+    return replace(agreement, foreign=tuple(foreign.items()))
 
 
 def _changed(section: Any, table: Mapping[str, Any]) -> Any:
@@ -1118,8 +1123,8 @@ def _values(name: str, kind: type[Any], table: Mapping[str, Any]) -> dict[str, A
 def _reject_unknown(place: str, given: Iterable[str], known: Collection[str]) -> None:
     """Refuse names that are not known; those of an earlier version with a reason."""
     for key in sorted(set(given).difference(known)):
-        if said := why_retired(place.strip("[]"), key):
-            raise ConfigError(said)
+        if reason := why_retired(place.strip("[]"), key):
+            raise ConfigError(reason)
     reject_unknown(place, given, known)
 
 
@@ -1213,15 +1218,15 @@ def unread_settings(config: RunConfig) -> dict[str, str]:
     """Return section.key -> why it is not read here, for all settings that were given a
     value.
     """
-    given = [
+    names = [
         f"{section}.{key}"
         for section, settings in vars(config).items()
         for key in declarations(type(settings))
         if key != FOREIGN and _is_given(f"{section}.{key}", config)
     ]
-    given += [f"agreement.{key}" for key, _ in config.agreement.foreign]
-    found = {name: _why_unread(name, config) for name in given}
-    return {name: why for name, why in found.items() if why} | _turned(config)
+    names += [f"agreement.{key}" for key, _ in config.agreement.foreign]
+    reasons = {name: _why_unread(name, config) for name in names}
+    return {name: why for name, why in reasons.items() if why} | _turned(config)
 
 
 def is_read(name: str, config: RunConfig) -> bool:
@@ -1242,10 +1247,10 @@ def is_conditional(name: str) -> bool:
 def value_of(name: str, config: RunConfig) -> Any:
     """Return the value of section.key; the default where its agreement has none."""
     section, key = name.split(".")
-    found = getattr(config, section)
-    if section == AgreementSettings.section and key not in declarations(type(found)):
-        return dict(found.foreign).get(key, shipped_defaults()[section].get(key))
-    return getattr(found, key)
+    settings = getattr(config, section)
+    if section == AgreementSettings.section and key not in declarations(type(settings)):
+        return dict(settings.foreign).get(key, shipped_defaults()[section].get(key))
+    return getattr(settings, key)
 
 
 def drop_unread_settings(tables: Tables, shared: Tables) -> dict[str, dict[str, Any]]:
@@ -1287,12 +1292,14 @@ def _why_unread(name: str, config: RunConfig) -> str:
     section, key = name.split(".")
     conditions: tuple[Condition, ...] = ()
     if section == AgreementSettings.section:
-        own = config.agreement
-        if key not in declarations(type(own)) or key in own.ignores:
+        agreement = config.agreement
+        if key not in declarations(type(agreement)) or key in agreement.ignores:
             return _sentence(name, "agreement.kind", _kinds_with(key), config)
-        conditions = (own.conditions()[key],) if key in own.conditions() else ()
+        conditions = (
+            (agreement.conditions()[key],) if key in agreement.conditions() else ()
+        )
     conditions = conditions or _declared(name, config).read_if
-    if not conditions or any(_holds(one, config) for one in conditions):
+    if not conditions or any(_holds(condition, config) for condition in conditions):
         return ""
     of, values = next(
         (of, values)
@@ -1332,10 +1339,10 @@ def _in_force(of: str, config: RunConfig) -> set[str]:
     """Return the values of the setting `of`; with accordion also the codec it wraps."""
     if of == READS:
         return set(config.agreement.reads)
-    found = {str(value_of(of, config))}
-    if of == "agreement.codec" and found == {"accordion"}:
-        found.add(config.accordion.codec)
-    return found
+    values = {str(value_of(of, config))}
+    if of == "agreement.codec" and values == {"accordion"}:
+        values.add(config.accordion.codec)
+    return values
 
 
 def _is_yours(of: str, config: RunConfig) -> bool:
@@ -1362,8 +1369,8 @@ def _remedy(name: str, of: str, value: str, config: RunConfig) -> str:
     if of == "update.kind":
         return f"--update {value}"
     fits = [n for n, row in METHODS.items() if str(row.fixed.get(of)) == value]
-    given = value_of(name, config)
-    best = [n for n in fits if METHODS[n].fixed.get(name) == given]
+    unread_value = value_of(name, config)
+    best = [n for n in fits if METHODS[n].fixed.get(name) == unread_value]
     return f"--method {(best + fits)[0]}" if fits else f"--set {of}={value}"
 
 
@@ -1372,12 +1379,16 @@ def _turned(config: RunConfig) -> dict[str, str]:
     if config.agreement.codec != "accordion" or config.accordion.codec not in CODECS:
         return {}
     low, high = config.accordion.regimes(config.codec)
-    found = {}
+    sentences = {}
     for key, value in vars(config.codec).items():
         if value not in (getattr(low, key), getattr(high, key)):
-            found[f"codec.{key}"] = (
+            sentences[f"codec.{key}"] = (
                 f"[codec] {key} = {value!r} is what accordion turns, between"
                 f" {getattr(low, key)!r} and {getattr(high, key)!r}; set accordion.low"
                 " and accordion.high, and leave it out"
             )
-    return {name: said for name, said in found.items() if _is_given(name, config)}
+    return {
+        name: sentence
+        for name, sentence in sentences.items()
+        if _is_given(name, config)
+    }

@@ -161,11 +161,11 @@ def open_entry(path: Path, flags: int = os.O_RDONLY) -> int:
             raise _irregular(path) from error
         raise
     try:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
             raise _irregular(path)
         writes = flags & os.O_ACCMODE != os.O_RDONLY
-        if writes and found.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+        if writes and status.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
             raise Irregular(errno.EPERM, "it belongs to another user", str(path))
         if flags & os.O_TRUNC:
             os.ftruncate(number, 0)
@@ -295,8 +295,8 @@ def write_sealed(
     # disk fills under an open file.
     image = _image(document, arrays)
     digest = hashlib.sha256(image).hexdigest()
-    said = f"hpcsgd {kind} {version}\nbytes {len(image)}\nsha256 {digest}\n"
-    replace_file(path, said.encode().ljust(HEADER_BYTES), image)
+    header = f"hpcsgd {kind} {version}\nbytes {len(image)}\nsha256 {digest}\n"
+    replace_file(path, header.encode().ljust(HEADER_BYTES), image)
 
 
 def read_sealed(
@@ -319,10 +319,10 @@ def is_sealed(path: Path, kind: str) -> bool:
     """Return whether the header names this kind of file; nothing more is checked."""
     try:
         with open(open_entry(path), "rb") as file:
-            found = HEADER.match(file.read(HEADER_BYTES))
+            match = HEADER.match(file.read(HEADER_BYTES))
     except OSError:
         return False
-    return found is not None and found[1].decode() == kind
+    return match is not None and match[1].decode() == kind
 
 
 def check_schema(
@@ -333,8 +333,8 @@ def check_schema(
     A schema is a type; a tuple of schemas, one of which has to fit; [item] for a list;
     {key: schema} for a table with at least these keys; {...: schema} for any keys.
     """
-    for key, wanted in schema.items():
-        if not _matches(document.get(key, _MISSING), wanted):
+    for key, pattern in schema.items():
+        if not _matches(document.get(key, _MISSING), pattern):
             raise _refusal(path, f"its {key} is missing or not what it has to be")
 
 
@@ -343,7 +343,7 @@ _MISSING = object()
 
 def _matches(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, tuple):
-        return any(_matches(value, one) for one in wanted)
+        return any(_matches(value, alternative) for alternative in wanted)
     if isinstance(wanted, list):
         return type(value) is list and all(_matches(v, wanted[0]) for v in value)
     if isinstance(wanted, dict):
@@ -388,18 +388,18 @@ def _checked(path: Path, kind: str, version: int) -> bytes:
         with open(open_entry(path), "rb") as file:
             header = file.read(HEADER_BYTES)
             _check_first_line(path, header, kind, version)
-            found = HEADER.fullmatch(header)
-            if found is None:
+            match = HEADER.fullmatch(header)
+            if match is None:
                 raise _refusal(path, "its header is not what was written", DamagedFile)
             # Compared before reading: a file may claim to be longer than memory.
             size = os.fstat(file.fileno()).st_size - HEADER_BYTES
-            if size != int(found[3]):
-                why = f"it has {size} of {int(found[3])} bytes"
+            if size != int(match[3]):
+                why = f"it has {size} of {int(match[3])} bytes"
                 raise _refusal(path, why, DamagedFile)
             image = file.read(size)
     except OSError as error:
         raise unreadable(path, error) from error
-    if hashlib.sha256(image).hexdigest() != found[4].decode():
+    if hashlib.sha256(image).hexdigest() != match[4].decode():
         raise _refusal(path, "its bytes are not those that were written", DamagedFile)
     return image
 
@@ -409,15 +409,15 @@ def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> No
     if len(content) < HEADER_BYTES and content.startswith(MAGIC[: len(content)]):
         why = f"it has {len(content)} bytes, less than its header"
         raise _refusal(path, why, DamagedFile)
-    found = FIRST_LINE.match(content)
-    if found is None or found[1].decode() != kind:
+    match = FIRST_LINE.match(content)
+    if match is None or match[1].decode() != kind:
         raise DataError(
             f"{path} is not {_with_article(kind)} of this package; name one that it"
             " wrote"
         )
-    if int(found[2]) != version:
+    if int(match[2]) != version:
         raise Unreadable(
-            f"{path} is a {kind} of version {int(found[2])} and this package reads"
+            f"{path} is a {kind} of version {int(match[2])} and this package reads"
             f" version {version}; use the hpcsgd that wrote it"
         )
 
@@ -654,7 +654,7 @@ def toml_literal(value: Any) -> str:
 def names_in(place: str, value: Any) -> tuple[str, ...]:
     """Return a list of names; one name alone is a mistake."""
     if not isinstance(value, list | tuple) or not all(
-        isinstance(one, str) for one in value
+        isinstance(name, str) for name in value
     ):
         raise ConfigError(f'{place} = {value!r} must be a list of names, as ["mine"]')
     return tuple(value)
@@ -663,13 +663,14 @@ def names_in(place: str, value: Any) -> tuple[str, ...]:
 def numbers(place: str, value: Any) -> tuple[float, ...]:
     """A list of numbers; one number alone is a mistake."""
     good = isinstance(value, list | tuple) and all(
-        isinstance(one, int | float) and not isinstance(one, bool) for one in value
+        isinstance(number, int | float) and not isinstance(number, bool)
+        for number in value
     )
     if not good:
         raise ConfigError(
             f"{place} = {value!r} must be a list of numbers, as [1e-5, 1e-4]"
         )
-    return tuple(float(one) for one in value)
+    return tuple(float(number) for number in value)
 
 
 # Sizes of files, messages and memory in sentences.
@@ -712,9 +713,9 @@ def asset_path(name: str) -> Path:
     bare checkout have them beside it.
     """
     for base in (PACKAGE / "_shared", PACKAGE.parent):
-        found = base / name
-        if found.exists() and _is_ours(base):
-            return found
+        path = base / name
+        if path.exists() and _is_ours(base):
+            return path
     raise ConfigError(
         f"{name} is not part of this installation; install hpcsgd again from its wheel"
     )

@@ -177,8 +177,8 @@ def _towards_zero(values: Array, form: Format) -> Array:
     """Return `values` rounded towards zero to numbers of the format."""
     step = _spacing(values, form)
     cut = np.trunc(values / step) * step
-    kept: Array = np.where(np.isfinite(values), np.copysign(cut, values), values)
-    return kept
+    numbers: Array = np.where(np.isfinite(values), np.copysign(cut, values), values)
+    return numbers
 
 
 def _spacing(values: Array, form: Format) -> Array:
@@ -267,18 +267,18 @@ def _encode(values: Array, name: str) -> Array:
     if name in FOR_MATRICES:  # float32 is not yet rounded to whole numbers
         values = np.rint(values)
     with np.errstate(invalid="ignore"):  # not-a-number stays what it is
-        held = values.astype(_narrow(name) if name in NARROW else form.dtype)
-    return np.ascontiguousarray(held).view(form.dtype)
+        elements = values.astype(_narrow(name) if name in NARROW else form.dtype)
+    return np.ascontiguousarray(elements).view(form.dtype)
 
 
 def decode(stored: Array, name: str, dtype: Any, out: Array | None = None) -> Array:
     """The values of an array in storage `name`, exactly, as `dtype`."""
     if name == "bf16":
         return widen_bf16(stored, dtype, out)
-    held = stored.view(_narrow(name)) if name in NARROW else stored
+    elements = stored.view(_narrow(name)) if name in NARROW else stored
     if out is None:
-        return held.astype(dtype, copy=False)
-    np.copyto(out, held.astype(out.dtype, copy=False))
+        return elements.astype(dtype, copy=False)
+    np.copyto(out, elements.astype(out.dtype, copy=False))
     return out
 
 
@@ -308,7 +308,7 @@ def decode_element(stored: Array, name: str, scale: float) -> Array:
     if name == "bf16":
         values = widen_bf16(stored, np.float32)
     else:
-        held = stored.view(_narrow(name)) if name in NARROW else stored
+        elements = stored.view(_narrow(name)) if name in NARROW else stored
         wide = np.float64 if name == "fp64" else np.float32
-        values = held.astype(wide, copy=False)
+        values = elements.astype(wide, copy=False)
     return values if scale == 1.0 else values * values.dtype.type(scale)

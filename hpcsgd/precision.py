@@ -176,7 +176,9 @@ class PrecisionConfig(Settings, section="precision"):
 
     def resolve(self) -> Precision:
         """The nine choices."""
-        asked = {name: getattr(self, name) for name in FIELDS if getattr(self, name)}
+        overrides = {
+            name: getattr(self, name) for name in FIELDS if getattr(self, name)
+        }
         # Until pilots have chosen.
         recipe = "fp32" if self.recipe == AUTO else self.recipe
-        return make_precision(recipe, asked)
+        return make_precision(recipe, overrides)

@@ -135,9 +135,9 @@ class Setting:
     def must(self, value: Any) -> str:
         """Return what a refused value must be instead."""
         if self.fixed:
-            known = ", ".join(map(str, self.fixed))
+            choices = ", ".join(map(str, self.fixed))
             hint = did_you_mean(value, self.fixed) if isinstance(value, str) else ""
-            return f"be one of {known}{hint}"
+            return f"be one of {choices}{hint}"
         words = (
             ("at least", self.at_least),
             ("above", self.above),
@@ -197,7 +197,9 @@ def setting(
     """
     conditions = (read_if,) if isinstance(read_if, Mapping) else read_if
     if read_by:
-        conditions = tuple({READS: (read_by,), **one} for one in conditions or ({},))
+        conditions = tuple(
+            {READS: (read_by,), **condition} for condition in conditions or ({},)
+        )
     declared = Setting(help, default, read_if=conditions, **facts)
     return field(default=default, metadata={"setting": declared})
 
@@ -257,8 +259,8 @@ def declarations(kind: type[Any]) -> dict[str, Setting]:
     """Return field -> what it declares, for a section of the configuration."""
     if kind not in _DECLARED:
         _DECLARED[kind] = {
-            one.name: one.metadata.get("setting", Setting("", one.default))
-            for one in fields(kind)
+            entry.name: entry.metadata.get("setting", Setting("", entry.default))
+            for entry in fields(kind)
         }
     return _DECLARED[kind]
 
@@ -280,11 +282,11 @@ class Refusals(ConfigError):
 
 def refuse(sentences: Iterable[str]) -> None:
     """Raise one ConfigError for all of these sentences; none for no sentence."""
-    found = list(dict.fromkeys(sentences))
-    if len(found) == 1:
-        raise ConfigError(found[0])
-    if found:
-        raise Refusals(found)
+    messages = list(dict.fromkeys(sentences))
+    if len(messages) == 1:
+        raise ConfigError(messages[0])
+    if messages:
+        raise Refusals(messages)
 
 
 def refuse_together(errors: Iterable[ConfigError]) -> None:

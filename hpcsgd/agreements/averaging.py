@@ -408,10 +408,10 @@ class NoAgreement(Agreement):
 
 def flat_positions(state: State, columns: int) -> Array:
     """Return a copy of [weights | intercept] without momentum, in one row."""
-    own = positions(state.host_state(), columns)
-    parts = [own.weights.reshape(-1)]
-    if own.intercept is not None:
-        parts.append(own.intercept.reshape(-1).astype(own.weights.dtype))
+    views = positions(state.host_state(), columns)
+    parts = [views.weights.reshape(-1)]
+    if views.intercept is not None:
+        parts.append(views.intercept.reshape(-1).astype(views.weights.dtype))
     whole: Array = np.concatenate(parts)
     return whole
 
@@ -517,11 +517,11 @@ class AsyncAverage(AverageVariant):
 
     def start(self, state: State, exchanges: int) -> None:
         """Restore the average that was under way at the checkpoint, if any."""
-        kept = state.rank_arrays
+        arrays = state.rank_arrays
         since = int(state.rank_arrays[SINCE][0])
         if since:
-            arrived = Pending(kept[MEAN].copy())
-            self._travelling = AverageUnderWay(since, kept[OWN].copy(), arrived)
+            arrived = Pending(arrays[MEAN].copy())
+            self._travelling = AverageUnderWay(since, arrays[OWN].copy(), arrived)
 
     def is_whole(self, exchanges: int) -> bool:
         """Return whether all weights are equal after so many exchanges.
@@ -579,11 +579,11 @@ class AsyncAverage(AverageVariant):
 
     def start_average(self, state: State, exchanges: int) -> None:
         """Begin to sum the weights of all replicas while training continues."""
-        own = self._said(state)
-        words = own * own.dtype.type(self.share)
+        own_words = self._said(state)
+        words = own_words * own_words.dtype.type(self.share)
         with self.overlap.posting():
             pending = self.aside.start_sum(words, PURPOSE)
-        self._travelling = AverageUnderWay(exchanges, own, pending)
+        self._travelling = AverageUnderWay(exchanges, own_words, pending)
 
     def _arrive(self, now: AverageUnderWay) -> Array:
         """Return the sum of an average; the first call waits for it."""
@@ -612,8 +612,8 @@ class AsyncAverage(AverageVariant):
     def _said(self, state: State) -> Array:
         """Return a copy of the words that are averaged, in one row."""
         if self.averages_all(state):
-            said: Array = state.portion(1.0, self.aside)
-            return said
+            words: Array = state.portion(1.0, self.aside)
+            return words
         return flat_positions(state, self.classes)
 
     @classmethod

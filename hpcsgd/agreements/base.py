@@ -709,7 +709,7 @@ class Agreement(ABC):
         -------
         dict of int
         """
-        return {name: kept.shape[1] for name, kept in state.memory.items()}
+        return {name: array.shape[1] for name, array in state.memory.items()}
 
     def remember(self, state: State, name: str, kept: Array) -> None:
         """Store an array that `memory` has returned.
@@ -923,7 +923,7 @@ def copied(state: State, names: Iterable[str] | None = None) -> State:
     copy = replace(seen, weights=seen.weights.copy(), intercept=intercept)
     if names is not None:
         copy.memory = {name: state.memory[name].copy() for name in names}
-        copy.shared = {name: kept.copy() for name, kept in state.shared.items()}
+        copy.shared = {name: array.copy() for name, array in state.shared.items()}
     return copy
 
 
@@ -947,13 +947,13 @@ def get_agreement(name: str) -> type[Agreement]:
     place = AGREEMENTS.get("average" if name == AUTO else name)
     if place is None:
         hint = did_you_mean(name, AGREEMENTS)
-        known = sorted([*AGREEMENTS, AUTO])
-        raise ConfigError(f"[agreement] unknown kind: {name!r}{hint}; known: {known}")
+        names = sorted([*AGREEMENTS, AUTO])
+        raise ConfigError(f"[agreement] unknown kind: {name!r}{hint}; known: {names}")
     if not isinstance(place, str):
         return place
     module, _, attribute = place.partition(":")
-    found: type[Agreement] = getattr(import_module(module), attribute)
-    return found
+    kind: type[Agreement] = getattr(import_module(module), attribute)
+    return kind
 
 
 def settings_of(name: str) -> type[AgreementSettings]:
@@ -1022,18 +1022,18 @@ def check_plan(grid: Grid, facts: SharedFacts) -> None:
     if not grid.world.max_flag(int(differs(grid.replicas, facts))):
         return
     everybody = grid.world.exchange_objects((grid.member, dict(facts)))
-    columns = [[s for m, s in everybody if m == own] for own, _ in everybody]
-    found = next(same for same in columns if any(s != same[0] for s in same))
-    raise alike(_difference(found, "replica"))
+    columns = [[s for m, s in everybody if m == member] for member, _ in everybody]
+    column = next(same for same in columns if any(s != same[0] for s in same))
+    raise alike(_difference(column, "replica"))
 
 
 def differs(group: Communicator, facts: SharedFacts) -> bool:
     """Return whether ranks of this group have different facts. Collective."""
     if group.size == 1:
         return False
-    own = hash_of(facts)
-    largest = group.max_flag(own)
-    least = -group.max_flag(-own)
+    digest = hash_of(facts)
+    largest = group.max_flag(digest)
+    least = -group.max_flag(-digest)
     return largest != least
 
 
@@ -1192,8 +1192,8 @@ class Overlap:
 
     def facts(self, *others: "Overlap") -> dict[str, float | str]:
         """Return facts of these transfers and of those of `others`, for the report."""
-        transfer = sum((one.transfer for one in others), self.transfer)
-        hidden = sum((one.hidden for one in others), self.hidden)
+        transfer = sum((overlap.transfer for overlap in others), self.transfer)
+        hidden = sum((overlap.hidden for overlap in others), self.hidden)
         return {
             "transfer_seconds": transfer,
             "hidden_seconds": hidden,

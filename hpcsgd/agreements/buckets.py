@@ -292,8 +292,8 @@ class ReplicaChannel:
     def gather_unequal(self, record: Array) -> list[Array]:
         """Gather the lengths of the records, then the records."""
         lengths = np.empty(self.size, dtype=np.int64)
-        own = np.array([record.size], dtype=np.int64)
-        self.replicas.gather(own, [1] * self.size, lengths, PURPOSE)
+        own_length = np.array([record.size], dtype=np.int64)
+        self.replicas.gather(own_length, [1] * self.size, lengths, PURPOSE)
         out = np.empty(lengths.sum(), dtype=record.dtype)
         self.replicas.gather(record, lengths.tolist(), out, PURPOSE)
         return np.split(out, np.cumsum(lengths)[:-1])
@@ -492,9 +492,9 @@ class CodecSender:
     def receive(self, buffer: Buffer, tile: Tile) -> float:
         """Wait for the mean of a tile, store it there, and return its factor."""
         with self.overlap.waiting():
-            told = self._finish.pop(0)()
-        if told.mean is not tile.flat:
-            tile.flat[...] = told.mean
+            decoded = self._finish.pop(0)()
+        if decoded.mean is not tile.flat:
+            tile.flat[...] = decoded.mean
         return 1.0 / self._unit(self._codec(tile))
 
     def tail(self) -> Array:

@@ -114,8 +114,8 @@ class Steps:
         moment: Moment,
     ) -> None:
         """Step some columns by the mean gradient `factor` · `gradient` (destroyed)."""
-        kept = {name: state.memory[name][columns] for name in self.rule.state_names}
-        part = ColumnViews(state.weights[columns], kept)
+        arrays = {name: state.memory[name][columns] for name in self.rule.state_names}
+        part = ColumnViews(state.weights[columns], arrays)
         self.step(part, gradient, factor, moment)
 
     def step(
@@ -141,10 +141,12 @@ class Steps:
         """Step the intercept, without a penalty; `gradient` is the mean, (K,)."""
         if state.intercept is None:
             return
-        own = state.intercept.reshape(1, -1)  # (states, K) as one column
-        kept = {name: state.shared[name] for name in self.rule.state_names}
+        intercept = state.intercept.reshape(1, -1)  # (states, K) as one column
+        arrays = {name: state.shared[name] for name in self.rule.state_names}
         turn = Turn(moment.number, moment.rate)
-        self.rule.step(ColumnViews(own, kept), gradient.reshape(1, -1), 1.0, turn, 0.0)
+        self.rule.step(
+            ColumnViews(intercept, arrays), gradient.reshape(1, -1), 1.0, turn, 0.0
+        )
 
 
 # The gradient that codecs of several replicas had not sent, for the step of the one
@@ -444,13 +446,13 @@ class Gradient(Agreement):
         It is 1 if no step waits for single tiles, or if rows are sparse and not in
         slices, since to cut them would save nothing.
         """
-        asked = self.inputs.settings
+        settings = self.inputs.settings
         inputs = self.inputs
         on_device = inputs.memory.on_device
         waits = self.grid.replicas.size > 1 or (self.steps_on_host and on_device)
-        if not waits or (inputs.shard.is_sparse and not asked.slices):
+        if not waits or (inputs.shard.is_sparse and not settings.slices):
             return 1
-        return bucket_count(columns, self.columns, itemsize, asked.bucket)
+        return bucket_count(columns, self.columns, itemsize, settings.bucket)
 
     def start(self, state: State, exchanges: int) -> None:
         """Resume with the scale of residuals, and with the gradient not sent yet."""
@@ -512,12 +514,12 @@ class Gradient(Agreement):
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Return True where codecs keep nothing: weights never differ."""
-        own = set(state.memory) - set(self.steps.rule.state_names)
-        return self.grid.replicas.size == 1 or not own
+        codec_names = set(state.memory) - set(self.steps.rule.state_names)
+        return self.grid.replicas.size == 1 or not codec_names
 
     def memory(self, state: State) -> dict[str, Array]:
         """Return arrays of numbers, also of what is kept in eight bits."""
-        return {name: np.asarray(kept) for name, kept in state.memory.items()}
+        return {name: np.asarray(array) for name, array in state.memory.items()}
 
     def inherit(self, state: State, name: str, kept: Array) -> None:
         """Store what codecs had saved: one replica encodes nothing."""
@@ -579,10 +581,10 @@ class Gradient(Agreement):
 
     def _alike(self, state: State) -> list[Array]:
         """Return what is the same on all replicas, besides their weights."""
-        found = list(state.shared.values())
+        arrays = list(state.shared.values())
         for name in self.steps.rule.state_names:
-            found += self.steps.rule.stored(state.memory[name])
-        return found
+            arrays += self.steps.rule.stored(state.memory[name])
+        return arrays
 
     def _join(self, state: State) -> None:
         """Send an empty gradient, and take the step of all others."""
@@ -695,10 +697,10 @@ class Gradient(Agreement):
         scale = self.inputs.loss_scale
         if scale is None:
             return True
-        kept = state.shared[LOSS_SCALE]
+        shared_scale = state.shared[LOSS_SCALE]
         overflowed = bool(self.sender.tail()[-2])
         scale.settle(overflowed)
-        kept[...] = scale.kept()
+        shared_scale[...] = scale.kept()
         return not overflowed
 
     def _receive(self, tile: Tile) -> float:
@@ -755,12 +757,12 @@ def sent_for_gradient(
 
     `partition`: MiB of the pieces that buckets are summed in, where they are not coded.
     """
-    asked = shape.settings.hierarchical
+    hierarchy = shape.settings.hierarchical
     inside = 1
-    if asked in ("node", "rack"):
+    if hierarchy in ("node", "rack"):
         return None
-    if asked != "off":
-        inside = min(int(asked), shape.replicas)
+    if hierarchy != "off":
+        inside = min(int(hierarchy), shape.replicas)
     leaders = -(-shape.replicas // inside)
     shares_tail = shape.intercept and shape.shares_tail
     if shape.flagged and (inside > 1 or shares_tail):
@@ -818,16 +820,18 @@ def _sent_coded(shape: RunShape, ranks: int) -> list[SentWords] | None:
 def _kept_by_codecs(shape: StateShape) -> int:
     """Return the bytes that the codecs of all buckets keep between exchanges."""
     config = shape.config
-    asked = shape.settings
+    settings = shape.settings
     count = 1
     if not shape.sparse:
-        count = bucket_count(shape.columns, 1, shape.itemsize, asked.bucket)
-    kept = 0
+        count = bucket_count(shape.columns, 1, shape.itemsize, settings.bucket)
+    codec_bytes = 0
     dtype = np.dtype(f"f{shape.itemsize}")
     for number, columns in enumerate(lengths(shape.columns, count)):
         bucket = Bucket(number, columns, 1, dtype)
-        kept += kept_bytes(asked.codec, bucket, config.codec, config.accordion)
-    return kept
+        codec_bytes += kept_bytes(
+            settings.codec, bucket, config.codec, config.accordion
+        )
+    return codec_bytes
 
 
 # Batches that grow where gradients have settled (Accordion's second form).
@@ -882,9 +886,9 @@ class Growing(Gradient, sums_on_devices=True):
     def prepare(self, state: State) -> None:
         """Allocate also the sum of watched gradients, which outlives the grid."""
         super().prepare(state)
-        asked = self.accordion
+        settings = self.accordion
         total = state.remember(TOTAL, self.columns)
-        self.regime = Regime(total, asked.eta, asked.interval)
+        self.regime = Regime(total, settings.eta, settings.interval)
         record = np.tile(FIRST[:, None], self.columns)
         self.regime.record = state.shared.setdefault(NAME, record)[:, 0]
 

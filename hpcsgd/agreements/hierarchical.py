@@ -239,10 +239,10 @@ class Hierarchical(AverageVariant):
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Hierarchical":
         """Open the communicators of the groups, and make the agreement. Collective."""
-        asked = terms.settings
+        settings = terms.settings
         grid = terms.grid
         levels = plan_levels(
-            asked.groups, asked.periods, terms.period, grid.replicas.size
+            settings.groups, settings.periods, terms.period, grid.replicas.size
         )
         grid.meet()
         labels = label(levels, places(grid))
@@ -295,14 +295,14 @@ class Hierarchical(AverageVariant):
 
 def _periods(shape: RunShape) -> list[int]:
     """Return the periods of the nested groups, or those that `plan_levels` assumes."""
-    asked = shape.settings.periods
-    return _numbers(asked) if asked else [1, shape.period]
+    periods = shape.settings.periods
+    return _numbers(periods) if periods else [1, shape.period]
 
 
 def places(grid: Grid) -> list[Address]:
     """Return the address of every replica, that of its first member. Collective."""
-    known = grid.world.exchange_objects(grid.world.address or own_address())
-    return [known[r * grid.members.size] for r in range(grid.replicas.size)]
+    addresses = grid.world.exchange_objects(grid.world.address or own_address())
+    return [addresses[r * grid.members.size] for r in range(grid.replicas.size)]
 
 
 def open_circle(
@@ -313,12 +313,12 @@ def open_circle(
     `groups` has the first replica in the group of every replica. If all are in one
     group, the communicator is the one of the grid.
     """
-    own = [r for r, first in enumerate(groups) if first == groups[grid.replica]]
-    share = rows[grid.replica] / sum(rows[r] for r in own)
+    replicas = [r for r, first in enumerate(groups) if first == groups[grid.replica]]
+    share = rows[grid.replica] / sum(rows[r] for r in replicas)
     group = grid.replicas
     if len(set(groups)) > 1:
         group = grid.replicas.split(groups[grid.replica], grid.replica)
-    return Circle(period, group, share, len(own))
+    return Circle(period, group, share, len(replicas))
 
 
 # Gradients are summed inside groups of replicas, then between their leaders.
@@ -471,8 +471,8 @@ class SenderOpener:
             bucket = self._bucket(state, buffer, number, tile)
             codec = make_codec(name, bucket, self.config.codec, self.config.accordion)
             codecs[tile.columns.start] = codec
-            for what, kept in codec.kept.items():
-                state.rank_arrays[f"codec_{number}_{what}"] = kept
+            for what, array in codec.kept.items():
+                state.rank_arrays[f"codec_{number}_{what}"] = array
         return CodecSender(speakers, codecs, name, self.grid.members)
 
     def _bucket(self, state: State, buffer: Buffer, number: int, tile: Tile) -> Bucket:

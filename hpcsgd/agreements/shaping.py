@@ -196,9 +196,9 @@ class Noise(Shaper):
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
         """Add noise to the local columns, drawn for each block of all columns."""
         size = np.sqrt(self.variance / (1.0 + moment.number) ** FADES)
-        for place, held in whole.runs():
-            height = held.stop - held.start
-            self._add(gradient[place : place + height], held, size, moment)
+        for place, columns in whole.runs():
+            height = columns.stop - columns.start
+            self._add(gradient[place : place + height], columns, size, moment)
 
     def _add(self, gradient: Array, held: slice, size: float, moment: Moment) -> None:
         for block in range(held.start // BLOCK, -(-held.stop // BLOCK)):
@@ -206,9 +206,9 @@ class Noise(Shaper):
             last = (block + 1) * BLOCK
             here = slice(max(first, held.start), min(last, held.stop))
             drawn = self._dice(moment, block).normal(size=(BLOCK, gradient.shape[1]))
-            own = drawn[here.start - first : here.stop - first]
+            noise = drawn[here.start - first : here.stop - first]
             part = gradient[here.start - held.start : here.stop - held.start]
-            part += (size * own).astype(gradient.dtype)
+            part += (size * noise).astype(gradient.dtype)
 
     def _dice(self, moment: Moment, block: int) -> np.random.Generator:
         return np.random.default_rng((self.seed, SALT, moment.number, block))

@@ -63,19 +63,19 @@ class Shards:
 
     def part(self, rows: int, replica: int | None = None) -> slice:
         """Return the columns of one replica; those of this one if none is named."""
-        own = self.replicas.rank if replica is None else replica
-        return split_range(rows, self.replicas.size, own)
+        rank = self.replicas.rank if replica is None else replica
+        return split_range(rows, self.replicas.size, rank)
 
     def average(self, state: State, exchanges: int, work: Work) -> None:
         """Average over all replicas; `work` updates the own columns in between."""
         whole = self.base.momentum == "average"
         width = state.weights.shape[1] if whole else self.classes
         states = width // self.classes  # of the intercept that travel
-        held = state.weights[:, :width]
+        weights = state.weights[:, :width]
         intercept = None if state.intercept is None else state.intercept[:states]
-        own, mean = self._scatter(held, intercept, self.base.weight(exchanges))
-        work(state, own[:, : self.classes])
-        state.weights[:, :width] = self.join(own, state, "agreement")
+        shard, mean = self._scatter(weights, intercept, self.base.weight(exchanges))
+        work(state, shard[:, : self.classes])
+        state.weights[:, :width] = self.join(shard, state, "agreement")
         if intercept is not None:
             intercept[...] = mean.reshape(intercept.shape)
         if self.base.momentum == "reset":
@@ -201,8 +201,8 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
 def base_of(shape: RunShape) -> type[Average]:
     """Return the agreement below the slow momentum of a run."""
     base: Any = get_agreement(shape.settings.base)
-    found: type[Average] = base
-    return found
+    agreement: type[Average] = base
+    return agreement
 
 
 class SlowMo(Agreement):
@@ -258,9 +258,9 @@ class SlowMo(Agreement):
     def prepare(self, state: State) -> None:
         """Allocate x_old and v of the local weights, and of the intercept."""
         self.base.prepare(state)
-        own = self._own(state.weights[:, : self.classes])
+        weights = self._own(state.weights[:, : self.classes])
         for name in (START, MOMENTUM):
-            state.memory[name] = own * 0.0
+            state.memory[name] = weights * 0.0
             if state.intercept is not None:
                 state.shared[name] = state.intercept[:1] * 0.0
 
@@ -312,11 +312,11 @@ class SlowMo(Agreement):
 
     def memory(self, state: State) -> dict[str, Array]:
         """Return whole arrays, also of a sharded slow state: checkpoints save them."""
-        kept = dict(self.base.memory(state))
+        arrays = dict(self.base.memory(state))
         if self.shards is not None:
             for name in (START, MOMENTUM):
-                kept[name] = self.shards.join(state.memory[name], state, "control")
-        return kept
+                arrays[name] = self.shards.join(state.memory[name], state, "control")
+        return arrays
 
     def remember(self, state: State, name: str, kept: Array) -> None:
         """Store what this replica keeps of an array."""
@@ -361,10 +361,10 @@ class SlowMo(Agreement):
         if not shape.settings.slow_sharded:
             return sent_for_average(shape)
         wide = words_averaged(shape)
-        own = split_range(shape.local_columns, shape.replicas, 0).stop
+        shard_columns = split_range(shape.local_columns, shape.replicas, 0).stop
         more = shape.replicas * wide * shape.intercept
         pieces = shape.sent(shape.local_columns * wide + more)
-        return [pieces, shape.sent(own * wide)]
+        return [pieces, shape.sent(shard_columns * wide)]
 
     @classmethod
     def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
@@ -376,8 +376,8 @@ class SlowMo(Agreement):
         """Yield the states of the base; x_old and v, with snapshots and whole once."""
         yield from super().holds(shape)
         parts = shape.replicas if shape.settings.slow_sharded else 1
-        own = shape.vector * (1 + shape.snapshots) // parts
-        yield "slow state", 2 * (own + shape.vector)
+        shard_bytes = shape.vector * (1 + shape.snapshots) // parts
+        yield "slow state", 2 * (shard_bytes + shape.vector)
 
     def _own(self, rows: Array) -> Array:
         """Return what this replica keeps of an array with a row for each column."""
@@ -403,8 +403,8 @@ class SlowMo(Agreement):
     def _walk_intercept(self, decay: float, state: State) -> None:
         if state.intercept is not None:
             slow = state.shared
-            own = state.intercept[:1]
-            slow_step(own, slow[START], slow[MOMENTUM], self.rate, decay)
+            intercept = state.intercept[:1]
+            slow_step(intercept, slow[START], slow[MOMENTUM], self.rate, decay)
 
 
 def slow_step(

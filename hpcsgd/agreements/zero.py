@@ -98,9 +98,9 @@ class Cuts:
             turn += (tile.stop - tile.start) % replicas
             start = tile.start + sum(heights[:replica])
             height = heights[replica]
-            own = slice(start, start + height)
+            own_columns = slice(start, start + height)
             place = slice(first, first + height)
-            self.all.append(Cut(tile, own, place, heights))
+            self.all.append(Cut(tile, own_columns, place, heights))
             first += height
         self.height = first  # columns that this replica owns
         self.leaves_some_without = columns < replicas
@@ -158,13 +158,13 @@ class TileWorkspace:
         self._tiles: list[Any] = [None] * min(tiles, most)
 
     def tile(self, number: int, words: int) -> Any:
-        """Return room for tile `number`; that of the tile before stays as it is."""
+        """Return a buffer for tile `number`; that of the tile before stays as it is."""
         place = number % len(self._tiles)
-        held = self._tiles[place]
-        if held is None:  # it was not needed before
-            held = self.memory.empty((self.words,), self.dtype)
-            self._tiles[place] = held
-        return held[:words]
+        buffer = self._tiles[place]
+        if buffer is None:  # it was not needed before
+            buffer = self.memory.empty((self.words,), self.dtype)
+            self._tiles[place] = buffer
+        return buffer[:words]
 
 
 # Slices of all replicas put together, tile by tile.
@@ -305,27 +305,29 @@ class SlicedState(Gradient):
 
     def parted(self, whole: Array) -> Array:
         """Return of whole columns what is stored as the weights are."""
-        own = whole[:, : self.columns]
-        return own if self.stage < 3 else self.cuts.of(own)
+        weights = whole[:, : self.columns]
+        return weights if self.stage < 3 else self.cuts.of(weights)
 
     def memory(self, state: State) -> dict[str, Array]:
         """Return all columns of the arrays that are kept in slices. Collective."""
         return {
-            name: self.joining.join(kept, "control") if self._is_sliced(name) else kept
-            for name, kept in state.memory.items()
+            name: self.joining.join(array, "control")
+            if self._is_sliced(name)
+            else array
+            for name, array in state.memory.items()
             if name in self.widths(state)
         }
 
     def remember(self, state: State, name: str, kept: Array) -> None:
         """Store the own slices of an array that `memory` has returned."""
-        own = self.cuts.of(kept) if self._is_sliced(name) else kept
-        state.memory[name][...] = own
+        part = self.cuts.of(kept) if self._is_sliced(name) else kept
+        state.memory[name][...] = part
 
     def widths(self, state: State) -> dict[str, int]:
         """Return the words a column of each array but the velocities of `whole`."""
-        found = super().widths(state)
-        found.pop(VELOCITY, None)
-        return found
+        widths = super().widths(state)
+        widths.pop(VELOCITY, None)
+        return widths
 
     def _is_sliced(self, name: str) -> bool:
         return self.stage == 3 or name in self._sliced()
@@ -465,18 +467,18 @@ class Scatter:
         self.tail.total()  # which was posted before
         number, pending, host_wait = self._travelling.pop(0)
         with self.overlap.waiting():
-            own = self.wait_for(pending, host_wait).reshape(-1, self.cuts.width)
+            own_slice = self.wait_for(pending, host_wait).reshape(-1, self.cuts.width)
         if self._slices is not None:
-            kept = self._slices[self.cuts.all[number].place]
-            self.keep_slice(own, kept)
-            own = kept
-        self._there[number] = own
+            stored_slice = self._slices[self.cuts.all[number].place]
+            self.keep_slice(own_slice, stored_slice)
+            own_slice = stored_slice
+        self._there[number] = own_slice
 
     def wait_for(self, pending: Pending, host_wait: Wait) -> Any:
         """Return the own part of a sum, as soon as it may be read."""
-        own = pending.wait()
+        own_part = pending.wait()
         host_wait()
-        return own
+        return own_part
 
     def keep_slice(self, own: Any, kept: Any) -> None:
         """Copy the own slice out of a tile that the next sum overwrites."""
@@ -633,14 +635,14 @@ class ShardedAgreement(SlicedState):
         self.shape(columns, self.columns)
         cuts = self.cuts
         alone = self.replicas.size == 1
-        own = cuts.height * self.columns
+        own_words = cuts.height * self.columns
         tiles = min(len(cuts), 2)
-        words = own if self.stage == 3 else columns * self.columns
-        words += own * len(self._sliced())
+        words = own_words if self.stage == 3 else columns * self.columns
+        words += own_words * len(self._sliced())
         if self.keeps_gradient_whole:
             words += columns * self.columns
         else:
-            words += tiles * cuts.largest + own * (tiles > 1)
+            words += tiles * cuts.largest + own_words * (tiles > 1)
         if self.stage < 3 and not alone:
             words += tiles * self._widest_slice()
         return 4 * words
@@ -746,11 +748,11 @@ class ShardedAgreement(SlicedState):
             gradient = self.scatter.own(number, cut)
             if task is not None:
                 task.clock.start()
-            own = self._advance(state, cut, gradient, factor)
+            own_slice = self._advance(state, cut, gradient, factor)
             if task is not None:
                 task.clock.lap("update")
             if self.stage < 3 and self.replicas.size > 1:  # else it is in its place
-                self._spread(own, cut, state.on_device("weights")[cut.columns])
+                self._spread(own_slice, cut, state.on_device("weights")[cut.columns])
         self.joining.wait()
         for name in ("weights", *self._sliced()):
             state.mark_written(name)
@@ -764,16 +766,16 @@ class ShardedAgreement(SlicedState):
     def _advance(self, state: State, cut: Cut, gradient: Any, factor: float) -> Any:
         """Step the own slice of a tile, where no other replica reads it in place.
 
-        Else the result is in a room from which it is sent.
+        Else the result is in a buffer from which it is sent.
         """
         weights = state.on_device("weights")
-        own = to = weights[cut.place if self.stage == 3 else cut.own]
+        own_weights = to = weights[cut.place if self.stage == 3 else cut.own]
         if self.stage < 3 and self.replicas.size > 1:
             self._turn += 1
-            room = self.stepped_room.tile(self._turn, own.size)
-            to = room.reshape(-1, self.columns)
-        kept = {name: state.on_device(name)[cut.place] for name in self._sliced()}
-        part = WordRange(own, to, kept, state.scale)
+            buffer = self.stepped_room.tile(self._turn, own_weights.size)
+            to = buffer.reshape(-1, self.columns)
+        arrays = {name: state.on_device(name)[cut.place] for name in self._sliced()}
+        part = WordRange(own_weights, to, arrays, state.scale)
         self.steps.step_slice(part, gradient, factor, self._moment, self.slice_memory)
         return to
 
@@ -781,13 +783,13 @@ class ShardedAgreement(SlicedState):
         """Let shapers change all slices of this replica as one array, on the host."""
         memory = self.inputs.memory
         mean = self.incoming
-        found = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
-        for own, cut in zip(found, self.cuts, strict=True):
-            memory.start_to_host(own, mean[cut.place])()
+        gradients = [self.scatter.own(k, cut) for k, cut in enumerate(self.cuts)]
+        for gradient, cut in zip(gradients, self.cuts, strict=True):
+            memory.start_to_host(gradient, mean[cut.place])()
         mean *= mean.dtype.type(factor)
         self._shape_mean(mean)
-        for own, cut in zip(found, self.cuts, strict=True):
-            memory.from_host(mean[cut.place], own)
+        for gradient, cut in zip(gradients, self.cuts, strict=True):
+            memory.from_host(mean[cut.place], gradient)
 
     @property
     def _columns_of_mean(self) -> Array:
@@ -829,14 +831,14 @@ class ShardedAgreement(SlicedState):
         Slices are those of the rule's state; good states those that a run returns to.
         """
         stage = cls.stage_of(shape)
-        own = -(-shape.columns // shape.replicas)
-        weights = own if stage == 3 else shape.columns
-        kept = own * (shape.states - 1 + shape.moments + cls.beside(shape))
-        gradient = shape.columns if stage == 1 else own
+        own_columns = -(-shape.columns // shape.replicas)
+        weights = own_columns if stage == 3 else shape.columns
+        slices = own_columns * (shape.states - 1 + shape.moments + cls.beside(shape))
+        gradient = shape.columns if stage == 1 else own_columns
         yield "weights", shape.itemsize * weights
-        yield "slices", shape.itemsize * kept
+        yield "slices", shape.itemsize * slices
         yield "gradient", shape.itemsize * gradient
-        good = weights + shape.snapshots * (weights + kept)
+        good = weights + shape.snapshots * (weights + slices)
         yield "good states", shape.itemsize * good
         yield "tiles", 4 * min(int(shape.settings.bucket * MIB), shape.vector)
 

@@ -57,8 +57,8 @@ class ColumnExponents:
         """Return the exponents of the columns of `values`: of this rank, or all."""
         if values.ndim == 1:
             return self.exponents[0]
-        own = self.exponents[self.own]
-        return own if values.shape[1] == len(own) else self.exponents
+        exponents = self.exponents[self.own]
+        return exponents if values.shape[1] == len(exponents) else self.exponents
 
 
 def make_scaling(form: Format, peaks: Array, own: slice, how: str) -> ColumnExponents:
@@ -67,8 +67,8 @@ def make_scaling(form: Format, peaks: Array, own: slice, how: str) -> ColumnExpo
     `how` is "column", "global" (all columns share the smallest) or "none".
     """
     _, above = np.frexp(peaks)  # peak = f · 2^above with f in [1/2, 1)
-    room = int(np.frexp(form.largest)[1])
-    exponents = np.where(peaks > 0, room - above, MOST_EXPONENT)
+    limit = int(np.frexp(form.largest)[1])
+    exponents = np.where(peaks > 0, limit - above, MOST_EXPONENT)
     # A peak that is rounded up to the next power of two may be beyond the largest.
     exponents = np.where(np.ldexp(peaks, exponents) > form.largest, -1, 0) + exponents
     exponents = np.clip(exponents, -MOST_EXPONENT, MOST_EXPONENT).astype(np.int32)
@@ -548,19 +548,19 @@ class HostMemory:
         turn: Turn,
     ) -> None:
         """Step in place; weights and velocity are joined during the step."""
-        own = part.to
-        if not len(own):
+        weights = part.to
+        if not len(weights):
             return
-        if own is not part.weights:
-            own[...] = part.weights
-        kept = {name: part.arrays[name] for name in rule.state_names}
+        if weights is not part.weights:
+            weights[...] = part.weights
+        arrays = {name: part.arrays[name] for name in rule.state_names}
         if rule.states == 1:
-            rule.step(ColumnViews(own, kept), gradient, factor, turn, l2)
+            rule.step(ColumnViews(weights, arrays), gradient, factor, turn, l2)
             return
         velocity = part.arrays[VELOCITY]
-        both = np.hstack([own, velocity])
-        rule.step(ColumnViews(both, kept), gradient, factor, turn, l2)
-        own[...], velocity[...] = np.split(both, 2, axis=1)
+        both = np.hstack([weights, velocity])
+        rule.step(ColumnViews(both, arrays), gradient, factor, turn, l2)
+        weights[...], velocity[...] = np.split(both, 2, axis=1)
 
     def host_wait(self, group: Communicator) -> Wait:
         """Return a function that does nothing: `wait` of a collective is enough."""

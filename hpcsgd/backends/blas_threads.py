@@ -71,9 +71,9 @@ def one_thread() -> Iterator[None]:
     """
     with _callers.lock:
         _callers.count += 1
-        known = [library for library, _ in _callers.before]
+        limited_libraries = [library for library, _ in _callers.before]
         for library in libraries():
-            if library not in known and library.variable not in os.environ:
+            if library not in limited_libraries and library.variable not in os.environ:
                 _callers.before.append((library, library.get()))
                 library.set(1)
     try:
@@ -104,8 +104,8 @@ def _loaded(modules: int) -> list[Library]:
     except OSError:
         return []
     paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/") > 1}
-    found = (_library(path) for path in sorted(paths) if ".so" in Path(path).name)
-    return [library for library in found if library is not None]
+    candidates = (_library(path) for path in sorted(paths) if ".so" in Path(path).name)
+    return [library for library in candidates if library is not None]
 
 
 def _library(path: str) -> Library | None:

@@ -70,16 +70,16 @@ class SampledRows:
 
     def __getitem__(self, part: slice) -> "SampledRows":
         numbers = self.numbers[part]
-        room = self.room[part]
-        some = SampledRows(self.matrix, numbers, room, self.backend)
+        workspace = self.room[part]
+        some = SampledRows(self.matrix, numbers, workspace, self.backend)
         some.is_copied = self.is_copied
         return some
 
     def part(self, columns: slice) -> "SampledRows":
         """Return the rows in `columns`, as they are stored; copies have all columns."""
         matrix = self.matrix[:, columns]
-        room = self.room[:, columns]
-        some = SampledRows(matrix, self.numbers, room, self.backend)
+        workspace = self.room[:, columns]
+        some = SampledRows(matrix, self.numbers, workspace, self.backend)
         some.whole = self, columns
         return some
 
@@ -409,11 +409,11 @@ class NativeBackend(HostBackend):
         """Return the coefficients for the kernel; the last ones are cached."""
         steps = plain.steps
         family = plain.family
-        known = self._last_plan
-        if known is None or known[0] is not steps or known[1] is not family:
+        last_plan = self._last_plan
+        if last_plan is None or last_plan[0] is not steps or last_plan[1] is not family:
             plan = PlainStepsPlan(plain, weights.shape[1], self._rounds_margins)
-            known = self._last_plan = (steps, family, plan)
-        return known[2]
+            last_plan = self._last_plan = (steps, family, plan)
+        return last_plan[2]
 
 
 def _is_narrow(*arrays: Array) -> bool:

@@ -68,13 +68,13 @@ def best() -> tuple[Any, str, str]:
     level = min(library.hpcsgd_level(), _cap())
     refused = ""
     for name in reversed(SETS[1 : level + 1]):
-        better, said = load_library(name)
+        better, reason = load_library(name)
         if better is None:
             continue
         if name == TILES and not library.hpcsgd_ask_for_tiles():
             refused = "; the system refuses the tiles of AMX to this process"
             continue
-        return better, name, said + refused
+        return better, name, reason + refused
     return library, SETS[0], why
 
 
@@ -91,10 +91,10 @@ def resolve_isa(sets: Sequence[str]) -> bool:
 
 
 def _cap() -> int:
-    asked = os.environ.get(CAP, "").lower() or SETS[-1]
-    if asked not in SETS:
-        raise ConfigError(f"{CAP}={asked} is unknown; known: {', '.join(SETS)}")
-    return min(map(SETS.index, (asked, *settled)))
+    cap = os.environ.get(CAP, "").lower() or SETS[-1]
+    if cap not in SETS:
+        raise ConfigError(f"{CAP}={cap} is unknown; known: {', '.join(SETS)}")
+    return min(map(SETS.index, (cap, *settled)))
 
 
 def load_library(name: str) -> tuple[Any, str]:
@@ -180,8 +180,8 @@ def kernels_of(library: Any) -> dict[str, Any]:
 
 def bf16_gram(library: Any) -> dict[str, Any]:
     """Return the Gram kernel of this set for bf16, with its scratch; {} if none."""
-    for room, name in BF16_GRAMS:
-        words = declare(library, room, "l", "l")
+    for size_function, name in BF16_GRAMS:
+        words = declare(library, size_function, "l", "l")
         if words(1):
             return {"strict_gram_pairs": door_to(library, name), "gram_room": words}
     return {}
@@ -610,8 +610,11 @@ class PlainStepsPlan:
         steps = plain.steps
         family = plain.family
         starts = np.array(plain.blocks.starts, dtype=np.int64)
-        own = (steps.carry, steps.gain, steps.free, steps.gain, steps.probe)
-        arrays = [starts, *(np.ascontiguousarray(a, dtype=np.float64) for a in own)]
+        coefficients = (steps.carry, steps.gain, steps.free, steps.gain, steps.probe)
+        arrays = [
+            starts,
+            *(np.ascontiguousarray(a, dtype=np.float64) for a in coefficients),
+        ]
         numbers = (len(starts) - 1, steps.states, family_number(family), int(rounds))
         self._plan = CStruct(numbers, kernel_setting(family, np.float32), arrays)
         self.columns = width // steps.states  # scores of a row

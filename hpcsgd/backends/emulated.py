@@ -90,10 +90,10 @@ class RoundedBackend(HostBackend):
         """
         gram = gram.astype(self.working)
         round_values(gram, self.precision.inner)
-        given = margins.astype(self.working)
+        working_margins = margins.astype(self.working)
         before = None if intercept is None else intercept.copy()
         residuals = super().corrected_residuals(
-            given, gram, plan, family, batch, intercept
+            working_margins, gram, plan, family, batch, intercept
         )
         scale = self.loss_scale
         self._leaves_out = scale is not None and not scale.accepts(residuals)
@@ -118,9 +118,11 @@ class RoundedBackend(HostBackend):
         """Compute score ← ∂ℓ/∂t at the score, both in `precision.residual`."""
         round_values(score, self.precision.inner)
         form = get_format(self.precision.residual)
-        given = score.astype(form.carrier)
-        round_values(given, form.name)
-        score[...] = family.residual(given, targets.astype(form.carrier, copy=False))
+        rounded_score = score.astype(form.carrier)
+        round_values(rounded_score, form.name)
+        score[...] = family.residual(
+            rounded_score, targets.astype(form.carrier, copy=False)
+        )
         self._round_residual(score)
 
     def _weigh(self, score: Array, weights: Array) -> None:

@@ -30,10 +30,10 @@ class Scratch:
     def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an uninitialised array, the same one for the same arguments."""
         key = (name, shape, dtype)
-        found = self._arrays.get(key)
-        if found is None:
-            found = self._arrays[key] = np.empty(shape, dtype=dtype)
-        return found
+        array = self._arrays.get(key)
+        if array is None:
+            array = self._arrays[key] = np.empty(shape, dtype=dtype)
+        return array
 
     def message(
         self,
@@ -50,11 +50,11 @@ class Scratch:
         later.
         """
         key = (name, words, form, travels)
-        found = self._messages.get(key)
-        if found is None:
-            found = open_message(members, words, form, travels)
-            self._messages[key] = found
-        return found
+        message = self._messages.get(key)
+        if message is None:
+            message = open_message(members, words, form, travels)
+            self._messages[key] = message
+        return message
 
 
 # Arithmetic that every kind of exchange shares.
@@ -292,9 +292,9 @@ class HostExchange:
     def keep(self) -> Array:
         """Return a lasting copy of the summed Gram. Collective."""
         self.task.clock.start()
-        kept = self.task.members.keep(self.gram)
+        gram = self.task.members.keep(self.gram)
         self.task.clock.lap("gram")
-        return kept
+        return gram
 
     def use(self, kept: Array) -> None:
         """Take the steps with a Gram that was kept."""
@@ -410,9 +410,9 @@ class HostSequence:
 
         The parts behind the sums need `earlier`, too. Return the sums of `ahead`.
         """
-        own = self.start()
+        own_sums = self.start()
         following = NO_SUMS if ahead is None else ahead.start()
-        own.wait()
+        own_sums.wait()
         earlier.wait()
         for part in self._after:
             part()
@@ -421,8 +421,8 @@ class HostSequence:
 
 def wait_for_all(pending: Sequence[Pending]) -> None:
     """Wait for sums in the order in which they were begun."""
-    for one in pending:
-        one.wait()
+    for sums in pending:
+        sums.wait()
 
 
 # Plain SGD: steps one after the other on rows that were gathered.
@@ -634,9 +634,9 @@ class SparseGather:
     def pack(self, rows: Array) -> Array:
         """Return these rows of this member as one message."""
         self._lengths = self._all_lengths()[:, rows]
-        own = self.matrix.take(rows)
-        message = pack(own, self.column)
-        each = (self.column.itemsize + own.dtype.itemsize) // message.dtype.itemsize
+        block = self.matrix.take(rows)
+        message = pack(block, self.column)
+        each = (self.column.itemsize + block.dtype.itemsize) // message.dtype.itemsize
         self.counts = [int(count) * each for count in self._lengths.sum(axis=1)]
         return message
 
@@ -666,9 +666,9 @@ class SparseGather:
         if self.lengths is None:
             members = self.task.members
             height = len(self.matrix)
-            own = self.matrix.lengths.astype(self.column)
+            own_lengths = self.matrix.lengths.astype(self.column)
             flat = np.empty(members.size * height, dtype=self.column)
-            members.gather(own, [height] * members.size, flat, "control")
+            members.gather(own_lengths, [height] * members.size, flat, "control")
             self.lengths = members.keep(flat.reshape(-1, height))
         return self.lengths
 
@@ -759,10 +759,10 @@ class DenseGather:
     def for_products(self, stored: Array) -> Rows:
         """Return stored rows as the backend takes them."""
         task = self.task
-        room = self.scratch.array("whole", stored.shape, task.precision.working)
+        buffer = self.scratch.array("whole", stored.shape, task.precision.working)
         if len(self._numbers) < len(stored):
             self._numbers = np.arange(len(stored), dtype=np.int64)
-        rows = task.backend.gather(stored, self._numbers[: len(stored)], room)
+        rows = task.backend.gather(stored, self._numbers[: len(stored)], buffer)
         task.clock.lap("gather")
         return rows
 
@@ -798,8 +798,8 @@ class HostGatheredSteps(HostPlainSteps):
 
     def has_rows(self) -> bool:
         """Return whether the rows of this group were kept."""
-        known = self.whole.kept.get(self.group.index)
-        return known is not None and same_rows(known[0], self.group.rows)
+        entry = self.whole.kept.get(self.group.index)
+        return entry is not None and same_rows(entry[0], self.group.rows)
 
     def pack(self) -> None:
         """Pack the rows of this member, as they are stored."""
@@ -873,17 +873,17 @@ class HostExchanges:
 
     def plain(self, blocks: Blocks) -> HostPlainSteps:
         """Return steps that are taken one by one."""
-        found = self._plain.get(blocks)
-        if found is None:
+        steps = self._plain.get(blocks)
+        if steps is None:
             scratch = self.scratches.setdefault(0, Scratch())
-            found = self._plain[blocks] = HostPlainSteps(self.task, scratch, blocks)
-        return found
+            steps = self._plain[blocks] = HostPlainSteps(self.task, scratch, blocks)
+        return steps
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> HostGatheredSteps:
         """Return steps on rows of all columns; `keeps`: gathered rows are kept."""
         if self._rows is None:
             self._rows = HostRows(self.task, keeps)
-        found = self._gathered.get(blocks)
-        if found is None:
-            found = self._gathered[blocks] = HostGatheredSteps(self._rows, blocks)
-        return found
+        steps = self._gathered.get(blocks)
+        if steps is None:
+            steps = self._gathered[blocks] = HostGatheredSteps(self._rows, blocks)
+        return steps

@@ -512,10 +512,10 @@ class CsrRows:
 def times(matrix: Any, right: Array) -> Array:
     """Return matrix @ right, (m, K); one column is faster as a vector."""
     if right.shape[1] == 1:
-        one: Array = matrix @ right[:, 0]
-        return one[:, None]
-    many: Array = matrix @ right
-    return many
+        column: Array = matrix @ right[:, 0]
+        return column[:, None]
+    columns: Array = matrix @ right
+    return columns
 
 
 def split(matrix: Any, heavy: Array) -> tuple[Array, Any]:
@@ -552,9 +552,9 @@ def _add_light(matrix: Any, blocks: Blocks, panels: list[Array], work: float) ->
         left = slice(first, cut) if middle > low else slice(first, last)
         square = (matrix[cut:last] @ matrix[left].T).toarray()
         for j in range(max(middle, 1), high):
-            own = square[blocks.starts[j] - cut : blocks.starts[j + 1] - cut]
+            block = square[blocks.starts[j] - cut : blocks.starts[j + 1] - cut]
             stop = cut if middle > low else blocks.starts[j]
-            panels[j - 1][:, first:stop] += own[:, : stop - first]
+            panels[j - 1][:, first:stop] += block[:, : stop - first]
         if middle > low:
             part(low, middle, work / 4)
             part(middle, high, work / 4)
@@ -590,8 +590,8 @@ def dense_gram_workspace(rows: int, precision: Precision, on_gpu: bool) -> int:
     if precision.is_uniform:
         is_for_pairs = precision.matrix == "bf16" and precision.working == np.float32
         pairs = is_for_pairs and not on_gpu
-        room = compiled_calls.pair_room_bytes(rows) if pairs else 0
-        return max(rows * rows * wide // 3, room)
+        workspace = compiled_calls.pair_room_bytes(rows) if pairs else 0
+        return max(rows * rows * wide // 3, workspace)
     in_place = precision.gram_sum == "bf16" and compiled_calls.available()
     arrays = ROUNDED_IN_PLACE if in_place else ROUNDED
     return arrays * rows * rows * wide

@@ -280,8 +280,8 @@ class State:
         copies = vars(self).get("copies")  # not yet, while it is made
         if copies is None:
             return None
-        kept = getattr(self.memory, "mirrors", {})
-        copy: DeviceCopy | None = kept.get(name) or copies.arrays.get(name)
+        mirrors = getattr(self.memory, "mirrors", {})
+        copy: DeviceCopy | None = mirrors.get(name) or copies.arrays.get(name)
         return copy
 
     def remember(self, name: str, width: int) -> Array:
@@ -418,15 +418,15 @@ class ExchangeCoefficients:
 
     def _one_step(self, rate: float, size: int) -> UnrolledSteps:
         """Return the coefficients of a step whose scores are read at q."""
-        one = unroll(self.update, [rate], [size], self.l2)
+        coefficients = unroll(self.update, [rate], [size], self.l2)
         return UnrolledSteps(
             lead=np.ones((1, 1)),
-            couple=one.couple,
-            carry=one.carry,
-            gain=one.gain,
-            free=one.free,
-            push=one.push,
-            probe=one.probe,
+            couple=coefficients.couple,
+            carry=coefficients.carry,
+            gain=coefficients.gain,
+            free=coefficients.free,
+            push=coefficients.push,
+            probe=coefficients.probe,
         )
 
 
@@ -448,8 +448,8 @@ class ManyCoefficients(ExchangeCoefficients):
 
     def only(self, number: int, model: Models) -> "ManyCoefficients":
         """Return the coefficients of one of the models."""
-        own = self.models.setting_of[number * self.models.scores]
-        rates = self.each[:, [own]]
+        setting = self.models.setting_of[number * self.models.scores]
+        rates = self.each[:, [setting]]
         sizes = self.blocks.sizes
         return ManyCoefficients(self.update, model, self.backend, rates, sizes)
 
@@ -464,8 +464,8 @@ class ManyCoefficients(ExchangeCoefficients):
         """Return the coefficients of each step alone, as the backend takes them."""
         plans = []
         for rates, size in zip(self.each, self.blocks.sizes, strict=True):
-            one = one_step_many(self.update, rates, size, self.ridges)
-            columns = one.of(self.models.setting_of)
+            coefficients = one_step_many(self.update, rates, size, self.ridges)
+            columns = coefficients.of(self.models.setting_of)
             plans.append(self.backend.prepare(columns, blocks_of((size,))))
         return tuple(plans)
 

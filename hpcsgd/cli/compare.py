@@ -132,13 +132,15 @@ def plan_comparison(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Ent
     named += [parse_setting(text) for text in arguments.settings]
     base = overlaid(tables, arguments)
     shared = RunConfig.parse(base)
-    found = list[Entry]()
+    entries = list[Entry]()
     ranks = arguments.ranks or launch.launcher_size()
     if arguments.methods is not None:
-        found += line_up(arguments.methods, base, ranks)
-    found += [make_setting(n, base, expand_settings(n, t, SHORT)) for n, t in named]
-    check_shared(base, [one.config for one in found if isinstance(one, NamedSetting)])
-    return shared, [on_ranks(one, ranks) for one in found]
+        entries += line_up(arguments.methods, base, ranks)
+    entries += [make_setting(n, base, expand_settings(n, t, SHORT)) for n, t in named]
+    check_shared(
+        base, [entry.config for entry in entries if isinstance(entry, NamedSetting)]
+    )
+    return shared, [on_ranks(entry, ranks) for entry in entries]
 
 
 def _of_file(tables: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -241,12 +243,12 @@ def table_of(found: "Comparison") -> "Table":
 def _title(found: "Comparison") -> str:
     ranks = found.rows[0].result.report["ranks"]
     repeats = len(found.rows[0].times)
-    said = f"{ranks} rank{'' if ranks == 1 else 's'}, median of {repeats}"
+    title = f"{ranks} rank{'' if ranks == 1 else 's'}, median of {repeats}"
     if found.reference is not found.rows[0]:
-        said += f", gaps and speed-ups against {found.reference.name}"
+        title += f", gaps and speed-ups against {found.reference.name}"
     if found.is_equal_batch:
-        return said
-    return f"{said}; UNEQUAL GLOBAL BATCHES: the steps do not see as many rows"
+        return title
+    return f"{title}; UNEQUAL GLOBAL BATCHES: the steps do not see as many rows"
 
 
 def _notes(found: "Comparison") -> list[str]:

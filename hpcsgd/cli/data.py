@@ -226,11 +226,11 @@ def run_fetch(arguments: argparse.Namespace, argv: list[str]) -> int:
 
     with meter:
         path = fetch(card, Path(arguments.out), progress)
-    said = {"path": str(path), "bytes": path.stat().st_size, "sha256": sha256(path)}
+    report = {"path": str(path), "bytes": path.stat().st_size, "sha256": sha256(path)}
     if arguments.json:
-        print(json.dumps(said, indent=2))
+        print(json.dumps(report, indent=2))
     else:
-        print(f"{path}: {said['bytes']} bytes, SHA-256 {said['sha256']}")
+        print(f"{path}: {report['bytes']} bytes, SHA-256 {report['sha256']}")
         print(f"next: {card.convert}")
     return 0
 
@@ -515,9 +515,9 @@ def _convert(
     """Convert with a watchdog; return the report, None if interrupted. Collective."""
     world.is_patient = True  # each message takes tens of milliseconds of work
     world.watch(arguments.timeout)
-    said = _watched(world, arguments, recipe)
+    report = _watched(world, arguments, recipe)
     world.unwatch()
-    return said
+    return report
 
 
 def _watched(
@@ -530,7 +530,7 @@ def _watched(
 
     retain_freed_memory(recipe.block)
     crew = Crew(world)
-    source, wanted = crew.everywhere(
+    source, full_recipe = crew.everywhere(
         lambda: (_source(arguments), _like(arguments, recipe))
     )
     try:
@@ -544,7 +544,7 @@ def _watched(
             return convert(
                 source,
                 Path(arguments.target),
-                wanted,
+                full_recipe,
                 meter,
                 resume=arguments.resume,
                 force=arguments.force,
@@ -642,10 +642,10 @@ def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
 
     reader = open_reader(Path(arguments.data))
     try:
-        said = inspect(reader)
+        facts = inspect(reader)
     finally:
         reader.close()
-    print(json.dumps(said, indent=2) if arguments.json else inspection_text(said))
+    print(json.dumps(facts, indent=2) if arguments.json else inspection_text(facts))
     return 0
 
 
@@ -663,8 +663,8 @@ def inspection_text(said: dict[str, Any]) -> str:
     ]
     prepared = said["preparation"]
     if prepared["columns"] != "raw":
-        kept = said["kept_scales"]
-        scales = "" if kept is None else f", scales {_range_text(kept)}"
+        scale_range = said["kept_scales"]
+        scales = "" if scale_range is None else f", scales {_range_text(scale_range)}"
         lines.append(
             f"columns: {prepared['columns']}; the file keeps their moments{scales}"
         )
@@ -840,10 +840,10 @@ def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
             " leave them out for those of the shape"
         )
     path = Path(arguments.out)
-    given = {flag[2:]: getattr(arguments, flag[2:]) for flag, _ in KNOBS}
-    knobs = Knobs(**{name: value for name, value in given.items() if value is not None})
+    flags = {flag[2:]: getattr(arguments, flag[2:]) for flag, _ in KNOBS}
+    knobs = Knobs(**{name: value for name, value in flags.items() if value is not None})
     write_synthetic(path, arguments.shape, rows, cols, arguments.seed, knobs=knobs)
-    said = {
+    report = {
         "path": str(path),
         "shape": arguments.shape,
         "rows": rows,
@@ -853,9 +853,9 @@ def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
         "bytes": path.stat().st_size,
     }
     if arguments.json:
-        print(json.dumps(said, indent=2))
+        print(json.dumps(report, indent=2))
     else:
-        print(f"{path}: {rows} rows x {cols} columns, {_size(said['bytes'])}")
+        print(f"{path}: {rows} rows x {cols} columns, {_size(report['bytes'])}")
     return 0
 
 
@@ -885,7 +885,7 @@ def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
     with make_meter(arguments.quiet) as meter:
         meter.begin("verifying", 0)
         check = verify_store(path, lambda done, whole: meter.at(done))
-    said = {
+    report = {
         "path": str(path),
         "rows": check.rows,
         "columns": check.cols,
@@ -894,7 +894,7 @@ def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
         "faults": list(check.faults),
     }
     if arguments.json:
-        print(json.dumps(said, indent=2))
+        print(json.dumps(report, indent=2))
     else:
         how = "no checksums, but readable" if not check.checked else "as written"
         verdict = f"{len(check.faults)} faults" if check.faults else how

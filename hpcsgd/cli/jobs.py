@@ -206,11 +206,11 @@ def _telling(steps: Sequence[Step]) -> Iterator[Step]:
 
     In a sweep they are as many as values, not as many as combinations.
     """
-    said: set[str] = set()
+    earlier_words: set[str] = set()
     for step in steps:
         words = set(step.command) - {step.folder}
-        if not words <= said:
-            said |= words
+        if not words <= earlier_words:
+            earlier_words |= words
             yield step
 
 
@@ -272,26 +272,30 @@ def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
     if len(points) > MOST_ELEMENTS:
         raise ConfigError(f"{len(points)} runs are too many for one array; vary less")
     run = _run_table(arguments)
-    found = []
+    steps = []
     for number, point in enumerate(points):
-        varied = [said.partition("=")[2] for said in point if said.startswith(DEVICE)]
-        own = {**run, "device": varied[-1]} if varied else run
+        varied = [
+            assignment.partition("=")[2]
+            for assignment in point
+            if assignment.startswith(DEVICE)
+        ]
+        point_run = {**run, "device": varied[-1]} if varied else run
         words = (*arguments.words, *_sets(point))
         folder = _folder(arguments, number)
-        found.append(Step(training(words, folder, own, resources)))
-    return tuple(found)
+        steps.append(Step(training(words, folder, point_run, resources)))
+    return tuple(steps)
 
 
 def _axis(text: str) -> list[str]:
     """Return section.key=value for each value of section.key=V1,V2,..."""
     key, equals, values = text.partition("=")
-    found = [value for value in values.split(",") if value]
-    if not (equals and found and re.fullmatch(r"\w+\.\w+", key)):
+    choices = [value for value in values.split(",") if value]
+    if not (equals and choices and re.fullmatch(r"\w+\.\w+", key)):
         raise ConfigError(
             f"--vary {text}: write it as section.key=V1,V2, for example"
             " schedule.steps=1,2,4"
         )
-    return [f"{key}={value}" for value in found]
+    return [f"{key}={value}" for value in choices]
 
 
 def _sets(point: Sequence[str]) -> Words:
@@ -301,12 +305,12 @@ def _sets(point: Sequence[str]) -> Words:
 def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
     """Return a step of the same run for each number of ranks, each with its folder."""
     _refuse_out(arguments)
-    found = []
+    steps = []
     run = _run_table(arguments)
     for ranks in ranks_of(arguments.ranks):
         folder = _folder(arguments, f"ranks-{ranks}")
-        found.append(Step(training(arguments.words, folder, run, resources), ranks))
-    return tuple(found)
+        steps.append(Step(training(arguments.words, folder, run, resources), ranks))
+    return tuple(steps)
 
 
 def ranks_of(text: str) -> list[int]:
@@ -444,10 +448,10 @@ def add_templates(parser: Any, run: Any) -> list[Any]:
     templates = parser.add_subparsers(
         dest="template", metavar="TEMPLATE", required=True
     )
-    made = [_template(templates, name) for name in TEMPLATES]
-    for one in made:
-        one.set_defaults(run=run)
-    return made
+    parsers = [_template(templates, name) for name in TEMPLATES]
+    for template_parser in parsers:
+        template_parser.set_defaults(run=run)
+    return parsers
 
 
 def _template(templates: Any, name: str) -> Any:
@@ -592,11 +596,11 @@ def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
     if arguments.template == "convert":
         table.pop("gpus", None)  # a conversion uses no GPUs
     if arguments.resources:
-        said = read_toml(arguments.resources)
-        check_known(said, arguments.resources)
-        table |= said
-    given = {name: getattr(arguments, name) for name in (*COUNTS, *TEXTS)}
-    table |= {name: value for name, value in given.items() if value is not None}
+        file_table = read_toml(arguments.resources)
+        check_known(file_table, arguments.resources)
+        table |= file_table
+    flags = {name: getattr(arguments, name) for name in (*COUNTS, *TEXTS)}
+    table |= {name: value for name, value in flags.items() if value is not None}
     if arguments.template == "scaling" and arguments.tasks is None:
         table["tasks"] = max(ranks_of(arguments.ranks))
     return Resources.parse(table)
@@ -604,10 +608,10 @@ def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
 
 def _plain(name: str) -> str:
     """Return the name of a folder, in characters that Slurm allows for jobs."""
-    kept = "".join(
+    plain_name = "".join(
         c if c.isascii() and (c.isalnum() or c in "_.+-") else "-" for c in name
     )
-    return kept.lstrip("_.+-") or "hpcsgd"
+    return plain_name.lstrip("_.+-") or "hpcsgd"
 
 
 # `hpcsgd jobs render`: the script that `submit` would send, on standard output.
@@ -732,8 +736,8 @@ def _show(checks: "list[SmokeCheck]", as_json: bool) -> None:
         word = "good" if check.good else "bad"
         print(f"hpcsgd: {word:<4} {check.name:<8} {check.text}", file=sys.stderr)
     if as_json:
-        said = {"good": all(c.good for c in checks), "verdict": verdict(checks)}
-        print(json.dumps({**said, "checks": [vars(c) for c in checks]}, indent=2))
+        report = {"good": all(c.good for c in checks), "verdict": verdict(checks)}
+        print(json.dumps({**report, "checks": [vars(c) for c in checks]}, indent=2))
     else:
         print(verdict(checks), flush=True)
 
@@ -762,13 +766,13 @@ def run_status(arguments: argparse.Namespace, argv: list[str]) -> int:
     from hpcsgd.jobs.status import BAD, states
     from hpcsgd.runs.result import finite
 
-    found = [s for folder in arguments.folders for s in states(Path(folder))]
+    job_states = [s for folder in arguments.folders for s in states(Path(folder))]
     if arguments.json:
-        said = [finite(state.as_dict()) for state in found]
-        print(json.dumps(said, indent=2, allow_nan=False))
+        records = [finite(state.as_dict()) for state in job_states]
+        print(json.dumps(records, indent=2, allow_nan=False))
     else:
-        print(status_text(found))
-    return int(any(state.state in BAD for state in found))
+        print(status_text(job_states))
+    return int(any(state.state in BAD for state in job_states))
 
 
 def status_text(found: "list[JobState]") -> str:
@@ -835,8 +839,12 @@ def run_submit(arguments: argparse.Namespace, argv: list[str]) -> int:
     warn(job, site)
     sent = submit(job, site, dry_run=arguments.dry_run, python=arguments.python)
     if arguments.json:
-        said = {"job": sent.job or None, "name": sent.name, "script": str(sent.script)}
-        print(json.dumps({**said, "command": list(sent.command)}, indent=2))
+        report = {
+            "job": sent.job or None,
+            "name": sent.name,
+            "script": str(sent.script),
+        }
+        print(json.dumps({**report, "command": list(sent.command)}, indent=2))
     elif arguments.dry_run:
         print(f"hpcsgd: nothing is sent; it would be {sent.script}", file=sys.stderr)
         print(shlex.join(sent.command))

@@ -54,9 +54,9 @@ class MarkedProcesses:
 
         A process whose parent is among them was forked by a rank, and is left out.
         """
-        wanted = b"".join(word.encode() + b"\0" for word in command)
-        found = [p for p in self.members() if _read(p, "cmdline") == wanted]
-        return [pid for pid in found if _parent(pid) not in found]
+        cmdline = b"".join(word.encode() + b"\0" for word in command)
+        pids = [p for p in self.members() if _read(p, "cmdline") == cmdline]
+        return [pid for pid in pids if _parent(pid) not in pids]
 
     def tell(self, number: int, pids: list[int]) -> None:
         """Send the signal `number` to the processes `pids` that still have the mark."""
@@ -78,9 +78,9 @@ class MarkedProcesses:
 
 
 def _all_processes() -> Iterator[int]:
-    own = os.getpid()
+    own_pid = os.getpid()
     for path in Path("/proc").glob("[0-9]*"):
-        if int(path.name) != own:
+        if int(path.name) != own_pid:
             yield int(path.name)
 
 
@@ -347,8 +347,8 @@ def launcher_rank() -> int | None:
     for name in () if has_agent(os.environ) else MPI_RANK_NAMES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
-    found = launched(os.environ)
-    return None if found is None else found.rank
+    launcher = launched(os.environ)
+    return None if launcher is None else launcher.rank
 
 
 def launcher_size() -> int:
@@ -363,26 +363,26 @@ def is_rank_0_of_launcher() -> bool:
 
 def is_rank_0_on_node() -> bool:
     """Return True where rank 0 of the same launch is alive on this node."""
-    own = _above(os.getpid())
+    ancestors = _above(os.getpid())
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (folder / "environ").read_bytes().split(b"\0")
             is_first = any(f"{name}=0".encode() in words for name in RANK_NAMES)
-            if is_first and own & _above(int(folder.name)):
+            if is_first and ancestors & _above(int(folder.name)):
                 return True
     return False
 
 
 def _above(pid: int) -> set[int]:
     """Return the ids of the parent and the grandparent of a process, without init."""
-    found: list[int] = []
+    ancestors: list[int] = []
     for _ in range(2):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         pid = int(fields[1])
         if pid <= 1:
             break
-        found.append(pid)
-    return set(found)
+        ancestors.append(pid)
+    return set(ancestors)
 
 
 def check_readable(path: str) -> None:

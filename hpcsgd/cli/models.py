@@ -154,11 +154,11 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
         writer.append(block)
         for block in blocks:
             writer.append(block)
-    said = {"path": path, "rows": reader.rows, "columns": names, **facts}
+    report = {"path": path, "rows": reader.rows, "columns": names, **facts}
     if preparation:
-        said["preparation"] = preparation
+        report["preparation"] = preparation
     if arguments.json:
-        print(json.dumps(said, indent=2))
+        print(json.dumps(report, indent=2))
     else:
         print(f"{path}: {what} of {reader.rows} rows, {len(names)} column(s)")
         if preparation:
@@ -213,8 +213,8 @@ def describe(path: Path) -> Facts:
     for kind, (recognise, facts_of) in FILE_KINDS.items():
         if recognise(path):
             return {"kind": kind, "path": str(path), **facts_of(path)}
-    known = " nor a ".join(FILE_KINDS)
-    raise DataError(f"{path} is neither a {known}; name what training has written")
+    kinds = " nor a ".join(FILE_KINDS)
+    raise DataError(f"{path} is neither a {kinds}; name what training has written")
 
 
 def is_run(path: Path) -> bool:
@@ -260,20 +260,21 @@ def checkpoint_facts(path: Path) -> Facts:
     from hpcsgd.runs.checkpoint import read_checkpoint
 
     checkpoint = read_checkpoint(path)
-    said = checkpoint.document
+    document = checkpoint.document
     return {
-        "exchanges": f"{checkpoint.exchanges}, {said['exchanges_per_epoch']} an epoch",
-        "loss": said["loss"],
-        "family": said["config"]["problem"]["family"],
-        "rows": said["rows"],
-        "ran": f"{said['product']} on {said['ranks']} rank(s)",
-        "replicas": said["replicas"],
+        "exchanges": f"{checkpoint.exchanges},"
+        f" {document['exchanges_per_epoch']} an epoch",
+        "loss": document["loss"],
+        "family": document["config"]["problem"]["family"],
+        "rows": document["rows"],
+        "ran": f"{document['product']} on {document['ranks']} rank(s)",
+        "replicas": document["replicas"],
         **weight_state_facts(checkpoint),
-        "resumes": said["resumes"],
-        "settings": changed(said["config"]),
-        "ledger": {k: v for k, v in said["ledger"].items() if v.get("calls")},
-        "data": said["fingerprint"],
-        "versions": said["versions"],
+        "resumes": document["resumes"],
+        "settings": changed(document["config"]),
+        "ledger": {k: v for k, v in document["ledger"].items() if v.get("calls")},
+        "data": document["fingerprint"],
+        "versions": document["versions"],
     }
 
 
@@ -424,12 +425,12 @@ def agreement(folder: Path, result: "Result") -> str:
     from hpcsgd.config import RunConfig, read_toml
 
     try:
-        said = parse_json(read_entry_text(folder / "result.json"))["weights_sha256"]
+        checksum = parse_json(read_entry_text(folder / "result.json"))["weights_sha256"]
     except FileNotFoundError:
         return "result.json is missing"
     except (OSError, ValueError, KeyError, TypeError):
         return "result.json cannot be read"
-    if said != result.weights_sha256:
+    if checksum != result.weights_sha256:
         return "result.json is of another model than result.h5"
     if not (folder / "resolved.toml").exists():
         return "resolved.toml is missing"

@@ -523,10 +523,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments; refuse unknown ones with a suggestion."""
-        found, left = super().parse_known_args(*args, **kwargs)
+        namespace, left = super().parse_known_args(*args, **kwargs)
         if left:
             self._refuse(left[0])
-        return found, left
+        return namespace, left
 
     def _refuse(self, word: str) -> NoReturn:
         flags = [flag for action in self._actions for flag in action.option_strings]
@@ -543,11 +543,11 @@ class Parser(argparse.ArgumentParser):
         """Refuse a value that is no choice, and suggest the nearest."""
         if action.choices is None or value in action.choices:
             return
-        known = [str(choice) for choice in action.choices]
-        hint = did_you_mean(str(value), known)
+        choices = [str(choice) for choice in action.choices]
+        hint = did_you_mean(str(value), choices)
         if action.dest == "problem.family":
             hint = _meant_family(str(value)) or hint
-        listed = ", ".join(known)
+        listed = ", ".join(choices)
         if _is_menu(action):
             kind = str(action.metavar).lower()
             self.error(f"there is no {kind} {value!r}{hint}; known: {listed}")
@@ -606,15 +606,15 @@ def _helps() -> dict[str, str]:
     section = ""
     remarks = list[str]()
     for line in _defaults_file().splitlines():
-        found = KEY.fullmatch(line)
-        if found:
-            key = found["key"] or found["unset"]
+        match = KEY.fullmatch(line)
+        if match:
+            key = match["key"] or match["unset"]
             beside = line.removeprefix("# ").partition("  # ")[2]
             text = " ".join([*remarks, beside] if beside else remarks)
             texts[f"{section}.{key}"] = text.partition(ONE_OF)[0]
         elif line.startswith("["):
             section = line.strip("[]")
-        remarks = [*remarks, line[2:]] if line.startswith("# ") and not found else []
+        remarks = [*remarks, line[2:]] if line.startswith("# ") and not match else []
     return texts
 
 
@@ -720,8 +720,8 @@ def gib(text: str) -> float:
     try:
         return float(number) * unit / 2**30
     except ValueError as error:
-        said = f"{text!r}: write it as 64MiB or 1.5GiB"
-        raise argparse.ArgumentTypeError(said) from error
+        message = f"{text!r}: write it as 64MiB or 1.5GiB"
+        raise argparse.ArgumentTypeError(message) from error
 
 
 def numbers(text: str) -> list[float]:
@@ -729,8 +729,8 @@ def numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
-        said = f"{text!r}: write numbers with commas, as 1e-5,1e-4"
-        raise argparse.ArgumentTypeError(said) from error
+        message = f"{text!r}: write numbers with commas, as 1e-5,1e-4"
+        raise argparse.ArgumentTypeError(message) from error
 
 
 def whole_or_auto(text: str) -> int | str:
@@ -738,8 +738,8 @@ def whole_or_auto(text: str) -> int | str:
     try:
         return text if text == "auto" else int(text)
     except ValueError as error:
-        said = f"{text!r}: write a whole number, or auto"
-        raise argparse.ArgumentTypeError(said) from error
+        message = f"{text!r}: write a whole number, or auto"
+        raise argparse.ArgumentTypeError(message) from error
 
 
 def rate(text: str) -> float | str:
@@ -747,5 +747,5 @@ def rate(text: str) -> float | str:
     try:
         return text if text == "auto" else float(text)
     except ValueError as error:
-        said = f"{text!r}: write a number, or auto"
-        raise argparse.ArgumentTypeError(said) from error
+        message = f"{text!r}: write a number, or auto"
+        raise argparse.ArgumentTypeError(message) from error

@@ -78,8 +78,8 @@ def show_profile(report: Mapping[str, Any]) -> None:
 def profile_table(report: Mapping[str, Any]) -> "Table":
     """Return the table of a profile: mean seconds over ranks, and the slowest rank."""
     ranks = report["ranks"]
-    said = f"mean of {ranks} ranks, and the slowest" if ranks > 1 else "one rank"
-    table = parser_module.new_table(f"profile: {said}", ("",), COLUMNS)
+    subject = f"mean of {ranks} ranks, and the slowest" if ranks > 1 else "one rank"
+    table = parser_module.new_table(f"profile: {subject}", ("",), COLUMNS)
     for section, rows in report["profile"].items():
         for name, row in rows.items():
             table.add_row(f"{section} / {name}", *cells(row))
@@ -264,8 +264,8 @@ def _show(result: "Result", arguments: argparse.Namespace) -> None:
     if "profile" in result.report:
         show_profile(result.report)
     if result.advice:
-        said = f"{result.status.value}: {result.advice}"
-        print(f"hpcsgd: {said}", file=sys.stderr)
+        message = f"{result.status.value}: {result.advice}"
+        print(f"hpcsgd: {message}", file=sys.stderr)
 
 
 # `hpcsgd sweep`: many penalties, rates and folds for the messages of one run.
@@ -381,8 +381,8 @@ def _show_sweep(found: "Sweep", arguments: argparse.Namespace) -> None:
     print(found.json() if arguments.json else table(found), flush=True)
     outcome = found.outcome
     if outcome.advice:
-        said = f"{outcome.status.value}: {outcome.advice}"
-        print(f"hpcsgd: {said}", file=sys.stderr)
+        message = f"{outcome.status.value}: {outcome.advice}"
+        print(f"hpcsgd: {message}", file=sys.stderr)
 
 
 def table(found: "Sweep") -> str:

@@ -90,9 +90,9 @@ def add_tune_parser(commands: Any) -> None:
 
 def run_tune(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Tune on the current ranks, under mpiexec, or once for each number of ranks."""
-    asked = question(arguments)
-    check_data(asked.config)
-    launch.check_readable(asked.config.data.path)
+    tuning_question = question(arguments)
+    check_data(tuning_question.config)
+    launch.check_readable(tuning_question.config.data.path)
     counts = parse_ranks(arguments.ranks)
     for path in (arguments.tuned, arguments.write_machine):
         _check_place(path)
@@ -101,7 +101,7 @@ def run_tune(arguments: argparse.Namespace, argv: list[str]) -> int:
     os.environ.setdefault(BEGAN, repr(time.monotonic()))
     if launch.must_relaunch(counts[0] if counts else None):
         return launch.relaunch(counts[0], argv, remedy="run tune again")
-    return _tune(asked, arguments)
+    return _tune(tuning_question, arguments)
 
 
 def question(arguments: argparse.Namespace) -> "TuningQuestion":
@@ -111,15 +111,17 @@ def question(arguments: argparse.Namespace) -> "TuningQuestion":
     from hpcsgd.tuning.tuner import TuningQuestion, parse_batches
 
     tables = read_toml(arguments.config) if arguments.config else {}
-    said = overlaid(tables, arguments)
-    said.setdefault("schedule", {}).setdefault("steps", "auto")
-    recipe = said.get("precision", {}).get("recipe", AUTO)
-    said.setdefault("precision", {})["recipe"] = "fp32" if recipe == AUTO else recipe
+    settings = overlaid(tables, arguments)
+    settings.setdefault("schedule", {}).setdefault("steps", "auto")
+    recipe = settings.get("precision", {}).get("recipe", AUTO)
+    settings.setdefault("precision", {})["recipe"] = (
+        "fp32" if recipe == AUTO else recipe
+    )
     batches: tuple[int, ...] = ()
     if arguments.batches is not None:
         batches = parse_batches(arguments.batches)
-        said["schedule"]["batch"] = batches[0]
-    config = RunConfig.parse(said)
+        settings["schedule"]["batch"] = batches[0]
+    config = RunConfig.parse(settings)
     check_read(config)
     return TuningQuestion(
         config=config,
@@ -139,14 +141,14 @@ def parse_ranks(text: str | None) -> list[int]:
     if text is None:
         return []
     try:
-        found = list(dict.fromkeys(int(word) for word in text.split(",")))
+        counts = list(dict.fromkeys(int(word) for word in text.split(",")))
     except ValueError:
-        found = [0]
-    if min(found) < 1:
+        counts = [0]
+    if min(counts) < 1:
         raise ConfigError(
             f"--ranks {text}: give a whole number of at least 1, several as 1,2,4"
         )
-    return found
+    return counts
 
 
 def _check_place(path: str | None) -> None:
@@ -160,10 +162,10 @@ def _tune(asked: "TuningQuestion", arguments: argparse.Namespace) -> int:
 
     # The time of the start of the ranks counts as well.
     spent = max(time.monotonic() - float(os.environ.pop(BEGAN)), 0.0)
-    own = max(asked.seconds - spent, LEAST_SECONDS)
+    budget = max(asked.seconds - spent, LEAST_SECONDS)
 
     def action(world: "Communicator") -> TuningResult:
-        seconds = world.exchange_objects(own)[0]  # ranks start one after the other
+        seconds = world.exchange_objects(budget)[0]  # ranks start one after the other
         return tune(replace(asked, seconds=seconds), world)
 
     def show(found: TuningResult) -> None:
@@ -181,10 +183,10 @@ def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) 
     with tempfile.TemporaryDirectory(prefix="hpcsgd-tune-") as folder:
         for count in counts:
             path = Path(folder) / f"{count}.json"
-            own = [*argv, "--ranks", str(count), "--part", str(path)]
-            own += ["--seconds", str(arguments.seconds / len(counts))]
+            part_argv = [*argv, "--ranks", str(count), "--part", str(path)]
+            part_argv += ["--seconds", str(arguments.seconds / len(counts))]
             os.environ[BEGAN] = repr(time.monotonic())
-            code = launch.relaunch(count, own, remedy="run tune again")
+            code = launch.relaunch(count, part_argv, remedy="run tune again")
             if code:
                 return code
             parts.append(json.loads(path.read_text()))
@@ -306,10 +308,10 @@ def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
     parser_module.require_figures(arguments.plot)
     reader = open_reader(Path(config.data.path))
     try:
-        found = study(_question(config, arguments), reader, log.info)
+        report = study(_question(config, arguments), reader, log.info)
     finally:
         reader.close()
-    _show(found, arguments)
+    _show(report, arguments)
     return 0
 
 
@@ -355,35 +357,35 @@ def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:
         for table in (fields_table(found), recipes_table(found)):
             console.print(table)
         console.print(*sentences(found), sep="\n", soft_wrap=True)
-    for said in warnings(found):
-        print(f"hpcsgd: {said}", file=sys.stderr)
+    for warning in warnings(found):
+        print(f"hpcsgd: {warning}", file=sys.stderr)
 
 
 def warnings(found: "PrecisionReport") -> list[str]:
     """Return warnings about bounds that do not cover the run."""
-    said = []
+    messages = []
     if not found.covers_update:
-        said.append(
+        messages.append(
             "bounds and errors are of plain SGD, momentum is beyond the theory; the"
             " pilots have it"
         )
     if not found.is_safe:
-        said.append(
+        messages.append(
             f"the rate {found.rate:g} is above the limit of stability on these rows:"
             " errors may grow from step to step; the largest safe rate is"
             f" {found.safe_rate:.3g}"
         )
-    return said
+    return messages
 
 
 def fields_table(found: "PrecisionReport") -> "Table":
     """Return the table of fields, a row for each field and format."""
-    asked = found.question
-    schedule = asked.config.schedule
+    question = found.question
+    schedule = question.config.schedule
     drawn = parser_module.new_table(
         f"one field low, the others fp64: error of w after one exchange, relative"
         f" to its update (b = {schedule.batch}, s = {schedule.steps or 'auto'},"
-        f" C = {asked.members}, median of {asked.groups})",
+        f" C = {question.members}, median of {question.groups})",
         ("field", "format"),
         ("roundoff", "bound", "measured", "bytes saved", "µs saved"),
     )
@@ -431,10 +433,12 @@ def sentences(found: "PrecisionReport") -> list[str]:
     """Return the recommendation."""
     best = found.recommended
     tolerance = found.question.tolerance
-    said = f"recommended: --precision {best.recipe}"
+    sentence = f"recommended: --precision {best.recipe}"
     if best.gap.predicted > tolerance:
-        return [f"{said}; no recipe is expected to stay within {100 * tolerance:g} %"]
+        return [
+            f"{sentence}; no recipe is expected to stay within {100 * tolerance:g} %"
+        ]
     return [
-        f"{said}: the cheapest that runs here and whose predicted loss gap,"
+        f"{sentence}: the cheapest that runs here and whose predicted loss gap,"
         f" {_percent(best.gap.predicted)}, stays under {100 * tolerance:g} %"
     ]

@@ -59,21 +59,21 @@ def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
 
     if arguments.exchanges < 1 or arguments.seed < 0:
         raise ConfigError("--exchanges must be at least 1 and --seed at least 0")
-    found = certify(
+    certificate = certify(
         arguments.folder, arguments.exchanges, arguments.seed, arguments.data
     )
-    print(found.json() if arguments.json else table(found), flush=True)
-    if "data" in found.failed:
+    print(certificate.json() if arguments.json else table(certificate), flush=True)
+    if "data" in certificate.failed:
         raise DataError(
             "the data is not what the run was trained on; name the right file with"
             " --data"
         )
-    if found.failed:
-        failed = ", ".join(found.failed)
+    if certificate.failed:
+        failed = ", ".join(certificate.failed)
         print(f"hpcsgd: verify: does not hold: {failed}", file=sys.stderr)
         return 1
-    if found.undecided:
-        undecided = ", ".join(found.undecided)
+    if certificate.undecided:
+        undecided = ", ".join(certificate.undecided)
         print(f"hpcsgd: verify: cannot decide: {undecided}", file=sys.stderr)
         return UNDECIDED
     return 0
@@ -102,8 +102,8 @@ def _figures(check: Any) -> str:
         allowed = check.figures["tolerance"]
         return f"deviation {deviation:.1e}, allowed {allowed:.1e}"
     if check.name == "traffic":
-        found = check.figures["ledger"]
-        return ", ".join(_sent(found[k], w) for k, w in WORDS.items() if found.get(k))
+        ledger = check.figures["ledger"]
+        return ", ".join(_sent(ledger[k], w) for k, w in WORDS.items() if ledger.get(k))
     return ""
 
 

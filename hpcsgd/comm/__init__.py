@@ -81,8 +81,8 @@ def open_world(
     >>> world.close()
     """
     if kind not in ("auto", *COMMUNICATORS):
-        known = ", ".join(["auto", *COMMUNICATORS])
-        raise ConfigError(f"[run] unknown comm: {kind!r}; known: {known}")
+        names = ", ".join(["auto", *COMMUNICATORS])
+        raise ConfigError(f"[run] unknown comm: {kind!r}; known: {names}")
     refusal = None if kind == "serial" else launch_refusal(os.environ, kind)
     if refusal is not None:
         error = ConfigError(refusal)

@@ -645,10 +645,10 @@ class Communicator(Transport):
         kind = "ordered_parts" if self.reproducible else "parts"
         whole = Collective(kind, buffer, buffer, counts)
         whole.check(self.rank, self.size)
-        own = self._own_part(buffer, counts)
+        own_part = self._own_part(buffer, counts)
         if self.size == 1:
-            return Pending(own)
-        return self._start(whole.with_arrays(buffer, own), purpose)
+            return Pending(own_part)
+        return self._start(whole.with_arrays(buffer, own_part), purpose)
 
     def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
         """Return the view in which a sum of parts leaves the part of this rank."""
@@ -740,10 +740,10 @@ class Communicator(Transport):
             if raised.was_told:
                 raise
             error = raised
-        found = [e for e in self.exchange_objects(error) if e is not None]
-        if found:
-            found[0].on_all_ranks = found[0].was_told = True
-            raise found[0]
+        errors = [e for e in self.exchange_objects(error) if e is not None]
+        if errors:
+            errors[0].on_all_ranks = errors[0].was_told = True
+            raise errors[0]
         return result  # type: ignore[return-value]
 
     def working(self, what: str) -> AbstractContextManager[None]:

@@ -123,8 +123,8 @@ class Carrier(ABC):
     @property
     def stream(self) -> Any:
         """Return the stream whose work comes before a collective, and then after it."""
-        given = self._stream
-        return self.layer.current_stream() if given is None else given
+        stream = self._stream
+        return self.layer.current_stream() if stream is None else stream
 
     @abstractmethod
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
@@ -198,8 +198,8 @@ class DeviceCommunicator(Communicator):
     @property
     def stream(self) -> Any:
         """The stream that device arrays are written and read on."""
-        given = self._stream
-        return self.layer.current_stream() if given is None else given
+        stream = self._stream
+        return self.layer.current_stream() if stream is None else stream
 
     @property
     def charged(self) -> float | None:
@@ -341,11 +341,11 @@ def _prove(world: DeviceCommunicator) -> None:
         raise
     except RuntimeError as error:  # errors of mpi4py and of this package are such
         raise TransportError(_no(world, f"failed ({error})")) from error
-    found = fetched(layer, buffer, stream)
+    sums = fetched(layer, buffer, stream)
     expected = words * (world.size * (world.size + 1) // 2)
-    wrong = np.flatnonzero(found != expected)
+    wrong = np.flatnonzero(sums != expected)
     if wrong.size:
-        shown = f"gave {found[wrong[0]]:g} instead of {expected[wrong[0]]:g}"
+        shown = f"gave {sums[wrong[0]]:g} instead of {expected[wrong[0]]:g}"
         raise TransportError(_no(world, shown))
 
 
@@ -389,8 +389,8 @@ def gpu_of_rank(
     """
     if visible < 1:
         raise ConfigError(_none_visible(environment))
-    rank, said = local_place(environment)
-    ranks = local_ranks or said or 1
+    rank, launcher_ranks = local_place(environment)
+    ranks = local_ranks or launcher_ranks or 1
     if rank is None and ranks > 1:
         raise ConfigError(
             f"{ranks} ranks are on this node and no launcher says which one this is;"
@@ -497,5 +497,5 @@ def transport_of(kind: str) -> type[DeviceCommunicator]:
             f"[run] unknown transport: {kind!r}; known: {', '.join(TRANSPORTS)}"
         )
     module, name = TRANSPORTS[kind].split(":")
-    found: type[DeviceCommunicator] = getattr(import_module(module), name)
-    return found
+    transport: type[DeviceCommunicator] = getattr(import_module(module), name)
+    return transport

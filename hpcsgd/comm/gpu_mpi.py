@@ -222,13 +222,13 @@ def mpi_way(reads: bool | None, environment: Mapping[str, str]) -> PathCheck:
     """Return whether MPI takes addresses on GPUs; `reads` is its own answer,
     or None.
     """
-    said = {None: "MPI cannot be asked", True: "MPI says so", False: "MPI denies it"}
-    found = [
+    answers = {None: "MPI cannot be asked", True: "MPI says so", False: "MPI denies it"}
+    variables = [
         f"{name}={environment[name]}" for name in MPI_SETTINGS if name in environment
     ]
     switched_on = environment.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
     possible = switched_on if reads is None else reads
-    return PathCheck(possible, ", ".join([said[reads], *found]))
+    return PathCheck(possible, ", ".join([answers[reads], *variables]))
 
 
 def version_text(number: int) -> str:
@@ -352,18 +352,20 @@ class DeviceNarrowSum(NarrowSum):
         layer = group.layer
         pieces = [share(words, group.size, rank) for rank in range(group.size)]
         lengths = [int(piece.stop - piece.start) for piece in pieces]
-        own = lengths[group.rank]
+        own_words = lengths[group.rank]
         self._array: Any = layer.empty(words, np.float32) if array is None else array
         self._sent: NarrowPieces = DevicePieces(group, lengths)
-        self._received: NarrowPieces = DevicePieces(group, [own] * group.size)
-        self._own: NarrowPieces = DevicePieces(group, [own])
+        self._received: NarrowPieces = DevicePieces(group, [own_words] * group.size)
+        self._own: NarrowPieces = DevicePieces(group, [own_words])
         self._totals: NarrowPieces = DevicePieces(group, lengths)
         self._prepare()
 
     def _finish(self, purpose: str) -> None:
         group = self.group
-        own = self._own
-        group.layer.add_bits(self._received.held, group.size, own.held, group.stream)
+        own_piece = self._own
+        group.layer.add_bits(
+            self._received.held, group.size, own_piece.held, group.stream
+        )
         group.run(self._gather, purpose)
         self._totals.read(self._array)
 

@@ -111,17 +111,17 @@ def is_launched(environment: Mapping[str, str]) -> bool:
     if EXPECTED in environment or has_mpi_signs(environment):
         return True
     # Every Slurm step sets SLURM_PROCID, one of a single task too.
-    found = launched(environment)
-    return found is not None and found.size > 1
+    ranks = launched(environment)
+    return ranks is not None and ranks.size > 1
 
 
 def launched_size(environment: Mapping[str, str]) -> int | None:
     """Return how many ranks a launcher has started; None where none states it."""
     names = SIZES[:1] if has_agent(environment) else SIZES
-    said = (environment.get(name, "") for name in names)
-    found = next((int(text) for text in said if text.isdigit()), None)
-    if found is not None:
-        return found
+    values = (environment.get(name, "") for name in names)
+    size = next((int(text) for text in values if text.isdigit()), None)
+    if size is not None:
+        return size
     ranks = launched(environment)
     if ranks is not None:
         return ranks.size
@@ -191,10 +191,10 @@ def abort_on_uncaught(world: "Communicator") -> None:
     def hook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        said = "".join(traceback.format_exception(kind, error, trace))
+        report = "".join(traceback.format_exception(kind, error, trace))
         title = f"hpcsgd: rank {world.rank} of {world.size} failed:"
         try:
-            print(f"{title}\n{said}", file=sys.stderr, flush=True)
+            print(f"{title}\n{report}", file=sys.stderr, flush=True)
         finally:
             world.abort(1)
 
@@ -257,19 +257,19 @@ def _is_first_here(environment: Mapping[str, str]) -> bool:
     one.
     """
     names = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
-    said = (environment[name] for name in names if name in environment)
-    return next(said, "0") == "0"
+    local_ranks = (environment[name] for name in names if name in environment)
+    return next(local_ranks, "0") == "0"
 
 
 def _ours(folder: Path) -> list[Path]:
     """Return the segments of this user."""
-    found = []
+    segments = []
     for name in NAMES:
         for path in folder.glob(name):
             with suppress(OSError):
                 if path.stat().st_uid == os.geteuid():
-                    found.append(path)
-    return found
+                    segments.append(path)
+    return segments
 
 
 def _is_old(path: Path, began: float) -> bool:
@@ -295,17 +295,17 @@ def _began(folder: Path) -> float:
 
 def segments_in_use() -> set[str]:
     """Return the segments that processes of this user have open or map."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         # Open files first: one that is mapped meanwhile is seen in either place.
         with suppress(OSError):
             for link in (process / "fd").iterdir():
                 with suppress(OSError):
-                    found.add(os.readlink(link))
+                    paths.add(os.readlink(link))
         with suppress(OSError):
             lines = (process / "maps").read_text(errors="replace").splitlines()
-            found |= {line.split()[-1] for line in lines if "mpich_" in line}
-    return found
+            paths |= {line.split()[-1] for line in lines if "mpich_" in line}
+    return paths
 
 
 # To continue after the loss of ranks, where MPI has user-level failure mitigation.
@@ -319,8 +319,8 @@ def is_loss(mpi: Any, error: BaseException) -> bool:
     """Return whether MPI reports a lost rank, or that another rank has noticed one."""
     if not isinstance(error, mpi.Exception):
         return False
-    known = {getattr(mpi, name) for name in LOSSES if hasattr(mpi, name)}
-    return error.Get_error_class() in known
+    loss_classes = {getattr(mpi, name) for name in LOSSES if hasattr(mpi, name)}
+    return error.Get_error_class() in loss_classes
 
 
 def shrink(mpi: Any, world: Any, groups: Iterable[Any]) -> Any:

@@ -207,5 +207,5 @@ class Clock:
         return elapsed
 
     def __str__(self) -> str:
-        said = (f"{name} {seconds:.3f} s" for name, seconds in self.seconds.items())
-        return ", ".join(said)
+        entries = (f"{name} {seconds:.3f} s" for name, seconds in self.seconds.items())
+        return ", ".join(entries)

@@ -129,8 +129,8 @@ def bytes_of_word(name: str, ranks: int) -> int:
     if ranks == 1 or not is_narrow(form):
         return wide
     # The message and its parts; what is sent, received, added and gathered.
-    held = 2 * wide + 4 * narrow
-    return held + 2 * wide + 2 * narrow if form.wants_scale else held
+    word_bytes = 2 * wide + 4 * narrow
+    return word_bytes + 2 * wide + 2 * narrow if form.wants_scale else word_bytes
 
 
 class RoundedSum:
@@ -163,12 +163,12 @@ class NarrowSum:
         self.group = group
         self._array: Array = np.empty(words, dtype=np.float32)
         lengths = [_length(words, group.size, rank) for rank in range(group.size)]
-        own = lengths[group.rank]
+        own_words = lengths[group.rank]
         self._sent = NarrowPieces(form, lengths)
-        self._received = NarrowPieces(form, [own] * group.size)
-        self._own = NarrowPieces(form, [own])
+        self._received = NarrowPieces(form, [own_words] * group.size)
+        self._own = NarrowPieces(form, [own_words])
         self._totals = NarrowPieces(form, lengths)
-        self._parts: Array = np.empty((group.size, own), dtype=np.float32)
+        self._parts: Array = np.empty((group.size, own_words), dtype=np.float32)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -340,6 +340,6 @@ def _added(received: NarrowPieces, ranks: int, length: int) -> Array:
     """Return one piece of all ranks, summed in float32 and rounded again."""
     wide = np.empty((ranks, length), dtype=np.float32)
     received.read(wide.reshape(-1))
-    own = NarrowPieces(received.form, [length])
-    own.write(add_in_order(list(wide), wide[0]))
-    return own.held
+    piece = NarrowPieces(received.form, [length])
+    piece.write(add_in_order(list(wide), wide[0]))
+    return piece.held

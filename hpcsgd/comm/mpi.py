@@ -60,8 +60,10 @@ class MpiMail:
         self._leaving: list[Any] = []
         self._arriving: list[Any] = []
         homes = comm.allgather((node(), os.getpid()))
-        own = homes[self.rank][0]
-        self._mates = {r: pid for r, (home, pid) in enumerate(homes) if home == own}
+        own_node = homes[self.rank][0]
+        self._mates = {
+            r: pid for r, (home, pid) in enumerate(homes) if home == own_node
+        }
 
     def post(self, rank: int, message: Any) -> None:
         """Hand `message` to MPI; a rank that cannot be reached gets none."""
@@ -262,8 +264,8 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
         return loaded
     remove_leftovers(os.environ)
     sleep_where_crowded(os.environ)
-    own = launched(os.environ)
-    rank, size = (0, 1) if own is None else (own.rank, own.size)
+    launcher = launched(os.environ)
+    rank, size = (0, 1) if launcher is None else (launcher.rank, launcher.size)
     with start_limit(start_seconds(timeout), rank, size):
         try:
             from mpi4py import MPI
@@ -364,8 +366,8 @@ class MpiCommunicator(Communicator):
             # Without those that are closed: a world may outlive thousands of runs.
             self._groups = [group for group in self._groups if group] + [part]
             self._ways.release()
-            ways = self._ways.of_part(part)
-            group = MpiCommunicator(part, self.ledger, self.reproducible, ways)
+            sum_choice = self._ways.of_part(part)
+            group = MpiCommunicator(part, self.ledger, self.reproducible, sum_choice)
             group.share_nodes(self.node_sharing)
         return group
 
@@ -570,8 +572,8 @@ def _check_usable(comm: Any) -> None:
 
 def library_name(mpi: Any) -> str:
     """Return the first line of the version text of MPI's library."""
-    said: str = mpi.Get_library_version().strip("\x00 \n").splitlines()[0]
-    return " ".join(said.split())
+    first_line: str = mpi.Get_library_version().strip("\x00 \n").splitlines()[0]
+    return " ".join(first_line.split())
 
 
 # What MPI reports of itself: its library, its standard, and its support of CUDA.
@@ -615,15 +617,15 @@ def provider_of(version: str, environment: Mapping[str, str]) -> str:
     names another. libfabric and UCX do not report what they choose: the variables that
     restrict them are shown.
     """
-    found = []
+    facts = []
     device = re.search(r"MPICH Device:\s*(\w+):(.*)", version)
     if device:
         built_in = re.split(r"[\s,]+", device[2].strip())
         module = environment.get("MPIR_CVAR_CH4_NETMOD") or built_in[0]
-        found.append(f"device {device[1]}:{module}")
+        facts.append(f"device {device[1]}:{module}")
     chosen = [name for name in CHOICES if environment.get(name)]
-    found += [f"{name}={environment[name]}" for name in chosen]
-    return ", ".join(found) or "provider not named by MPI"
+    facts += [f"{name}={environment[name]}" for name in chosen]
+    return ", ".join(facts) or "provider not named by MPI"
 
 
 def reads_device_memory() -> bool | None:
@@ -640,8 +642,8 @@ def reads_device_memory() -> bool | None:
 
 def _cuda_aware(mpi: Any) -> str:
     """Return yes, no or unknown, by the library's version text and the environment."""
-    said = mpi.Get_library_version()
-    if "Open MPI" in said:
+    version = mpi.Get_library_version()
+    if "Open MPI" in version:
         value = os.environ.get("OMPI_MCA_opal_cuda_support")  # noqa: SIM112
         return "yes" if value in ("1", "true") else "unknown (ask ompi_info)"
     if os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1":

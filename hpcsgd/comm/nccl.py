@@ -168,11 +168,11 @@ class NcclQueue(Carrier):
         ready = self.layer.record(self.stream)
         self.layer.stream_wait_event(self._side, ready)
         done = self._queue(self._side, action)
-        said = self._said()
+        title = self._said()
 
         def wait() -> None:
             self.layer.stream_wait_event(self.stream, done)
-            self._check(said)
+            self._check(title)
 
         return Transfer(wait)
 
@@ -308,12 +308,12 @@ class Nccl(NcclQueue):
         at = self.layer.address(c.send)
         kind = KINDS[c.send.dtype.char]
         item = c.send.dtype.itemsize
-        own = c.counts[self.host.rank]
+        own_words = c.counts[self.host.rank]
         sizes = [count * item for count in c.counts]
 
         def scatter(to: int) -> None:
-            there = at + self.host.rank * own * item
-            self._comm.reduceScatter(at, there, own, kind, SUM, to)
+            own_address = at + self.host.rank * own_words * item
+            self._comm.reduceScatter(at, own_address, own_words, kind, SUM, to)
 
         def reduce(to: int) -> None:
             for root, (start, size) in enumerate(_places(at, sizes)):
@@ -338,7 +338,7 @@ class Nccl(NcclQueue):
 
     def _exchange(self, c: Collective) -> Callable[[int], None]:
         """Send and receive all pieces as one group."""
-        own = c.counts[self.host.rank] * c.receive.dtype.itemsize
+        own_bytes = c.counts[self.host.rank] * c.receive.dtype.itemsize
         sizes = [count * c.send.dtype.itemsize for count in c.counts]
         sent, received = self.layer.address(c.send), self.layer.address(c.receive)
 
@@ -346,8 +346,10 @@ class Nccl(NcclQueue):
             for peer, (start, size) in enumerate(_places(sent, sizes)):
                 if size:
                     self._comm.send(start, size, BYTES, peer, to)
-                if own:
-                    self._comm.recv(received + peer * own, own, BYTES, peer, to)
+                if own_bytes:
+                    self._comm.recv(
+                        received + peer * own_bytes, own_bytes, BYTES, peer, to
+                    )
 
         return action
 
@@ -388,10 +390,10 @@ SAFER = {"NCCL_GRAPH_REGISTER": "0"}
 def pin(environment: MutableMapping[str, str]) -> None:
     """Make NCCL add in one order; it reads this once, before its first group."""
     for name, allowed in PINNED.items():
-        asked = environment.setdefault(name, allowed[0])
-        if asked not in allowed:
+        value = environment.setdefault(name, allowed[0])
+        if value not in allowed:
             raise ConfigError(
-                f"{name}={asked} is not reproducible; unset it or set it to"
+                f"{name}={value} is not reproducible; unset it or set it to"
                 f" {' or '.join(allowed)}, or run without --reproducible"
             )
 
@@ -472,13 +474,17 @@ class NcclCommunicator(DeviceCommunicator):
             graph()
             return
         began = perf_counter()
-        held = [each for one in buffers for each in self._collectives(one)]
-        alone = len(held) == 1
-        what = held[0].title if alone else f"graph of {len(held)} collectives"
+        collectives = [each for buffer in buffers for each in self._collectives(buffer)]
+        alone = len(collectives) == 1
+        what = (
+            collectives[0].title
+            if alone
+            else f"graph of {len(collectives)} collectives"
+        )
         with self.enter(what, purpose):
             self.carrier.launch(graph)
-        self.begun += len(held) - 1
-        for collective in held:
+        self.begun += len(collectives) - 1
+        for collective in collectives:
             self._book(collective, purpose, began)
             began = perf_counter()
 

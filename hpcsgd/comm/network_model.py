@@ -63,14 +63,14 @@ def parse_network(text: str) -> Network:
     """A preset's name, or alpha=5e-5,bandwidth=1.25e9[,ranks=64][,jitter=0.1]."""
     if text in NETWORKS:
         return NETWORKS[text]
-    known = {field.name: field.type for field in fields(Network)}
+    field_types = {field.name: field.type for field in fields(Network)}
     values: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
-        if not equals or name.strip() not in known:
+        if not equals or name.strip() not in field_types:
             raise ConfigError(
                 f"--network {text}: {part!r} is not known; name one of"
-                f" {', '.join(NETWORKS)}, or give {', '.join(known)} as"
+                f" {', '.join(NETWORKS)}, or give {', '.join(field_types)} as"
                 " alpha=5e-5,bandwidth=1.25e9"
             )
         kind = int if name.strip() in ("ranks", "seed") else float

@@ -173,8 +173,8 @@ class NodeRanks:
         """Return `size` shared bytes, the same on all ranks of the node;
         None: no room.
         """
-        room = len(self._bases[-1]) - self._used if self._bases else 0
-        if size > room and not self._grow(size):
+        free_bytes = len(self._bases[-1]) - self._used if self._bases else 0
+        if size > free_bytes and not self._grow(size):
             return None
         first = self._used
         self._used += -(-size // LINE) * LINE
@@ -188,12 +188,12 @@ class NodeRanks:
         memory = self.take(array.nbytes)
         if memory is None:
             return None
-        kept = memory.view(array.dtype).reshape(array.shape)
+        shared_copy = memory.view(array.dtype).reshape(array.shape)
         part = share(array.size, self.size, self.rank)
-        kept.reshape(-1)[part] = array.reshape(-1)[part]
+        shared_copy.reshape(-1)[part] = array.reshape(-1)[part]
         self.meet()
-        kept.flags.writeable = False
-        return kept
+        shared_copy.flags.writeable = False
+        return shared_copy
 
     def _grow(self, size: int) -> bool:
         """Open another window, at least twice the last; all ranks, or none."""
@@ -201,8 +201,10 @@ class NodeRanks:
         size = max(size + LINE, 2 * last)
         if not agreed(self.comm, self.mpi, fits_shared_memory(size)):
             return False
-        own = size if self.rank == 0 else 0
-        window = attempt(lambda: self.mpi.Win.Allocate_shared(own, 1, comm=self.comm))
+        own_bytes = size if self.rank == 0 else 0
+        window = attempt(
+            lambda: self.mpi.Win.Allocate_shared(own_bytes, 1, comm=self.comm)
+        )
         if not agreed(self.comm, self.mpi, window is not None):
             return False
         window.Lock_all()
@@ -222,18 +224,18 @@ def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
     """
     if pretended is None:
         kind = getattr(mpi, "COMM_TYPE_SHARED", None)
-        own = attempt(lambda: comm.Split_type(kind, comm.rank))
+        node_comm = attempt(lambda: comm.Split_type(kind, comm.rank))
     else:
-        own = comm.Split(pretended, comm.rank)
-    if not agreed(comm, mpi, own is not None):
+        node_comm = comm.Split(pretended, comm.rank)
+    if not agreed(comm, mpi, node_comm is not None):
         return None
-    sizes = set(comm.allgather(own.size))
+    sizes = set(comm.allgather(node_comm.size))
     if sizes == {1}:
-        own.Free()
+        node_comm.Free()
         return None
     alike = len(sizes) == 1 and sizes != {comm.size}
-    across = comm.Split(own.rank, comm.rank) if alike else None
-    return NodeRanks(own, across, mpi, whole=sizes == {comm.size})
+    across = comm.Split(node_comm.rank, comm.rank) if alike else None
+    return NodeRanks(node_comm, across, mpi, whole=sizes == {comm.size})
 
 
 def fits_shared_memory(size: int) -> bool:
@@ -241,10 +243,10 @@ def fits_shared_memory(size: int) -> bool:
     fit kills the process.
     """
     try:
-        there = os.statvfs(SHARED_MEMORY)
+        file_system = os.statvfs(SHARED_MEMORY)
     except OSError:
         return True
-    return there.f_bavail * there.f_frsize >= 2 * size
+    return file_system.f_bavail * file_system.f_frsize >= 2 * size
 
 
 def share(words: int, ranks: int, rank: int) -> slice:
@@ -318,10 +320,10 @@ class SummedInSlices(Workspace):
         super().__init__(group, 0, dtype)
         self.node = node
         *slots, total = _rows(memory, node.size + 1, words, dtype)
-        own = share(words, node.size, node.rank)
+        own_words = share(words, node.size, node.rank)
         self._slot: Array = slots[node.rank]
-        self._parts = [slot[own] for slot in slots]
-        self._part = total[own]
+        self._parts = [slot[own_words] for slot in slots]
+        self._part = total[own_words]
         self._total: Array = total.view()
         self._total.flags.writeable = False
 
@@ -436,13 +438,13 @@ class SumChoice:
         """
         least = {"off": np.inf, "auto": KEEP_FROM, "on": 1}[sharing]
         node = self._find_node() if array.nbytes >= least else None
-        kept = node.keep(array) if node is not None and node.size > 1 else None
-        return array.copy() if kept is None else kept
+        shared_copy = node.keep(array) if node is not None and node.size > 1 else None
+        return array.copy() if shared_copy is None else shared_copy
 
     def release(self) -> None:
         """Free the windows whose arrays are all gone; a collective of the world."""
         if self._of_world:
-            self._held[:] = [held for held in self._held if not held.release()]
+            self._held[:] = [windows for windows in self._held if not windows.release()]
 
     def close(self) -> None:
         """Free windows and requests of the communicator, before it is freed."""

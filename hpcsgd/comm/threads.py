@@ -97,11 +97,11 @@ class Board:
                 raise LostRank("another rank failed; its own error says more")
             if not in_time:
                 raise TransportError(f"{waits()}: {self._missing(number)}")
-            said = self.items[number]
+            messages = self.items[number]
             self.taken[number] = self.taken.get(number, 0) + 1
             if self.taken[number] == self.size:
                 del self.items[number], self.taken[number]
-            return [said[rank] for rank in range(self.size)]
+            return [messages[rank] for rank in range(self.size)]
 
     def is_complete(self, number: int) -> bool:
         """Return whether all ranks have put message `number`, which not all
@@ -220,8 +220,8 @@ class ThreadCommunicator(Communicator):
             return self._split(color, key)
 
     def _split(self, color: int, key: int) -> "ThreadCommunicator":
-        said = self._items_of_all((color, key))
-        group = sorted((k, r) for r, (c, k) in enumerate(said) if c == color)
+        pairs = self._items_of_all((color, key))
+        group = sorted((k, r) for r, (c, k) in enumerate(pairs) if c == color)
         ranks = [r for _, r in group]
         board = None
         if ranks[0] == self.rank:

@@ -96,16 +96,16 @@ def _all_wait(
         action = Action.END if waited >= PATIENCE * timeout else Action.BE_PATIENT
         return Verdict(action, ("all ranks are there, the network is slow or stuck",))
     places = _some([f"rank {r} waits in {spot}" for r, spot in spots.items()])
-    said = f"nobody is missing, ranks wait for different things: {places}"
-    return Verdict(Action.END, (said,), tuple(spots))
+    reason = f"nobody is missing, ranks wait for different things: {places}"
+    return Verdict(Action.END, (reason,), tuple(spots))
 
 
 def _reasons(
     away: Mapping[int, RankLocation], silent: Mapping[int, str]
 ) -> tuple[str, ...]:
-    said = {r: f"rank {r} is not there: {_absence(a)}" for r, a in away.items()}
-    said |= {r: f"rank {r} does not answer{_look(s)}" for r, s in silent.items()}
-    return (_some([said[r] for r in sorted(said)]),)
+    sentences = {r: f"rank {r} is not there: {_absence(a)}" for r, a in away.items()}
+    sentences |= {r: f"rank {r} does not answer{_look(s)}" for r, s in silent.items()}
+    return (_some([sentences[r] for r in sorted(sentences)]),)
 
 
 def _absence(answer: RankLocation) -> str:
@@ -346,14 +346,14 @@ class Watchdog:
     def _here(self, silent: frozenset[int]) -> RankLocation:
         spot, since = self.place.spot()
         now = self.clock()
-        looks = {r: self._look(r) for r in silent}
+        states = {r: self._look(r) for r in silent}
         return RankLocation(
             spot=spot,
             before=self.place.before(),
             since=now - since,
             awake=now - max(since, self.resumed),
             busy=self.place.task is not None or self.usage.is_busy(),
-            visible_states={r: state for r, state in looks.items() if state},
+            visible_states={r: state for r, state in states.items() if state},
         )
 
     def _look(self, rank: int) -> str:
@@ -441,8 +441,8 @@ class Watchdog:
             return
         self.warned_of = self.place.spot()
         limit = PATIENCE * self.timeout
-        said = "; ".join(reasons)
-        log.warning("%s: %s; the limit is %g s", self._wait_said(), said, limit)
+        text = "; ".join(reasons)
+        log.warning("%s: %s; the limit is %g s", self._wait_said(), text, limit)
 
     def _wait_said(self) -> str:
         spot, _ = self.place.spot()
@@ -459,8 +459,8 @@ class Watchdog:
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self.watched)
-        said = "".join(traceback.format_stack(frame)) if frame else "  (gone)\n"
-        return f"hpcsgd: rank {self.rank} of {self.size} is here:\n{said}".rstrip()
+        stack = "".join(traceback.format_stack(frame)) if frame else "  (gone)\n"
+        return f"hpcsgd: rank {self.rank} of {self.size} is here:\n{stack}".rstrip()
 
 
 def _say(text: str) -> None:

@@ -72,9 +72,9 @@ def get_card(name: str) -> Card:
 
 
 def _card(name: str, table: dict[str, Any]) -> Card:
-    wanted = {field.name for field in fields(Card)} - {"name"}
-    if set(table) != wanted:
-        odd = sorted(wanted ^ set(table))
+    keys = {field.name for field in fields(Card)} - {"name"}
+    if set(table) != keys:
+        odd = sorted(keys ^ set(table))
         raise DataError(f"[{name}] of the catalogue: {odd} missing or not known")
     card = Card(name=name, **table)
     _check_entry(card)
@@ -147,23 +147,23 @@ def sha256(path: Path) -> str:
 
 
 def _download(url: str, part: Path, progress: Callable[[int, int], None]) -> None:
-    there = part.stat().st_size if part.exists() else 0
+    offset = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url)
-    if there:
-        request.add_header("Range", f"bytes={there}-")
+    if offset:
+        request.add_header("Range", f"bytes={offset}-")
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if there and error.code == 416:  # nothing is left to send
+        if offset and error.code == 416:  # nothing is left to send
             return
         raise
     with answer:
         if answer.status != 206:  # the site sends all of it again
-            there = 0
+            offset = 0
         length = int(answer.headers.get("Content-Length") or 0)
-        whole = there + length if length else 0
-        with open(part, "ab" if there else "wb") as file:
-            _copy(answer, file, there, whole, progress)
+        whole = offset + length if length else 0
+        with open(part, "ab" if offset else "wb") as file:
+            _copy(answer, file, offset, whole, progress)
             if whole and file.tell() < whole:
                 raise ConnectionError(f"{file.tell()} of {whole} bytes came")
 
@@ -185,10 +185,10 @@ def _check_sum(card: Card, path: Path) -> None:
     """Raise DataError if the SHA-256 of the file is not that of the card."""
     if card.sha256 == UNKNOWN:
         return
-    found = sha256(path)
-    if found != card.sha256:
+    digest = sha256(path)
+    if digest != card.sha256:
         raise DataError(
-            f"{path} has SHA-256 {found} and the catalogue says {card.sha256};"
+            f"{path} has SHA-256 {digest} and the catalogue says {card.sha256};"
             " remove it and fetch it again"
         )
 

@@ -49,12 +49,12 @@ class Fingerprint:
             part = block[start : start + ROWS_AT_ONCE]
             row = odd_numbers(ROWS + first_row + start, len(part))
             with np.errstate(over="ignore"):
-                own = (
+                column_weights = (
                     _odd(first_col + part.indices.astype(np.int64))
                     if column is None
                     else column[part.indices]
                 )
-                weight = np.repeat(row, part.lengths) * own
+                weight = np.repeat(row, part.lengths) * column_weights
                 self.value += np.einsum("i,i->", weight, _bits(part.data))
 
     def add_column(self, number: int, values: Array | None, first_row: int) -> None:
@@ -91,9 +91,9 @@ def odd_numbers(first: int, count: int) -> Array:
 
 
 def _frozen(first: int, count: int) -> Array:
-    found = _odd(np.arange(first, first + count))
-    found.flags.writeable = False
-    return found
+    weights = _odd(np.arange(first, first + count))
+    weights.flags.writeable = False
+    return weights
 
 
 _kept = lru_cache(maxsize=KEPT)(_frozen)
@@ -155,8 +155,8 @@ def _weighted(words: Array, first: int) -> int:
     """Return Σ w_i u_i of at most AT_ONCE words, numbered from `first` on."""
     page, inside = divmod(first, AT_ONCE)
     weights = _weights(page)
-    own = weights[inside : inside + len(words)]
-    return int(np.einsum("i,i->", words, own))
+    part = weights[inside : inside + len(words)]
+    return int(np.einsum("i,i->", words, part))
 
 
 @lru_cache(maxsize=64)

@@ -106,8 +106,8 @@ class DirectReader:
         for buffer, j in zip(buffers, tiles, strict=True):
             near = max(cols.start, j * width)
             far = min(cols.stop, (j + 1) * width)
-            there = slice(near - cols.start, far - cols.start)
-            part[:, there] = buffer[:, near - j * width : far - j * width]
+            target_columns = slice(near - cols.start, far - cols.start)
+            part[:, target_columns] = buffer[:, near - j * width : far - j * width]
 
     def _read(self, buffers: Any, size: int, offsets: list[int]) -> None:
         pairs = zip(buffers, offsets, strict=True)
@@ -134,11 +134,11 @@ class DirectReader:
         inside = 0 <= rows.start <= rows.stop <= self.shape[0]
         if not inside or not 0 <= cols.start < cols.stop <= self.shape[1]:
             raise ConfigError(f"rows {rows} and columns {cols} are not in {self.shape}")
-        wanted = (rows.stop - rows.start, cols.stop - cols.start)
-        if out.shape != wanted or out.dtype != self.dtype:
+        shape = (rows.stop - rows.start, cols.stop - cols.start)
+        if out.shape != shape or out.dtype != self.dtype:
             raise ConfigError(
                 f"the array to read into is {out.shape} of {out.dtype}; give one of"
-                f" {wanted} of {self.dtype}"
+                f" {shape} of {self.dtype}"
             )
         if not out.flags.c_contiguous:
             raise ConfigError("the array to read into must be C-contiguous; copy it")

@@ -315,9 +315,9 @@ def dtype_of(node: Any) -> Any:
 def _check_numbers(path: Path, name: str, node: Any, kinds: str = "fiub") -> None:
     dtype = dtype_of(node)
     if dtype is None or dtype.kind not in kinds or dtype.itemsize > 8:
-        wanted = "real numbers of at most 64 bits" if "f" in kinds else "whole numbers"
+        numbers = "real numbers of at most 64 bits" if "f" in kinds else "whole numbers"
         raise DataError(
-            f"{path}: /{name} must hold {wanted}, not"
+            f"{path}: /{name} must hold {numbers}, not"
             f" {'a group or a type' if dtype is None else dtype}; encode it and write"
             " it again"
         )
@@ -495,9 +495,9 @@ class Hdf5Reader:
     @property
     def preparation(self) -> Preparation:
         """Return the preparation of the stored rows: column scales, unit rows."""
-        found = {name: self._of_columns(name, "f") for name in (MEANS, SCALES)}
-        known = {name: array for name, array in found.items() if array is not None}
-        return preparation_from(known, bool(self.file.attrs.get("unit_rows", False)))
+        moments = {name: self._of_columns(name, "f") for name in (MEANS, SCALES)}
+        arrays = {name: array for name, array in moments.items() if array is not None}
+        return preparation_from(arrays, bool(self.file.attrs.get("unit_rows", False)))
 
     @property
     def column_names(self) -> list[str] | None:
@@ -546,8 +546,8 @@ class Hdf5Reader:
             return self._take(name, rows).astype(COLUMNS[name]).reshape(-1)
         wide = widen(rows, self.block_rows, self.rows)  # a few more words only
         values = self._take(name, wide)
-        for number, own in self._whole_blocks(wide):
-            self._compare(name, number, own, values[_within(own, wide)])
+        for number, span in self._whole_blocks(wide):
+            self._compare(name, number, span, values[_within(span, wide)])
         return values[_within(rows, wide)]
 
     def _wide(self, rows: slice) -> slice:
@@ -569,39 +569,39 @@ class Hdf5Reader:
     ) -> None:
         """Compare all tiles that a block just read contains with their checksums."""
         width = layout.tile_cols
-        for number, own in self._whole_blocks(rows):
+        for number, span in self._whole_blocks(rows):
             sums = self._take("checksums/X", number)
             for tile in range(-(-cols.start // width), layout.tiles):
                 side = slice(tile * width, min((tile + 1) * width, self.cols))
                 if side.stop > cols.stop:
                     break
-                part = block[_within(own, rows), _within(side, cols)]
+                part = block[_within(span, rows), _within(side, cols)]
                 if block_sum(part) != sums[tile]:
                     where = f" columns {side.start} to {side.stop - 1} of"
-                    raise self._bad("X differs from its checksum in" + where, own)
+                    raise self._bad("X differs from its checksum in" + where, span)
 
     def _check_sparse(
         self, rows: slice, pointers: Array, indices: Array, data: Array
     ) -> None:
         if not self.checks:
             return
-        for number, own in self._whole_blocks(rows):
-            inside = _within(own, rows)
+        for number, span in self._whole_blocks(rows):
+            inside = _within(span, rows)
             mine = pointers[inside.start : inside.stop + 1]
             part = slice(int(mine[0] - pointers[0]), int(mine[-1] - pointers[0]))
             for name, values in zip(
                 PARTS, (mine, indices[part], data[part]), strict=True
             ):
-                self._compare(name, number, own, values)
+                self._compare(name, number, span, values)
 
     def _whole_blocks(self, rows: slice) -> Any:
         """Yield (number, rows) of the blocks that a range of rows contains."""
         size = self.block_rows
         for number in range(-(-rows.start // size), -(-self.rows // size)):
-            own = slice(number * size, min((number + 1) * size, self.rows))
-            if own.stop > rows.stop:
+            span = slice(number * size, min((number + 1) * size, self.rows))
+            if span.stop > rows.stop:
                 return
-            yield number, own
+            yield number, span
 
     def _compare(self, name: str, number: int, rows: slice, values: Array) -> None:
         if block_sum(values) != self._take(f"checksums/{name}", number):
@@ -642,10 +642,10 @@ def _reason(error: Exception) -> str:
 def _document(text: Any) -> dict[str, Any] | None:
     """Return the JSON object in an attribute of a store; None if it is no object."""
     try:
-        found = json.loads(_text(text))
+        document = json.loads(_text(text))
     except (TypeError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _plain(value: Any) -> Any:

@@ -132,8 +132,8 @@ class InspectionCounts:
         self.y.add(y)
         self.whole = self.whole and bool((y == np.round(y)).all())
         if self.labels is not None:
-            found, counts = np.unique(y, return_counts=True)
-            self.labels.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+            values, counts = np.unique(y, return_counts=True)
+            self.labels.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
             if len(self.labels) > MOST_CLASSES:
                 self.labels = None
 
@@ -164,9 +164,9 @@ def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
         and preparation_of(reader).is_raw
         and spreads["max"]["value"] > UNEVEN * spreads["min"]["value"]
     )
-    said = {"element": _element(first), **reader.describe()}
+    facts = {"element": _element(first), **reader.describe()}
     return {
-        **{key: value for key, value in said.items() if not _is_long(value)},
+        **{key: value for key, value in facts.items() if not _is_long(value)},
         "rows": reader.rows,
         "columns": reader.cols,
         "column_names": names,
@@ -186,7 +186,7 @@ def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
         "labels": _labels(tally) if labelled else None,
         "label_numbers": numbers,
         "first_rows": _first_rows(reader, first, labelled),
-        "suggested": _suggested(tally, said.get("task"), uneven) if labelled else None,
+        "suggested": _suggested(tally, facts.get("task"), uneven) if labelled else None,
     }
 
 
@@ -245,12 +245,12 @@ def _labels(tally: InspectionCounts) -> dict[str, Any]:
 
     The histogram is None if there are more than MOST_CLASSES different labels.
     """
-    said: dict[str, Any] = {"min": tally.y.lowest, "max": tally.y.highest}
+    summary: dict[str, Any] = {"min": tally.y.lowest, "max": tally.y.highest}
     if tally.labels is None:
-        return {**said, "distinct": f"more than {MOST_CLASSES}", "histogram": None}
+        return {**summary, "distinct": f"more than {MOST_CLASSES}", "histogram": None}
     shown = dict(sorted(tally.labels.most_common(SHOWN_LABELS)))
     histogram = {f"{label:g}": count for label, count in shown.items()}
-    return {**said, "distinct": len(tally.labels), "histogram": histogram}
+    return {**summary, "distinct": len(tally.labels), "histogram": histogram}
 
 
 def _kept_scales(reader: Any, names: list[str] | None) -> dict[str, Any] | None:
@@ -274,8 +274,8 @@ def _spreads(
         spread = np.sqrt(square)
     flat = spread <= 1e-12 * np.abs(full.mean) if not sparse else spread == 0
     spread = np.where(flat | ~np.isfinite(spread), np.nan, spread)
-    found = _range(spread, names)
-    return None if found is None else {**found, "constant_columns": int(flat.sum())}
+    bounds = _range(spread, names)
+    return None if bounds is None else {**bounds, "constant_columns": int(flat.sum())}
 
 
 def _range(values: Array, names: list[str] | None) -> dict[str, Any] | None:
@@ -296,14 +296,14 @@ def _range(values: Array, names: list[str] | None) -> dict[str, Any] | None:
 def _queries(reader: Any) -> dict[str, Any] | None:
     """Return the number and range of the groups (qid) of rows; None without groups."""
     read = getattr(reader, "queries", None)  # arrays have none
-    found: set[int] = set()
+    groups: set[int] = set()
     for start in range(0, reader.rows, QUERIES_AT_ONCE):
         rows = slice(start, min(start + QUERIES_AT_ONCE, reader.rows))
         queries = None if read is None else read(rows)
         if queries is None:
             return None
-        found.update(np.unique(queries).tolist())
-    return {"distinct": len(found), "min": min(found), "max": max(found)}
+        groups.update(np.unique(queries).tolist())
+    return {"distinct": len(groups), "min": min(groups), "max": max(groups)}
 
 
 def _first_rows(

@@ -238,9 +238,9 @@ def places_of(dataset: Any) -> tuple[tuple[int, int], Array]:
     grid = (-(-rows // height), -(-cols // width))
     offsets = np.full(grid, -1, dtype=np.int64)
     for number in range(dataset.id.get_num_chunks()):
-        found = dataset.id.get_chunk_info(number)
-        i, j = found.chunk_offset
-        offsets[i // height, j // width] = found.byte_offset
+        chunk = dataset.id.get_chunk_info(number)
+        i, j = chunk.chunk_offset
+        offsets[i // height, j // width] = chunk.byte_offset
     if (offsets < 0).any():
         raise LookupError("some tiles were never written")
     return (height, width), offsets

@@ -107,8 +107,8 @@ class Preparation:
         """Return the means and scales of the columns, by their names in files."""
         if self.scales is None:
             return {}
-        found = {MEANS: self.scales.mean, SCALES: self.scales.scale}
-        return {name: array for name, array in found.items() if array is not None}
+        moments = {MEANS: self.scales.mean, SCALES: self.scales.scale}
+        return {name: array for name, array in moments.items() if array is not None}
 
 
 RAW = Preparation()

@@ -76,8 +76,8 @@ def is_sparse(reader: RowReader) -> bool:
 
 def preparation_of(reader: RowReader) -> Preparation:
     """Return the preparation of the rows of a reader; RAW if it has none."""
-    found: Preparation = getattr(reader, "preparation", RAW)
-    return found
+    preparation: Preparation = getattr(reader, "preparation", RAW)
+    return preparation
 
 
 def names_of(reader: RowReader) -> list[str] | None:
@@ -96,9 +96,9 @@ def stored_in(reader: RowReader) -> int:
     """Return the number of stored values, estimated from the first rows if unknown."""
     if not is_sparse(reader):
         return reader.rows * reader.cols
-    known = getattr(reader, "nnz", None)
-    if known is not None:
-        return int(known)
+    count = getattr(reader, "nnz", None)
+    if count is not None:
+        return int(count)
     looked = min(reader.rows, LOOKED)
     sample = reader.read_csr(slice(0, looked), slice(0, reader.cols))
     return int(sample.nnz * reader.rows / looked)
@@ -222,8 +222,8 @@ def pieces(
 
 def _is_own(reader: RowReader, stored: Array) -> bool:
     """Return whether these rows share memory with the array of the reader."""
-    own = getattr(reader, "is_in_memory", False) and not is_sparse(reader)
-    return own and np.may_share_memory(stored, reader.X)  # type: ignore[attr-defined]
+    is_array = getattr(reader, "is_in_memory", False) and not is_sparse(reader)
+    return is_array and np.may_share_memory(stored, reader.X)  # type: ignore[attr-defined]
 
 
 def _all_finite(piece: Array) -> bool:
@@ -378,7 +378,7 @@ def _sparse(X: Any) -> Any:
     """Return X as CSR; duplicates are added up, stored zeros remain."""
     from scipy.sparse import csr_array
 
-    given = real_dtype(X.dtype, X.shape)
+    dtype = real_dtype(X.dtype, X.shape)
     if hasattr(X, "check_format"):  # compressed: SciPy does not check its indices
         try:
             X.check_format(full_check=True)
@@ -391,7 +391,7 @@ def _sparse(X: Any) -> Any:
     if not matrix.has_canonical_format:
         matrix = matrix.copy()  # the caller's matrix is not changed
         matrix.sum_duplicates()
-    return matrix.astype(given, copy=False)
+    return matrix.astype(dtype, copy=False)
 
 
 def to_numbers(name: str, values: Any) -> Array:
@@ -516,31 +516,33 @@ class HeldReader:
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the data that a result stores."""
-        said = {"rows": self.rows, "cols": self.cols, "layout": self.layout}
-        return {"kind": "memory", **said}
+        facts = {"rows": self.rows, "cols": self.cols, "layout": self.layout}
+        return {"kind": "memory", **facts}
 
     def close(self) -> None:
         """Do nothing: no file is open."""
 
     def _side(self, name: str, rows: slice) -> Any:
-        found = self.sides[name]
-        return None if found is None else found[rows]
+        side = self.sides[name]
+        return None if side is None else side[rows]
 
     def _local(self, rows: slice, cols: slice) -> tuple[slice, slice]:
         """Return the slices of a block in this rank's array; refuse other blocks."""
-        found = []
-        for asked, held in ((rows, self.held_rows), (cols, self.held_cols)):
-            if asked.start >= asked.stop:  # an empty range is valid anywhere
-                found.append(slice(0, 0))
+        slices = []
+        for request, shard in ((rows, self.held_rows), (cols, self.held_cols)):
+            if request.start >= request.stop:  # an empty range is valid anywhere
+                slices.append(slice(0, 0))
                 continue
-            if not held.start <= asked.start <= asked.stop <= held.stop:
+            if not shard.start <= request.start <= request.stop <= shard.stop:
                 raise DataError(
                     f"this rank holds rows {self.held_rows.start} to"
                     f" {self.held_rows.stop} of columns {self.held_cols.start} to"
                     f" {self.held_cols.stop} alone; pass layout='replicated', or a file"
                 )
-            found.append(slice(asked.start - held.start, asked.stop - held.start))
-        return found[0], found[1]
+            slices.append(
+                slice(request.start - shard.start, request.stop - shard.start)
+            )
+        return slices[0], slices[1]
 
 
 # Rows that a caller has in the memory of a GPU, as CuPy arrays.
@@ -669,16 +671,16 @@ def prepare(
     not changed. `trained_on` is the file of the training, for the remedy in a message.
     Rows with another preparation raise DataError.
     """
-    given = preparation_of(reader)
+    preparation = preparation_of(reader)
     if wanted is None:
         return reader, ""
-    missing = _missing(wanted, given)
+    missing = _missing(wanted, preparation)
     if missing is None:
-        raise _scaled_otherwise(reader, wanted, given, trained_on)
+        raise _scaled_otherwise(reader, wanted, preparation, trained_on)
     if missing.is_raw:
         return reader, "" if wanted.scales is None else SCALED_BEFORE
-    said = SHORTENED if missing.scales is None else SCALED_NOW
-    return PreparedReader(reader, missing), said
+    sentence = SHORTENED if missing.scales is None else SCALED_NOW
+    return PreparedReader(reader, missing), sentence
 
 
 def _missing(wanted: Preparation, given: Preparation) -> Preparation | None:
@@ -752,9 +754,9 @@ def other_columns(
         parts.append(f"lacks the columns {_listed(lacking)}")
     if unknown:
         parts.append(f"has the columns {_listed(unknown)} beyond them")
-    said = " and ".join(parts) or "has columns of the same name twice"
+    mismatch = " and ".join(parts) or "has columns of the same name twice"
     return DataError(
-        f"{whose} has other columns than the training data: it {said}; give exactly"
+        f"{whose} has other columns than the training data: it {mismatch}; give exactly"
         " the columns of the training"
     )
 

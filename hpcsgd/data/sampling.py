@@ -161,8 +161,8 @@ def held_out(rows: slice, share: float, seed: int) -> Array:
     # The cumulative sum is rounded, so that the share is right over many stretches.
     counts = np.diff(np.floor(stretches * STRETCH * share + 1e-9))
     numbers = np.arange(rows.start, rows.stop) // STRETCH - first
-    found: Array = _places(rows, STRETCH, seed ^ HELD_OUT) < counts[numbers]
-    return found
+    is_held_out: Array = _places(rows, STRETCH, seed ^ HELD_OUT) < counts[numbers]
+    return is_held_out
 
 
 def _places(rows: slice, length: int, seed: int) -> Array:

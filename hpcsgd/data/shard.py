@@ -68,12 +68,12 @@ class Shard:
         rounded columns; the reported loss is that of the exact data.
         """
         exact: dict[str, Any] = {}
-        for name, given in sides.items():
+        for name, column in sides.items():
             stored = getattr(self, name)
             # With folds, the rounded columns suffice: a sweep certifies no gap.
-            if given is None or stored.shape[1] > 1 or stored.dtype == np.float64:
+            if column is None or stored.shape[1] > 1 or stored.dtype == np.float64:
                 continue
-            upright = given.reshape(stored.shape)
+            upright = column.reshape(stored.shape)
             if not np.array_equal(upright, stored):
                 exact[name] = keep(upright)
         return replace(self, **exact) if exact else self
@@ -279,8 +279,8 @@ def split_by_weight(weights: NDArray[Any], parts: int) -> list[slice]:
     reached = np.cumsum(weights)
     cuts = [0]
     for index in range(1, parts):
-        wanted = int(np.searchsorted(reached, total * (index / parts), side="right"))
-        cuts.append(min(max(wanted, cuts[-1] + 1), n - parts + index))
+        target = int(np.searchsorted(reached, total * (index / parts), side="right"))
+        cuts.append(min(max(target, cuts[-1] + 1), n - parts + index))
     return [slice(*ends) for ends in zip(cuts, [*cuts[1:], n], strict=True)]
 
 
@@ -361,22 +361,24 @@ class SmallValues(Fingerprint):
 
     def _peaks(self, reader: RowReader, rows: slice, numbers: Array) -> Array:
         """Return max |a| of these columns over local rows; 0 for others' columns."""
-        found = np.zeros(len(numbers))
+        peaks = np.zeros(len(numbers))
         cols = self.columns
-        own = np.flatnonzero((numbers >= cols.start) & (numbers < cols.stop))
-        local = numbers[own] - cols.start
-        if not len(own):
-            return found
+        own_places = np.flatnonzero((numbers >= cols.start) & (numbers < cols.stop))
+        local = numbers[own_places] - cols.start
+        if not len(own_places):
+            return peaks
         if is_sparse(reader):
             for _, part in sparse_pieces(reader, rows, cols, CHUNK_BYTES):
                 place = np.searchsorted(local, part.indices)
                 place[place == len(local)] = 0
                 mine = local[place] == part.indices
-                np.maximum.at(found, own[place[mine]], np.abs(part.data[mine]))
-            return found
+                np.maximum.at(peaks, own_places[place[mine]], np.abs(part.data[mine]))
+            return peaks
         for _, block in pieces(reader, rows, cols, lambda piece: piece):
-            found[own] = np.maximum(found[own], np.abs(block[:, local]).max(axis=0))
-        return found
+            peaks[own_places] = np.maximum(
+                peaks[own_places], np.abs(block[:, local]).max(axis=0)
+            )
+        return peaks
 
 
 def _sentence(column: int, more: int, size: float, is_narrow: bool) -> str:

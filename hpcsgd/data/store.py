@@ -213,12 +213,12 @@ def _encode(
         stored = layout.encode(values)
     if layout.element == "fp64" or not values.size:
         return stored
-    kept = layout.decode(stored)
+    decoded_values = layout.decode(stored)
     with np.errstate(over="ignore", invalid="ignore"):
-        total = kept.sum(dtype=np.float64)
+        total = decoded_values.sum(dtype=np.float64)
     if np.isfinite(total):  # only if all terms are: no mask in the good case
         return stored
-    lost = np.isfinite(values) & ~np.isfinite(kept)
+    lost = np.isfinite(values) & ~np.isfinite(decoded_values)
     if lost.any():
         place = np.argwhere(lost)[0]
         row = (
@@ -505,8 +505,8 @@ class StoreWriter:
         qid: Array | None = None,
     ) -> None:
         """Append rows; `position` is the position of the source after them."""
-        given = zip(COLUMNS, (y, sample_weight, offset, qid), strict=True)
-        columns = {name: column for name, column in given if column is not None}
+        pairs = zip(COLUMNS, (y, sample_weight, offset, qid), strict=True)
+        columns = {name: column for name, column in pairs if column is not None}
         self._check_fit(X.shape, columns)
         self._take(encode_rows(self.layout, X, columns, self.done, self.path), position)
 
@@ -580,8 +580,8 @@ class StoreWriter:
         self.file.attrs.update(finished=False)
         for name, values in ((MEANS, means), (SCALES, scales)):
             if values is not None:
-                kept = np.asarray(values, "<f8").reshape(self.layout.cols)
-                self.file.create_dataset(name, data=kept)
+                vector = np.asarray(values, "<f8").reshape(self.layout.cols)
+                self.file.create_dataset(name, data=vector)
 
     def _keep_names(
         self,
@@ -610,9 +610,9 @@ class StoreWriter:
     def _check_fit(self, shape: tuple[int, ...], columns: dict[str, Array]) -> None:
         stop = self.done + shape[0]
         lengths = {name: len(column) for name, column in columns.items()}
-        wanted = dict.fromkeys(self.columns, shape[0])
+        expected_lengths = dict.fromkeys(self.columns, shape[0])
         too_many = self.rows is not None and stop > self.rows
-        if too_many or shape[1:] != (self.layout.cols,) or lengths != wanted:
+        if too_many or shape[1:] != (self.layout.cols,) or lengths != expected_lengths:
             raise DataError(
                 f"{self.path}: rows {self.done} to {stop} of shape {shape} do not fit"
                 f" a file of {self.rows or 'any'} x {self.layout.cols} with"
@@ -705,14 +705,14 @@ def verify_store(
 
 def _faults(reader: Hdf5Reader, rows: slice) -> list[str]:
     """Return the faults of one block of rows: of its tiles, then of side columns."""
-    found: list[str] = []
+    faults: list[str] = []
     for cols in _tiles(reader):
-        found += _fault(partial(_read, reader, rows, cols))
+        faults += _fault(partial(_read, reader, rows, cols))
     readers = (reader.targets, reader.sample_weight, reader.offset, reader.queries)
     for name, read in zip(COLUMNS, readers, strict=True):
         if name in reader.file:
-            found += _fault(partial(read, rows))
-    return found
+            faults += _fault(partial(read, rows))
+    return faults
 
 
 def _tiles(reader: Hdf5Reader) -> list[slice]:

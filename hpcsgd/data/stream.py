@@ -170,16 +170,16 @@ class Route:
 
     def _epoch(self, epoch: int) -> tuple[list[Array], Array]:
         """Return the windows of an epoch, and the end of each in the row order."""
-        found = self._known.get(epoch)
-        if found is None:
+        order = self._known.get(epoch)
+        if order is None:
             windows = self.sampler.windows(epoch)
             sizes = [
                 sum(self.sampler.block_rows(int(b)) for b in blocks)
                 for blocks in windows
             ]
-            found = self._known[epoch] = (windows, np.cumsum(sizes))
+            order = self._known[epoch] = (windows, np.cumsum(sizes))
             self._known.pop(epoch - 2, None)  # earlier epochs are not needed again
-        return found
+        return order
 
 
 class StreamedMatrix(Unheld):
@@ -280,8 +280,8 @@ class StreamedMatrix(Unheld):
     def _load(self, window: int) -> None:
         first = window % WINDOWS * self.slot_rows
         with self._changed:
-            held = (self._place >= first) & (self._place < first + self.slot_rows)
-            self._place[held] = -1
+            in_slot = (self._place >= first) & (self._place < first + self.slot_rows)
+            self._place[in_slot] = -1
         for block in self.route.blocks(window):
             rows = self.route.sampler.rows_of(int(block))
             part = slice(int(rows[0]), int(rows[-1]) + 1)

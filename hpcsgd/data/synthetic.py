@@ -284,12 +284,12 @@ def write_synthetic(
 
 def _attributes(planted: PlantedData, shape: str) -> dict[str, Any]:
     """Return the attributes of the file: task, source, true intercept and weights."""
-    said: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "task": planted.kind.task,
         "source": f"synthetic {shape}, seed {planted.seed}",
     }
     if planted.intercept:
-        said["true_intercept"] = planted.intercept
+        attributes["true_intercept"] = planted.intercept
     if planted.cols <= ATTRIBUTE_COLUMNS:
-        said["true_weights"] = planted.weights
-    return said
+        attributes["true_weights"] = planted.weights
+    return attributes

@@ -33,14 +33,15 @@ def encode_targets(
     `exchange`, called once on every rank, returns the objects of all ranks. Labels are
     those of the whole data and those in `known`; all ranks raise the same DataError.
     """
-    own = np.unique(y)[: MOST_CLASSES + 1] if kind in LABELLED else None
-    said = exchange(_fault(y, kind, first_row) or own)  # a fault takes precedence
-    for found in said:
-        if isinstance(found, str):
-            raise DataError(found, on_all_ranks=True)
+    local_labels = np.unique(y)[: MOST_CLASSES + 1] if kind in LABELLED else None
+    # A fault takes precedence.
+    reports = exchange(_fault(y, kind, first_row) or local_labels)
+    for report in reports:
+        if isinstance(report, str):
+            raise DataError(report, on_all_ranks=True)
     if kind not in LABELLED:
         return y.reshape(-1, 1), Targets(kind)
-    labels = np.unique(np.concatenate([*said, np.asarray(known, dtype=np.float64)]))
+    labels = np.unique(np.concatenate([*reports, np.asarray(known, dtype=np.float64)]))
     fault = _label_fault(labels, kind)
     if fault:
         raise DataError(fault, on_all_ranks=True)

@@ -124,14 +124,14 @@ def check_alike(estimator: Any, X: Any, ranks: FitRanks) -> None:
     if ranks.world.size == 1:
         return
     kind = "a path" if isinstance(X, str | PathLike) else "no path"
-    said = {"class": type(estimator).__name__, "X": kind, "grid": repr(ranks.grid)}
-    said["layout"] = repr(ranks.layout)
+    facts = {"class": type(estimator).__name__, "X": kind, "grid": repr(ranks.grid)}
+    facts["layout"] = repr(ranks.layout)
     for name, value in estimator.get_params(deep=False).items():
         if name not in OWN:
             # Rank 0 draws the folds of a splitter: its type is compared, not its state.
             is_plain = name != "cv" or isinstance(value, int)
-            said[name] = repr(value) if is_plain else type(value).__name__
-    check_same(ranks.world, said)
+            facts[name] = repr(value) if is_plain else type(value).__name__
+    check_same(ranks.world, facts)
 
 
 def take(
@@ -384,16 +384,16 @@ def weigh(
     """
     if class_weight is None:
         return weights
-    own = np.ones(len(codes)) if weights is None else weights
+    sample_weights = np.ones(len(codes)) if weights is None else weights
     places = codes.astype(np.intp)
     if isinstance(class_weight, str) and class_weight == "balanced":
-        counts = np.bincount(places, own, minlength=len(classes))
+        counts = np.bincount(places, sample_weights, minlength=len(classes))
         counts = np.sum(ranks.of_rows(counts), axis=0)
         # The factor of a class of total weight 0 has no effect.
         factors = counts.sum() / (len(classes) * np.where(counts > 0, counts, 1.0))
     else:
         factors = compute_class_weight(class_weight, classes=classes, y=classes)
-    return np.asarray(own * factors[places])
+    return np.asarray(sample_weights * factors[places])
 
 
 # The progress of a fit: passes, records, and a warning if it did not converge.
@@ -415,9 +415,9 @@ def warn_unless_converged(estimator: Any, rank: int) -> None:
     """Warn on rank 0 with the advice of the runs, by a ConvergenceWarning."""
     results = estimator.result_
     results = results if isinstance(results, list) else [results]
-    said = dict.fromkeys(one.advice for one in results if one.advice)
-    if said and rank == 0:
-        sentence = f"{type(estimator).__name__}: {'; '.join(said)}"
+    advice = dict.fromkeys(result.advice for result in results if result.advice)
+    if advice and rank == 0:
+        sentence = f"{type(estimator).__name__}: {'; '.join(advice)}"
         # The advice names the argument of `hpcsgd.fit`; here it is scikit-learn's.
         sentence = sentence.replace("raise epochs", "raise max_iter")
         if getattr(estimator, "max_iter", None) is not None:
@@ -671,8 +671,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             rows = self._label_tasks(rows, ranks)[0]
         names = getattr(self, "feature_names_in_", None)
         if names is not None:
-            known = {"feature_names": [str(name) for name in names]}
-            result = replace(result, report={**result.report, **known})
+            entry = {"feature_names": [str(name) for name in names]}
+            result = replace(result, report={**result.report, **entry})
         arguments = self._arguments(ranks)
         placed = grid_on(world.size, arguments.grid, arguments.config)
         matrix = to_matrix(rows.X)
@@ -751,9 +751,9 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         taken = ranks.together(
             lambda: take(self, rows, ranks, is_labelled=labelled, reset=reset)
         )
-        own = getattr(self, "feature_names_in_", None)
-        names = agree_on_names(ranks.world, own, ranks.layout)
-        if own is None and names is not None:
+        local_names = getattr(self, "feature_names_in_", None)
+        names = agree_on_names(ranks.world, local_names, ranks.layout)
+        if local_names is None and names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
         return taken
 
@@ -878,11 +878,11 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
 
     def _keep(self, solutions: list[Solution]) -> None:
         """Set the attributes of a fit from its solutions, in scikit-learn's shapes."""
-        coef = np.hstack([one.weights for one in solutions]).T
-        intercept = np.concatenate([one.intercept for one in solutions])
+        coef = np.hstack([solution.weights for solution in solutions]).T
+        intercept = np.concatenate([solution.intercept for solution in solutions])
         self.coef_ = coef if self._labelled else coef[0]
         self.intercept_ = intercept if self._labelled else float(intercept[0])
-        results = [one.result for one in solutions]
+        results = [solution.result for solution in solutions]
         self.result_ = results if self._is_one_vs_rest() else results[0]
         self.history_ = [
             record

@@ -107,13 +107,13 @@ class Shown(Callback):
 
 def line_of(record: dict[str, Any]) -> str:
     """Return a record as text, for example "pass 3: F 0.31207, gap 2e-05, 0.12 s"."""
-    said = [
+    figures = [
         f"{name} {record[key]:.8g}"
         for key, name in FIGURES.items()
         if record.get(key) is not None
     ]
     passes = record["epoch"] + record.get("passes", 0)
-    return f"pass {passes}: {', '.join(said)}, {record['seconds']:.3g} s"
+    return f"pass {passes}: {', '.join(figures)}, {record['seconds']:.3g} s"
 
 
 # Names of columns that all ranks of a fit must have alike.
@@ -126,11 +126,11 @@ def agree_on_names(
 
     A rank without names takes those of the others.
     """
-    own = None if names is None else [str(name) for name in names]
+    own_names = None if names is None else [str(name) for name in names]
     if world.size == 1 or layout == "columns":
-        return own
-    lists = world.exchange_objects(own)
-    named = [rank for rank, one in enumerate(lists) if one is not None]
+        return own_names
+    lists = world.exchange_objects(own_names)
+    named = [rank for rank, rank_names in enumerate(lists) if rank_names is not None]
     if not named:
         return None
     first: list[Any] = lists[named[0]]
@@ -177,12 +177,12 @@ OTHER_NAMES = {
 
 def answers_other_names(function: Callable[P, T]) -> Callable[P, T]:
     """Return `function`, which names its argument in place of a foreign one."""
-    known = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
 
     @wraps(function)
     def checked(*positional: P.args, **named: P.kwargs) -> T:
         for name in named:
-            if name not in known and name in OTHER_NAMES:
+            if name not in parameters and name in OTHER_NAMES:
                 raise TypeError(
                     f"{function.__name__} has no argument {name}; give"
                     f" {OTHER_NAMES[name]}"
@@ -461,15 +461,15 @@ def with_bits_of_rank_0(result: Result, world: Communicator) -> Result:
 
 def _check_callbacks(given: Any) -> list[Callback]:
     """Return a new list of the callbacks; raise ConfigError for other objects."""
-    found = list(given) if isinstance(given, list | tuple) else [given]
-    found = [] if given is None else found
-    for one in found:
-        if not isinstance(one, Callback):
+    callbacks = list(given) if isinstance(given, list | tuple) else [given]
+    callbacks = [] if given is None else callbacks
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
             raise ConfigError(
-                f"callbacks has one of type {type(one).__name__}; give a list of"
+                f"callbacks has one of type {type(callback).__name__}; give a list of"
                 " hpcsgd.Callback"
             )
-    return found
+    return callbacks
 
 
 def timeout_in(config: Any) -> float:

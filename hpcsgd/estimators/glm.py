@@ -138,8 +138,8 @@ class Generic(Learner):
             D² is R² for families without a log link.
         """
         if self._labelled:
-            found = self.predict(X, offset)
-            return float(accuracy_score(y, found, sample_weight=sample_weight))
+            labels = self.predict(X, offset)
+            return float(accuracy_score(y, labels, sample_weight=sample_weight))
         self._check_family(offset, exposure)
         X, total = self._rows(X, offset, exposure)
         y, weights = check_targets(y, sample_weight, X)

@@ -71,8 +71,8 @@ def deal(
     counts = ranks.of_rows(len(rows.y))
     check_rows(sum(counts), count)
     first = sum(counts[: ranks.world.rank]) if len(counts) > 1 else 0
-    own = fold_of(slice(first, first + len(rows.y)), count, seed)
-    return Folds(count, own, None)
+    local_folds = fold_of(slice(first, first + len(rows.y)), count, seed)
+    return Folds(count, local_folds, None)
 
 
 def folds_of(
@@ -84,8 +84,10 @@ def folds_of(
             f"cv of type {type(cv).__name__} needs all rows on every rank; give a"
             " number of folds"
         )
-    own = ranks.together(lambda: _folds_of(cv, rows, is_labelled, groups, ranks))
-    folds: Array = ranks.world.exchange_objects(own)[0]
+    local_folds = ranks.together(
+        lambda: _folds_of(cv, rows, is_labelled, groups, ranks)
+    )
+    folds: Array = ranks.world.exchange_objects(local_folds)[0]
     return folds
 
 
@@ -103,16 +105,16 @@ def _folds_of(
         return folds  # only rank 0 needs the groups
     splitter = check_cv(cv, rows.y, classifier=is_labelled)
     for number, (train, test) in enumerate(splitter.split(rows.X, rows.y, groups)):
-        held = np.zeros(count, dtype=bool)
-        held[test] = True
-        kept = np.ones(count, dtype=bool)
-        kept[train] = False
-        if (held != kept).any() or (folds[held] >= 0).any():
+        test_mask = np.zeros(count, dtype=bool)
+        test_mask[test] = True
+        rest_mask = np.ones(count, dtype=bool)
+        rest_mask[train] = False
+        if (test_mask != rest_mask).any() or (folds[test_mask] >= 0).any():
             raise ConfigError(
                 "cv must hold every row out at most once and train on all others, as"
                 " KFold, StratifiedKFold and LeaveOneGroupOut do"
             )
-        folds[held] = number
+        folds[test_mask] = number
     return folds
 
 
@@ -344,11 +346,11 @@ class GLM_CV(Generic):
             rows = self._label_tasks(rows, ranks)[0]
         folds = self._deal(rows, ranks, groups)
         sweep = self._compare(rows, ranks, folds)
-        held = sweep.held
+        losses = sweep.held
         if self.polish == "all" and rows.y is not None:
-            held = self._held_at_minima(rows, ranks, folds, sweep)
+            losses = self._held_at_minima(rows, ranks, folds, sweep)
         # Sums need not give all ranks the same last bits, and all must go on with one.
-        best = self._choose(sweep, ranks.world.exchange_objects(held)[0])
+        best = self._choose(sweep, ranks.world.exchange_objects(losses)[0])
         model = self._solve(rows, ranks, _start(sweep, best), **FROM_THE_SWEEP)
         self._keep([model])
         self._name_columns(ranks)
@@ -404,8 +406,8 @@ class GLM_CV(Generic):
         if intercepts is not None:
             start = (start, intercepts.reshape(-1))
         # The first evaluation of a sweep is before its first step.
-        held = self._compare(rows, ranks, folds, start).history[0]["held"]
-        return np.array([np.nan if one is None else one for one in held])
+        losses = self._compare(rows, ranks, folds, start).history[0]["held"]
+        return np.array([np.nan if one is None else one for one in losses])
 
     def _alphas(self) -> list[float]:
         alphas = [float(alpha) for alpha in np.atleast_1d(np.asarray(self.alphas))]
@@ -416,8 +418,8 @@ class GLM_CV(Generic):
     def _choose(self, sweep: Sweep, held: Array) -> int:
         """Set the attributes of the comparison; return the number of the best model."""
         alphas = self._alphas()
-        own = [model.fold is not None for model in sweep.models]
-        each = held[own].reshape(len(alphas), -1)
+        has_fold = [model.fold is not None for model in sweep.models]
+        each = held[has_fold].reshape(len(alphas), -1)
         mean = each.mean(axis=1)
         best = int(np.argmin(np.where(np.isfinite(mean), mean, np.inf)))
         self.alpha_ = alphas[best]

@@ -123,13 +123,13 @@ def deal_sparse(deal: Deal, own: Any) -> Any:
     world, (rows, cols) = deal.world, deal.wanted(deal.world.rank)
     most = max(world.exchange_objects(int(own.nnz / max(own.shape[0], 1)) + 1))
     step = max(ROUND // (16 * most), 1)
-    found: list[list[Csr]] = [[] for _ in range(world.size)]
+    pieces_by_rank: list[list[Csr]] = [[] for _ in range(world.size)]
     for sent in deal.rounds(step):
         pieces = [_piece(deal, own, sent[world.rank], r) for r in range(world.size)]
         taken = [length(common(sent[rank], rows)) for rank in range(world.size)]
         for rank, piece in enumerate(_swap(world, pieces, taken, length(cols))):
-            found[rank].append(piece)
-    return stack([piece for rank in found for piece in rank]).to_scipy()
+            pieces_by_rank[rank].append(piece)
+    return stack([piece for rank in pieces_by_rank for piece in rank]).to_scipy()
 
 
 def _piece(deal: Deal, own: Any, sent: slice, rank: int) -> Csr:
@@ -152,8 +152,8 @@ def _swap(
     """
     heights = [len(piece) for piece in pieces]
     lengths = np.empty(sum(taken), dtype=np.int64)
-    said = np.concatenate([piece.lengths for piece in pieces]).astype(np.int64)
-    world.deal(said, heights, lengths, taken, "control")
+    sent_lengths = np.concatenate([piece.lengths for piece in pieces]).astype(np.int64)
+    world.deal(sent_lengths, heights, lengths, taken, "control")
     each = np.split(lengths, np.cumsum(taken)[:-1])
     counts = [piece.nnz for piece in pieces]
     received = [int(part.sum()) for part in each]
@@ -216,28 +216,28 @@ def open_layout(
     return the same reader.
     """
     if layout not in LAYOUTS or layout == "hdf5":
-        known = ", ".join(LAYOUTS)
+        names = ", ".join(LAYOUTS)
         raise ConfigError(
-            f"layout = {layout!r} does not suit arrays; known: {known} (for a path)"
+            f"layout = {layout!r} does not suit arrays; known: {names} (for a path)"
         )
     if layout == "replicated":
         return lambda world: _replicated(world, X, sides)
-    found: list[tuple[int, RowReader]] = []
+    readers: list[tuple[int, RowReader]] = []
 
     def opened(world: Communicator) -> RowReader:
         """Return the one reader: a run opens its data again after a fall-back."""
-        if found and found[0][0] != world.size:
+        if readers and readers[0][0] != world.size:
             raise _alike("the rows of a lost rank are lost with it; start again")
-        if not found:
+        if not readers:
             replicas = _replicas(config, world)
             partition = config.data.partition
-            given = world.together(lambda: _given(X, sides))
+            arrays = world.together(lambda: _given(X, sides))
             if layout == "columns":
-                reader = _columns(world, given, replicas)
+                reader = _columns(world, arrays, replicas)
             else:
-                reader = _rows(world, given, replicas, partition)
-            found.append((world.size, reader))
-        return found[0][1]
+                reader = _rows(world, arrays, replicas, partition)
+            readers.append((world.size, reader))
+        return readers[0][1]
 
     return opened
 
@@ -259,8 +259,8 @@ def _given(X: Any, sides: Mapping[str, Any]) -> RankArrays:
         empty = X if hasattr(X, "tocsr") else np.empty(shape, np.float32)
         return RankArrays(empty, {name: _bare(sides[name], shape[0]) for name in SIDES})
     reader = MemoryReader(X, sides["y"], sides["sample_weight"], sides["offset"])
-    found = (reader.y, reader.weights, reader.offsets)
-    return RankArrays(reader.X, dict(zip(SIDES, found, strict=True)))
+    side_columns = (reader.y, reader.weights, reader.offsets)
+    return RankArrays(reader.X, dict(zip(SIDES, side_columns, strict=True)))
 
 
 def _bare(column: Any, rows: int) -> Array | None:
@@ -279,17 +279,20 @@ def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowRea
     kind = DeviceReader if is_device_array(X) else MemoryReader
     reader = world.together(lambda: kind(X, *(sides[name] for name in SIDES)))
     if world.size > 1:
-        found = (reader.y, reader.weights, reader.offsets)
-        given = RankArrays(reader.X, dict(zip(SIDES, found, strict=True)))
-        said = [_with_presence(one) for one in world.exchange_objects(given.outline)]
-        _same(said, ("rows", "cols", "kind", *SIDES), "replicated")
+        side_columns = (reader.y, reader.weights, reader.offsets)
+        arrays = RankArrays(reader.X, dict(zip(SIDES, side_columns, strict=True)))
+        outlines = [
+            _with_presence(outline)
+            for outline in world.exchange_objects(arrays.outline)
+        ]
+        _same(outlines, ("rows", "cols", "kind", *SIDES), "replicated")
     return reader
 
 
 def _same(said: list[dict[str, Any]], names: tuple[str, ...], layout: str) -> None:
     """Raise DataError on all ranks if the outlines `said` differ in one of `names`."""
     for name in names:
-        values = [one[name] for one in said]
+        values = [outline[name] for outline in said]
         other = next((r for r, v in enumerate(values) if v != values[0]), None)
         if other is not None:
             raise _alike(
@@ -320,35 +323,37 @@ def _rows(
 
     All ranks receive the targets, weights and offsets of all rows.
     """
-    said = world.exchange_objects(given.outline)
-    counts = tuple(one["rows"] for one in said)
-    held = [_with_presence(one) for one in said if one["rows"]]
-    if not held:
+    outlines = world.exchange_objects(given.outline)
+    counts = tuple(outline["rows"] for outline in outlines)
+    nonempty = [_with_presence(outline) for outline in outlines if outline["rows"]]
+    if not nonempty:
         raise _alike("layout = 'rows': no rank has any row; give rows to one at least")
-    _same(held, ("cols", "dtype", "kind", *SIDES), "rows")
-    own = given.X if given.X.shape[0] else _nothing(held[0])
-    parts = _parts(world, own, held[0], replicas, partition)
+    _same(nonempty, ("cols", "dtype", "kind", *SIDES), "rows")
+    own_rows = given.X if given.X.shape[0] else _nothing(nonempty[0])
+    parts = _parts(world, own_rows, nonempty[0], replicas, partition)
     deal = Deal(world, counts, parts, replicas)
     rows, _ = deal.wanted(world.rank)
     stays = all(_is_there(deal, rank) for rank in range(world.size))
     if stays:  # every rank has its block
-        block = own
+        block = own_rows
     else:
-        block = (deal_sparse if held[0]["kind"] == "sparse" else deal_dense)(deal, own)
+        block = (deal_sparse if nonempty[0]["kind"] == "sparse" else deal_dense)(
+            deal, own_rows
+        )
     return HeldReader(
         block=block,
         held=(rows, parts[place_on_grid(world.rank, len(parts))[1]]),
         parts=parts,
-        stored=sum(one["stored"] for one in held),
-        sides=_told(world, given, held[0], counts),
+        stored=sum(outline["stored"] for outline in nonempty),
+        sides=_told(world, given, nonempty[0], counts),
         layout="rows",
     )
 
 
 def _with_presence(one: Mapping[str, Any]) -> dict[str, Any]:
     """Return the outline with "y" or "no y" in place of the length of a side column."""
-    there = {n: f"no {n}" if one[n] is None else n for n in SIDES}
-    return {**one, **there}
+    presence = {n: f"no {n}" if one[n] is None else n for n in SIDES}
+    return {**one, **presence}
 
 
 def _nothing(like: Mapping[str, Any]) -> Any:
@@ -401,19 +406,19 @@ def _told(
     counts: tuple[int, ...],
 ) -> dict[str, Array | None]:
     """Return the side columns of all rows, on all ranks. Collective."""
-    found: dict[str, Array | None] = {}
+    columns: dict[str, Array | None] = {}
     for name in SIDES:
         if like[name] != name:
-            found[name] = None
+            columns[name] = None
             continue
-        own = given.sides[name]
-        own = np.empty(0) if own is None else own
+        own_values = given.sides[name]
+        own_values = np.empty(0) if own_values is None else own_values
         out = np.empty(sum(counts))
         # A list, because mpi4py gives a tuple of two counts another meaning.
-        found[name] = world.gather(own, list(counts), out, "control")
-    if found["y"] is None:
+        columns[name] = world.gather(own_values, list(counts), out, "control")
+    if columns["y"] is None:
         raise _alike("layout = 'rows': no y was given; give each rank y of its rows")
-    return found
+    return columns
 
 
 def _columns(world: Communicator, given: RankArrays, replicas: int) -> RowReader:
@@ -426,23 +431,23 @@ def _columns(world: Communicator, given: RankArrays, replicas: int) -> RowReader
             f"layout = 'columns' needs one replica and the grid asks for {replicas};"
             " leave the grid out, or say layout='rows'"
         )
-    said = world.exchange_objects(given.outline)
-    empty = next((r for r, one in enumerate(said) if not one["cols"]), None)
+    outlines = world.exchange_objects(given.outline)
+    empty = next((r for r, outline in enumerate(outlines) if not outline["cols"]), None)
     if empty is not None:
         raise _alike(
             f"layout = 'columns': rank {empty} has no column; start fewer ranks, or say"
             " layout='rows'"
         )
-    _same(said, ("rows", "dtype", "kind"), "columns")
-    edges = np.cumsum([0, *(one["cols"] for one in said)]).tolist()
+    _same(outlines, ("rows", "dtype", "kind"), "columns")
+    edges = np.cumsum([0, *(outline["cols"] for outline in outlines)]).tolist()
     parts = tuple(slice(a, b) for a, b in zip(edges, edges[1:], strict=False))
-    total = said[0]["rows"]
+    total = outlines[0]["rows"]
     return HeldReader(
         block=given.X,
         held=(slice(0, total), parts[world.rank]),
         parts=parts,
-        stored=sum(one["stored"] for one in said),
-        sides={name: _of_rank_0(world, given, said[0], name) for name in SIDES},
+        stored=sum(outline["stored"] for outline in outlines),
+        sides={name: _of_rank_0(world, given, outlines[0], name) for name in SIDES},
         layout="columns",
     )
 
@@ -457,8 +462,8 @@ def _of_rank_0(
         return None
     if first[name] != first["rows"]:
         raise _alike(f"{name} has {first[name]} values and X has {first['rows']} rows")
-    own = given.sides[name] if world.rank == 0 else None
-    column = np.empty(first["rows"]) if own is None else own.copy()
+    values = given.sides[name] if world.rank == 0 else None
+    column = np.empty(first["rows"]) if values is None else values.copy()
     return world.broadcast(column, 0, "control")
 
 
@@ -505,15 +510,15 @@ class FitData:
         `labels`: all there are, where the rows may lack some; `fold_of`: the fold of
         each row of the whole data; `column_names`: what messages call its columns.
         """
-        known = {name: fact for name, fact in facts.items() if fact is not None}
+        attributes = {name: fact for name, fact in facts.items() if fact is not None}
 
         def opens(world: Communicator) -> RowReader:
             reader = self.open_reader(world)
-            for name, fact in known.items():
+            for name, fact in attributes.items():
                 setattr(reader, name, fact)
             return reader
 
-        return replace(self, open_reader=opens) if known else self
+        return replace(self, open_reader=opens) if attributes else self
 
 
 def open_data(

@@ -126,7 +126,8 @@ class PathFit:
             chosen = grid.choose(self.arguments.l1_ratio, lambda: steepest)
             penalties = [self._at(alpha).penalty() for alpha in chosen.tolist()]
             return [
-                replace(config.problem, l1=one["l1"], l2=one["l2"]) for one in penalties
+                replace(config.problem, l1=penalty["l1"], l2=penalty["l2"])
+                for penalty in penalties
             ]
 
         return list(along(config, self.world, data.open_reader, problems, self.warm))
@@ -162,8 +163,8 @@ class PathFit:
         if state.intercept is not None:
             scores = scores + level(rows, scores).shift
         slope, _ = rows.gradient(rows.residuals(scores))
-        own = float(np.abs(slope).max(initial=0.0))
-        steepest = float(max(self.world.exchange_objects(own)))
+        own_steepest = float(np.abs(slope).max(initial=0.0))
+        steepest = float(max(self.world.exchange_objects(own_steepest)))
         live.close()
         return steepest
 
@@ -244,7 +245,7 @@ class Path:
     def __repr__(self) -> str:
         """Return five lines: the models, penalties, weights, losses and gaps."""
         family = self.results[0].config.get("problem", {}).get("family", "one family")
-        filled = [int(np.count_nonzero(one.weights)) for one in self.results]
+        filled = [int(np.count_nonzero(result.weights)) for result in self.results]
         gaps = self.gaps[np.isfinite(self.gaps)]
         above = (
             f"at most {gaps.max():.2g} above the optimum" if gaps.size else "unknown"
@@ -263,19 +264,19 @@ class Path:
     @cached_property
     def coefs(self) -> Array:
         """Weights of all models."""
-        return np.stack([one.weights for one in self.results])
+        return np.stack([result.weights for result in self.results])
 
     @cached_property
     def intercepts(self) -> Array | None:
         """Intercepts of all models, or None."""
         if self.results[0].intercept is None:
             return None
-        return np.stack([np.asarray(one.intercept) for one in self.results])
+        return np.stack([np.asarray(result.intercept) for result in self.results])
 
     @cached_property
     def losses(self) -> Array:
         """F of all models."""
-        return np.array([one.loss for one in self.results])
+        return np.array([result.loss for result in self.results])
 
     @cached_property
     def gaps(self) -> Array:
@@ -290,12 +291,12 @@ class Path:
     @cached_property
     def n_iter(self) -> Array:
         """Epochs of all models."""
-        return np.array([one.history[-1]["epoch"] for one in self.results])
+        return np.array([result.history[-1]["epoch"] for result in self.results])
 
     @cached_property
     def messages(self) -> Array:
         """All-reduces for products of all models."""
-        return np.array([one.ledger["products"]["calls"] for one in self.results])
+        return np.array([result.ledger["products"]["calls"] for result in self.results])
 
     def at(self, alpha: float) -> Result:
         """Return the model of the alpha that is nearest on a logarithmic scale.
@@ -393,8 +394,8 @@ class Path:
         return [f"{row['feature']}, {label}" for row in rows for label in labels]
 
     def _last(self, name: str) -> Array:
-        found = (one.history[-1].get(name) for one in self.results)
-        return np.array([np.nan if value is None else value for value in found])
+        values = (result.history[-1].get(name) for result in self.results)
+        return np.array([np.nan if value is None else value for value in values])
 
 
 # Fit a path of penalties in one call.
@@ -523,9 +524,9 @@ def path(
         world.together(lambda: models.check(grid))
         is_form = world.together(lambda: models.has_form(solver))
         results = models.by_coordinates(grid) if is_form else models.by_fits(grid)
-    for one in results:
-        if one.feature_names is None and layout != "columns":
-            one.report["feature_names"] = matrix.names
+    for result in results:
+        if result.feature_names is None and layout != "columns":
+            result.report["feature_names"] = matrix.names
     return Path(grid.chosen, results)
 
 

@@ -293,8 +293,8 @@ def robust_scale(errors: Array, c: Array, epsilon: float, ranks: FitRanks) -> fl
     variance = _mean(squares, c, ranks)
     while variance > 0.0:
         inside = squares <= epsilon**2 * variance
-        own = np.array([c.sum(), c[~inside].sum(), (c * squares)[inside].sum()])
-        total, outside, square = np.sum(ranks.of_rows(own), axis=0)
+        local_sums = np.array([c.sum(), c[~inside].sum(), (c * squares)[inside].sum()])
+        total, outside, square = np.sum(ranks.of_rows(local_sums), axis=0)
         lower = square / (total - epsilon**2 * outside)
         # Without a root the last steps take away all errors that are not 0.
         if not 0.0 <= lower < variance * (1.0 - 1e-12):
@@ -498,8 +498,8 @@ class HuberRegressor(Regressor):
             return np.asarray(formula.means(X) - rows.y)
         widths = world.exchange_objects(X.shape[1])
         first = sum(widths[: world.rank])
-        own = weights[first : first + X.shape[1], 0]
-        scores = Formula(self.family, own, 0.0).means(X)
+        own_weights = weights[first : first + X.shape[1], 0]
+        scores = Formula(self.family, own_weights, 0.0).means(X)
         world.sum(scores, "control")
         return np.asarray(scores + intercept[0] - rows.y)
 

@@ -173,15 +173,15 @@ def total_offset(offset: Any, exposure: Any, rows: int) -> Array | None:
 
 def column(values: Any, rows: int, name: str) -> Array:
     """Return `values` as float64 of shape (rows,); raise DataError if not finite."""
-    found = np.asarray(values, dtype=np.float64)
-    if found.shape not in ((rows,), (rows, 1)):
+    array = np.asarray(values, dtype=np.float64)
+    if array.shape not in ((rows,), (rows, 1)):
         raise DataError(
-            f"{name} has shape {found.shape} and X has {rows} rows; give {rows} values"
+            f"{name} has shape {array.shape} and X has {rows} rows; give {rows} values"
         )
-    if not np.isfinite(found).all():
-        row = int(np.argmin(np.isfinite(found.reshape(-1))))
+    if not np.isfinite(array).all():
+        row = int(np.argmin(np.isfinite(array.reshape(-1))))
         raise DataError(f"{name} is not finite at row {row}; mend it or drop that row")
-    return found.reshape(-1)
+    return array.reshape(-1)
 
 
 # A saved model without scikit-learn: it predicts the same.
@@ -257,9 +257,11 @@ class Predictor:
             self._need(self.formula.family in LOG_LINK, "exposure")
         matrix = to_matrix(X)
         X = matrix.X
-        known = self.feature_names_in_
-        wanted = None if known is None else known.tolist()
-        check_names(wanted, matrix.names, "give them in the order of feature_names_in_")
+        fitted_names = self.feature_names_in_
+        expected_names = None if fitted_names is None else fitted_names.tolist()
+        check_names(
+            expected_names, matrix.names, "give them in the order of feature_names_in_"
+        )
         if X is None or X.ndim != 2:
             raise DataError(f"X has shape {np.shape(X)}; give rows and columns, (n, d)")
         return X, total_offset(offset, exposure, X.shape[0])
@@ -385,16 +387,16 @@ def _read(path: Path) -> Predictor:
             f" hpcsgd {document.get('hpcsgd', '')} or a later one"
         )
     names = document["feature_names"]
-    found = [
-        restore(path, one, _of(arrays, f"result{number}_"))
-        for number, one in enumerate(document["results"])
+    results = [
+        restore(path, record, _of(arrays, f"result{number}_"))
+        for number, record in enumerate(document["results"])
     ]
     return Predictor(
         name=document["class"],
-        formula=_formula(path, document, arrays, preparation_of_runs(found)),
+        formula=_formula(path, document, arrays, preparation_of_runs(results)),
         parameters={k: _unlisted(v) for k, v in document["parameters"].items()},
         feature_names_in_=None if names is None else np.array(names, dtype=object),
-        result_=found if document["is_list"] else next(iter(found), None),
+        result_=results if document["is_list"] else next(iter(results), None),
         attributes=document["attributes"]
         | _of(arrays, "attribute_")
         | _tables(_of(arrays, "table_")),
@@ -435,11 +437,13 @@ def _estimator(predictor: Predictor) -> Any:
     import hpcsgd.estimators as home
 
     kind = getattr(home, predictor.name)
-    known = kind._get_param_names()
-    given = {k: v for k, v in predictor.parameters.items() if k in known}
+    names = kind._get_param_names()
+    parameters = {k: v for k, v in predictor.parameters.items() if k in names}
     # Sequences among parameters are tuples, which JSON stores as lists.
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    estimator = kind(**given)
+    parameters = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in parameters.items()
+    }
+    estimator = kind(**parameters)
     for name in ("coef_", "intercept_", "classes_", "feature_names_in_", "result_"):
         value = getattr(predictor, name)
         if value is not None:
@@ -468,11 +472,11 @@ def _is_table(value: Any) -> bool:
 
 def _tables(arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
     """Return name -> dict of arrays, from arrays called name:key."""
-    found: dict[str, dict[str, Array]] = {}
+    tables: dict[str, dict[str, Array]] = {}
     for name, array in arrays.items():
         table, _, key = name.partition(":")
-        found.setdefault(table, {})[key] = array
-    return found
+        tables.setdefault(table, {})[key] = array
+    return tables
 
 
 def _known_class(estimator: Any) -> str:
@@ -514,12 +518,12 @@ def _dtype(path: Path, name: str) -> Any:
 
 def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that JSON can store, without callbacks and objects."""
-    found = {}
+    plain = {}
     for name, value in parameters.items():
         value = _listed(value)
         if _is_plain(value):
-            found[name] = value
-    return found
+            plain[name] = value
+    return plain
 
 
 def _listed(value: Any) -> Any:

@@ -103,10 +103,10 @@ class Sweep:
         number = self._best_or_none()
         best = "none: nothing was held out, or no loss is finite"
         if number is not None:
-            one = self.models[number]
-            held = self.mean_held[number]
-            best = f"model {number}: l2 {one.l2:g}, rate {one.rate:g}"
-            best += f", held-out loss {held:.6g}" if np.isfinite(held) else ""
+            model = self.models[number]
+            loss = self.mean_held[number]
+            best = f"model {number}: l2 {model.l2:g}, rate {model.rate:g}"
+            best += f", held-out loss {loss:.6g}" if np.isfinite(loss) else ""
         family = self.outcome.config["problem"]["family"]
         losses = f"{np.nanmin(self.losses, initial=np.inf):.6g}"
         losses += f" to {np.nanmax(self.losses, initial=-np.inf):.6g}"
@@ -123,7 +123,7 @@ class Sweep:
     @cached_property
     def models(self) -> tuple[SweepModel, ...]:
         """The l2, rate and fold of each model, in the order of the columns."""
-        return tuple(SweepModel(**one) for one in self.outcome.report["models"])
+        return tuple(SweepModel(**fields) for fields in self.outcome.report["models"])
 
     def __len__(self) -> int:
         return len(self.models)
@@ -136,8 +136,8 @@ class Sweep:
     @property
     def intercepts(self) -> Array | None:
         """Intercepts of all models, or None."""
-        found = self.outcome.intercept
-        return None if found is None else self._apart(found)
+        intercepts = self.outcome.intercept
+        return None if intercepts is None else self._apart(intercepts)
 
     @property
     def losses(self) -> Array:
@@ -162,14 +162,14 @@ class Sweep:
     @property
     def mean_held(self) -> Array:
         """Held-out loss of each model's setting: the mean over its folds."""
-        held = self.held
+        losses = self.held
         settings = [(m.l2, m.rate) for m in self.models]
         means = np.full(len(self), np.nan)
         for setting in dict.fromkeys(settings):
-            own = np.array([one == setting for one in settings])
-            seen = np.array([m.fold is not None for m in self.models]) & own
+            mask = np.array([other == setting for other in settings])
+            seen = np.array([m.fold is not None for m in self.models]) & mask
             # A fold that diverged stays in the mean of its setting.
-            means[own] = held[seen if seen.any() else own].mean()
+            means[mask] = losses[seen if seen.any() else mask].mean()
         return means
 
     @property
@@ -264,7 +264,7 @@ class Sweep:
         model = self.models[number]
         outcome = self.outcome
         intercepts = self.intercepts
-        held = float(self.held[number])
+        held_out_loss = float(self.held[number])
         config = {name: dict(table) for name, table in outcome.config.items()}
         config["problem"]["l2"], config["rate"]["value"] = model.l2, model.rate
         del config["sweep"]
@@ -272,7 +272,7 @@ class Sweep:
         report = {k: v for k, v in outcome.report.items() if k not in left}
         report["model"] = vars(model) | {"number": number, "of": len(self)}
         if self._is_judged:
-            report["held"] = held
+            report["held"] = held_out_loss
         return replace(
             outcome,
             status=self.status(number),
@@ -291,7 +291,7 @@ class Sweep:
         -------
         list of dict
         """
-        held = self.held
+        held_out_losses = self.held
         means = self.mean_held
         losses = self.losses
         return [
@@ -301,7 +301,7 @@ class Sweep:
                     (
                         *(number, model.l2, model.rate, model.fold),
                         *(self.ending(number), float(losses[number])),
-                        *(float(held[number]), float(means[number])),
+                        *(float(held_out_losses[number]), float(means[number])),
                     ),
                     strict=True,
                 )
@@ -483,8 +483,8 @@ def load_sweep(folder: str | Path) -> Sweep:
 
 def _values(values: list[float | None] | None, count: int) -> Array:
     """Return `count` numbers of a report as a float64 array, with NaN for None."""
-    given = values if values is not None else [None] * count
-    return np.array([np.nan if v is None else v for v in given], dtype=np.float64)
+    numbers = values if values is not None else [None] * count
+    return np.array([np.nan if v is None else v for v in numbers], dtype=np.float64)
 
 
 def _order(loss: float) -> float:
@@ -493,13 +493,13 @@ def _order(loss: float) -> float:
 
 def _own(record: dict[str, Any], number: int) -> dict[str, Any]:
     """Return a record of the history as that of model `number` alone."""
-    kept = {k: v for k, v in record.items() if k not in ("losses", "held")}
+    model_record = {k: v for k, v in record.items() if k not in ("losses", "held")}
     if "losses" in record:
         value = record["losses"][number]
-        kept["loss"] = np.nan if value is None else value
+        model_record["loss"] = np.nan if value is None else value
     if "held" in record:
-        kept["held"] = record["held"][number]
-    return kept
+        model_record["held"] = record["held"][number]
+    return model_record
 
 
 # Train many models for the messages of one.
@@ -577,21 +577,21 @@ def sweep(
     """
     setup = Clock()
     config = parse_settings(config)
-    asked = {"l2": l2, "rate": rate, "folds": folds, "fold_seed": fold_seed}
-    config = with_sweep(config, asked)
+    arguments = {"l2": l2, "rate": rate, "folds": folds, "fold_seed": fold_seed}
+    config = with_sweep(config, arguments)
     check_configuration(config)
     reader = open_data(config, X, y, sample_weight, offset)
     run = config.run
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
     session = open_session(comm, RunSettings(config), reader, callbacks, setup=setup)
-    found = Sweep(session.run())
-    if config.run.out and "unsaved" not in found.outcome.report:
+    result = Sweep(session.run())
+    if config.run.out and "unsaved" not in result.outcome.report:
         ranks, out = session.world, Path(config.run.out)
-        ranks.together(lambda: found.add_to(out) if ranks.rank == 0 else None)
+        ranks.together(lambda: result.add_to(out) if ranks.rank == 0 else None)
     # Not after an error: others may still be in a sum, and closing waits for them.
     if world is None:
         session.world.close()
-    return found
+    return result
 
 
 def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
@@ -787,18 +787,18 @@ class _Race:
                 live.run_exchanges(live.feed.groups(done), length)
                 live.product.finish()
             losses = self._losses(live)
-            kept = _better_half(losses, first)
+            survivors = _better_half(losses, first)
             log.debug("race: %s", dict(zip(left, losses, strict=True)), extra=ONCE)
-            if not kept:
+            if not survivors:
                 raise ConfigError(
                     f"every rate of the race diverged, the least of them {min(left):g};"
                     " start it from a smaller one"
                 )
-            left = tuple(left[k] for k in kept)
-            first = first[kept]
-            losses = losses[kept]
+            left = tuple(left[k] for k in survivors)
+            first = first[survivors]
+            losses = losses[survivors]
             if len(left) > 1:
-                live = self._fewer(live, left, kept)
+                live = self._fewer(live, left, survivors)
         if is_worse(float(losses[0]), float(first[0])):
             log.warning(
                 "no rate of the race ended below where it began; %g ended lowest, so"
@@ -817,14 +817,14 @@ class _Race:
     def _losses(self, live: AssembledRun) -> Array:
         """Return F of every rate, at the consensus of the replicas. Collective."""
         seen = live.agreement.consensus(live.state, live.view.exchanges)
-        own = live.evaluation.own
+        own_columns = live.evaluation.own
         columns = live.task.columns
         intercept = None if seen.intercept is None else seen.intercept[0]
         with np.errstate(all="ignore"):
-            found = live.evaluation.objective.measure(
-                seen.weights[own, :columns], intercept
+            losses = live.evaluation.objective.measure(
+                seen.weights[own_columns, :columns], intercept
             )
-        return found.each
+        return losses.each
 
     def _fewer(
         self, live: AssembledRun, left: tuple[float, ...], kept: list[int]
@@ -865,5 +865,5 @@ def _take_columns(before: State, after: State, models: Models, kept: list[int]) 
     whole = np.arange(before.weights.shape[1]).reshape(-1, len(models), models.scores)
     after.weights[...] = before.weights[:, whole[:, kept].reshape(-1)]
     if before.intercept is not None and after.intercept is not None:
-        own = whole[0, kept].reshape(-1)
-        after.intercept[...] = before.intercept[:, own]
+        columns = whole[0, kept].reshape(-1)
+        after.intercept[...] = before.intercept[:, columns]

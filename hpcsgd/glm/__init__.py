@@ -81,8 +81,8 @@ def get_family(name: str, settings: Mapping[str, Any] | None = None) -> Family:
         kind = getattr(import_module(module), attribute)
     made: Callable[..., Family] = kind
     parameter = getattr(kind, "parameter", "")
-    known = {} if settings is None else settings
-    return made(known[parameter]) if parameter in known else made()
+    values = {} if settings is None else settings
+    return made(values[parameter]) if parameter in values else made()
 
 
 # A family of the caller's own, and the check that it is complete.
@@ -165,9 +165,9 @@ def _family_fault(name: str, kind: Any) -> str:
         ("mean", "t"),
         ("clipped", "t"),
     ):
-        own = getattr(kind, method, None)
+        function = getattr(kind, method, None)
         inherited = getattr(Family, method) if method != "clipped" else None
-        if not callable(own) or own is inherited:
+        if not callable(function) or function is inherited:
             return f"define the method {method}(self, {arguments})"
     if getattr(kind, "name", None) != name:
         return f"set name = {name!r} in the class"
@@ -201,13 +201,13 @@ def _arithmetic_fault(family: Family, dtype: np.dtype[Any]) -> str:
         means = family.mean(t.copy())
     except (TypeError, ValueError, AttributeError) as error:
         return f"a method fails at scores of shape {t.shape} ({error})"
-    wanted = {"loss": y.shape, "residual": t.shape, "mean": t.shape}
+    shapes = {"loss": y.shape, "residual": t.shape, "mean": t.shape}
     for method, values in (("loss", losses), ("residual", slopes), ("mean", means)):
-        if np.shape(values) != wanted[method] or values.dtype != dtype:
+        if np.shape(values) != shapes[method] or values.dtype != dtype:
             return (
                 f"{method} returns shape {np.shape(values)} of"
                 f" {getattr(values, 'dtype', type(values).__name__)} for scores of"
-                f" shape {t.shape} of {dtype}; return {wanted[method]} of {dtype}"
+                f" shape {t.shape} of {dtype}; return {shapes[method]} of {dtype}"
             )
     if in_place is not buffer or not np.array_equal(buffer, slopes):
         return "residual(t, y, out=t) must write the residual into t and return it"
@@ -231,12 +231,12 @@ def _derivative_fault(family: Family, t: Array, y: Array) -> str:
         ahead[:, column] += STEP
         behind[:, column] -= STEP
         slope = (family.loss(ahead, y) - family.loss(behind, y))[:, 0] / (2 * STEP)
-        own = slopes[:, column]
-        away = np.abs(slope - own) > CLOSE * (1.0 + np.abs(own))
+        residual = slopes[:, column]
+        away = np.abs(slope - residual) > CLOSE * (1.0 + np.abs(residual))
         if away.any():
             row = int(away.argmax())
             return (
-                f"residual is {own[row]:.6g} at t = {t[row, column]:g},"
+                f"residual is {residual[row]:.6g} at t = {t[row, column]:g},"
                 f" y = {y[row, 0]:g} and the loss has the slope {slope[row]:.6g};"
                 " return the derivative of the loss with respect to t"
             )
@@ -288,8 +288,8 @@ def make_update(name: str, momentum: float, bits: int = 32) -> LinearUpdate:
     if name in ADAPTIVE or (name in UPDATES and bits == 8):
         return Sgd()  # for recurrences, which do not run with these
     if name not in UPDATES:
-        known = sorted([*UPDATES, *ADAPTIVE])
-        raise ConfigError(f"[update] unknown: {name!r}; known: {known}")
+        names = sorted([*UPDATES, *ADAPTIVE])
+        raise ConfigError(f"[update] unknown: {name!r}; known: {names}")
     if not 0.0 <= momentum < 1.0:
         raise ConfigError(
             f"[update] momentum = {momentum!r} must lie in [0, 1); 0.9 is usual"

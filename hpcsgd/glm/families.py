@@ -811,10 +811,10 @@ class GroupedSoftmax:
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
         """∂ℓ/∂t."""
-        found = self.family.residual(*self._apart(t, y)).reshape(t.shape)
+        residuals = self.family.residual(*self._apart(t, y)).reshape(t.shape)
         if out is None:
-            return found
-        out[...] = found
+            return residuals
+        out[...] = residuals
         return out
 
     def mean(self, t: Array) -> Array:

@@ -65,8 +65,8 @@ class MirrorMap(ABC):
 
     def total(self, own: Array) -> Array:
         """Return Σ over members of `own` (K,), added in float64 and in rank order."""
-        found: Array = self.gather(own.astype(np.float64)).sum(axis=0)
-        return found
+        sums: Array = self.gather(own.astype(np.float64)).sum(axis=0)
+        return sums
 
 
 def log_sum(parts: Array) -> Array:
@@ -74,8 +74,8 @@ def log_sum(parts: Array) -> Array:
     top = parts.max(axis=0)
     top = np.where(np.isneginf(top), 0.0, top)
     with np.errstate(divide="ignore"):
-        found: Array = top + np.log(np.exp(parts - top).sum(axis=0))
-    return found
+        log_sums: Array = top + np.log(np.exp(parts - top).sum(axis=0))
+    return log_sums
 
 
 # ψ = ½|x|²: SGD, projected onto a ball where there is a radius.
@@ -148,8 +148,8 @@ class Entropy(MirrorMap):
     def repair(self, point: ReplicaViews) -> None:
         """Divide the weights by their sum over all members."""
         logs = point.arrays[LOG]
-        own = log_sum(logs.astype(np.float64))
-        logs -= log_sum(self.gather(own)).astype(logs.dtype)
+        local_log_sum = log_sum(logs.astype(np.float64))
+        logs -= log_sum(self.gather(local_log_sum)).astype(logs.dtype)
         self.arrive(point)
 
 
@@ -210,8 +210,8 @@ class SignedMap(MirrorMap):
         """
         plus, minus, slack = self.travels(point)
         pair = np.concatenate([plus, minus]).astype(np.float64)
-        found = np.concatenate([self.gather(log_sum(pair)), slack.astype(np.float64)])
-        whole = log_sum(found)
+        terms = np.concatenate([self.gather(log_sum(pair)), slack.astype(np.float64)])
+        whole = log_sum(terms)
         for array in (plus, minus, slack):
             array -= whole.astype(array.dtype)
         self.arrive(point)
@@ -258,8 +258,8 @@ class PNorm(MirrorMap):
         unit = np.abs(x) / np.where(size == 0.0, 1.0, size)
         norm = self.total((unit**power).sum(axis=0)) ** (1.0 / power)
         norm = np.where(norm == 0.0, 1.0, norm)
-        found: Array = np.sign(x) * (unit / norm) ** (power - 1.0) * (norm * size)
-        return found
+        gradient: Array = np.sign(x) * (unit / norm) ** (power - 1.0) * (norm * size)
+        return gradient
 
 
 # ψ = ½ Σ (√h + ε) x², h = Σ g² so far: Adagrad, with a separate h in each replica.

@@ -95,8 +95,10 @@ class Penalty:
         # Weights may have been rounded to float32, and with them those at a bound.
         lower, upper = self.bounds(weights, np.float32)
         rounded = weights.astype(np.float32)
-        held = ((rounded <= lower) & (pull > 0.0)) | ((rounded >= upper) & (pull < 0.0))
-        return np.where(held, 0.0, pull)
+        leaves_bounds = ((rounded <= lower) & (pull > 0.0)) | (
+            (rounded >= upper) & (pull < 0.0)
+        )
+        return np.where(leaves_bounds, 0.0, pull)
 
     def minimum(self, weights: Array, slope: Array) -> Array:
         """Return argmin_u of slope·u + p(u) for each weight; ±inf where there is none.
@@ -271,8 +273,8 @@ class Models:
     def setting_of(self) -> Array:
         """Return for every column of weights its index into `settings`, (columns,)."""
         number = {setting: k for k, setting in enumerate(self.settings)}
-        own = [number[m.l2, m.rate] for m in self.each]
-        return np.repeat(np.array(own), self.scores)
+        indices = [number[m.l2, m.rate] for m in self.each]
+        return np.repeat(np.array(indices), self.scores)
 
     @cached_property
     def weights_of(self) -> Array:
@@ -287,10 +289,10 @@ class Models:
 
     def of_columns(self, weights: Array | None) -> Array | None:
         """Return sample weights (m, distinct) as (m, columns); (m, 1) stays (m, 1)."""
-        found = self.sample_weights(weights)
-        if found is None or found.shape[1] == 1 or self.scores == 1:
-            return found
-        return np.repeat(found, self.scores, axis=1)
+        values = self.sample_weights(weights)
+        if values is None or values.shape[1] == 1 or self.scores == 1:
+            return values
+        return np.repeat(values, self.scores, axis=1)
 
     def sums(self, values: Array) -> Array:
         """Return the sums over the columns of each model, (models,), of values

@@ -185,16 +185,16 @@ def one_step_many(
     """Return one step of `rates` (settings,), for scores to which q is
     applied already.
     """
-    one = unroll_many(update, rates[None], (count,), l2)
-    parts = {f.name: getattr(one, f.name) for f in fields(one)}
+    step = unroll_many(update, rates[None], (count,), l2)
+    parts = {f.name: getattr(step, f.name) for f in fields(step)}
     return ManyUnrolledSteps(**parts | {"lead": np.ones((1, 1, len(l2)))})
 
 
 def _times(step: Array, states: Array) -> Array:
     """Return M x for every column: (a, b, k) and (b, i, k) give (a, i, k)."""
     if len(step) == 1:
-        one: Array = step * states
-        return one
+        scaled_states: Array = step * states
+        return scaled_states
     many: Array = np.einsum("abk,bik->aik", step, states)
     return many
 
@@ -211,21 +211,21 @@ def _transitions(update: LinearUpdate, rates: Array, l2: Array) -> Array:
     both = update.transition(1.0, 1.0)
     eta = rates[:, None, None, :]
     lam = np.broadcast_to(l2, rates.shape)[:, None, None]
-    found: Array = (
+    transitions: Array = (
         none[..., None]
         + eta * (rate - none)[..., None]
         + lam * (ridge - none)[..., None]
         + eta * lam * (both - rate - ridge + none)[..., None]
     )
-    return found
+    return transitions
 
 
 def _gains(update: LinearUpdate, rates: Array, counts: Array) -> Array:
     """Return u of every step, (s, states, settings)."""
     start = update.gain(0.0, 1)
     slope = update.gain(1.0, 1) - start
-    found: Array = start[:, None] + rates[:, None, :] * slope[:, None]
-    return found / counts[:, None, None]
+    gains: Array = start[:, None] + rates[:, None, :] * slope[:, None]
+    return gains / counts[:, None, None]
 
 
 # The schedule: how much work lies between two synchronisations, and packed G.

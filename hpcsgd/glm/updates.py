@@ -274,11 +274,11 @@ BLOCK = 256  # columns that share a scale, score by score
 
 def _decades(bits: int) -> Array:
     """Return the positive values, ascending; `bits` are those of the first decade."""
-    found = [
+    decades = [
         10.0**-e * (0.1 + 0.9 * np.arange(1, 2**f + 1) / 2**f)
         for e, f in enumerate(range(bits, -1, -1))
     ]
-    return np.sort(np.concatenate(found))
+    return np.sort(np.concatenate(decades))
 
 
 def _table(signed: bool) -> Array:
@@ -372,21 +372,21 @@ class EightBitArray:
     def decoded(self) -> Array:
         """Return the numbers, in the dtype of the scales."""
         code = UNSIGNED if self.rooted else SIGNED
-        found: Array = code.values.astype(self.scales.dtype)[self.codes]
-        found *= np.repeat(self.scales, BLOCK, axis=0)[: len(found)]
-        return np.square(found) if self.rooted else found
+        values: Array = code.values.astype(self.scales.dtype)[self.codes]
+        values *= np.repeat(self.scales, BLOCK, axis=0)[: len(values)]
+        return np.square(values) if self.rooted else values
 
     def encode(self, numbers: Array) -> None:
         """Store other numbers; one that is not finite leaves none finite in
         its block.
         """
         code = UNSIGNED if self.rooted else SIGNED
-        held = np.sqrt(numbers) if self.rooted else numbers
-        starts = np.arange(0, len(held), BLOCK)
-        self.scales[...] = np.maximum.reduceat(np.abs(held), starts, axis=0)
+        values = np.sqrt(numbers) if self.rooted else numbers
+        starts = np.arange(0, len(values), BLOCK)
+        self.scales[...] = np.maximum.reduceat(np.abs(values), starts, axis=0)
         below = np.where(self.scales > 0.0, self.scales, 1.0)
         self.codes[...] = code.nearest(
-            held / np.repeat(below, BLOCK, axis=0)[: len(held)]
+            values / np.repeat(below, BLOCK, axis=0)[: len(values)]
         )
 
 
@@ -426,11 +426,11 @@ class InEightBits(Rule):
         """Take the step of the inner rule on the decoded state, and encode
         that again.
         """
-        wide = {name: np.asarray(kept) for name, kept in part.arrays.items()}
+        wide = {name: np.asarray(array) for name, array in part.arrays.items()}
         self.inner.step(ColumnViews(part.weights, wide), gradient, factor, turn, l2)
-        for name, kept in part.arrays.items():
-            if kept is not wide[name]:
-                kept[...] = wide[name]
+        for name, array in part.arrays.items():
+            if array is not wide[name]:
+                array[...] = wide[name]
 
 
 @dataclass(frozen=True)
@@ -599,8 +599,8 @@ class Rate:
     def passed(self, steps: Array) -> Array:
         """Return how many milestones lie at or before the beginning of each step."""
         places = np.array(self.config.milestones) * self.total_steps
-        found: Array = np.searchsorted(places, steps * self.epochs, side="right")
-        return found
+        counts: Array = np.searchsorted(places, steps * self.epochs, side="right")
+        return counts
 
     def drops(self, step: int) -> int:
         """Return how often the rate has dropped when `step` begins; smooth rates never

@@ -65,9 +65,9 @@ def clean_environment(directives: Sequence[str]) -> dict[str, str]:
 
     If the command runs in a job, the variables of that job are removed as well.
     """
-    said = {line.partition("=")[0].removeprefix("--") for line in directives}
-    names = {f"SBATCH_{name.replace('-', '_').upper()}" for name in said} | ALWAYS
-    names |= {other for name in said for other in OTHERS.get(name, ())}
+    options = {line.partition("=")[0].removeprefix("--") for line in directives}
+    names = {f"SBATCH_{name.replace('-', '_').upper()}" for name in options} | ALWAYS
+    names |= {other for name in options for other in OTHERS.get(name, ())}
     around = AROUND if "SLURM_JOB_ID" in os.environ else ()
     return {
         name: value
@@ -141,14 +141,14 @@ def queued() -> dict[str, QueueEntry] | None:
     answer = run_command([*command, f"--format={shown}"])
     if answer is None or answer.code:
         return None
-    found = {}
+    entries = {}
     for line in answer.out.splitlines():
         job, state, elapsed, nodes, reason = (*line.strip().split("|", 4), *[""] * 5)[
             :5
         ]
         if re.fullmatch(r"\d+(_\d+)?", job):
-            found[job] = QueueEntry(job, state, reason, elapsed, nodes)
-    return found
+            entries[job] = QueueEntry(job, state, reason, elapsed, nodes)
+    return entries
 
 
 def need_queue(jobs: Iterable[str], what: str) -> None:
@@ -163,8 +163,8 @@ def need_queue(jobs: Iterable[str], what: str) -> None:
 
 def accounted(jobs: Iterable[str]) -> dict[str, QueueEntry]:
     """Return job -> entry of the accounting; empty if the site has no accounting."""
-    own = {job.partition("_")[0] for job in jobs}
-    numbers = ",".join(sorted(filter(str.isdigit, own)))
+    base_ids = {job.partition("_")[0] for job in jobs}
+    numbers = ",".join(sorted(filter(str.isdigit, base_ids)))
     if not numbers:
         return {}
     columns = "JobID,State,ExitCode,Elapsed,NodeList"
@@ -174,23 +174,23 @@ def accounted(jobs: Iterable[str]) -> dict[str, QueueEntry]:
     )
     if answer is None or answer.code:
         return {}
-    found = {}
+    entries = {}
     for line in answer.out.splitlines():
         job, state, code, elapsed, nodes = (*line.split("|", 4), *[""] * 5)[:5]
         if re.fullmatch(r"\d+(_\d+)?", job) and state:
             # The state may be "CANCELLED by 1000"; the code is CODE:SIGNAL, as 1:0.
             word = state.split()[0].rstrip("+")
-            found[job] = QueueEntry(job, word, "", elapsed, nodes, _code(code))
-    return found
+            entries[job] = QueueEntry(job, word, "", elapsed, nodes, _code(code))
+    return entries
 
 
 def _code(text: str) -> int | None:
     """Return the exit code of CODE:SIGNAL: 1 for 1:0, 137 for 0:9."""
-    found = re.fullmatch(r"(\d+):(\d+)", text)
-    if not found:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if not match:
         return None
-    code = int(found[1])
-    signal = int(found[2])
+    code = int(match[1])
+    signal = int(match[2])
     return code or (128 + signal if signal else 0)
 
 

@@ -28,9 +28,9 @@ AFTER = {"ok": "afterok", "any": "afterany", "notok": "afternotok"}
 def seconds_of(text: str) -> int:
     """Return the seconds of a time limit in any of Slurm's forms."""
     for pattern, _ in TIMES:
-        found = re.fullmatch(pattern, text, re.ASCII)
-        if found:
-            parts = found.groupdict().items()
+        match = re.fullmatch(pattern, text, re.ASCII)
+        if match:
+            parts = match.groupdict().items()
             seconds = sum(SECONDS[unit] * int(number) for unit, number in parts)
             if 0 < seconds <= LONGEST:
                 return seconds
@@ -48,13 +48,13 @@ def written(seconds: int) -> str:
 
 def mebibytes_of(text: str) -> float:
     """Return the MiB of an amount of memory as 64G; without a unit it is in MiB."""
-    found = re.fullmatch(r"(\d{1,9})([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
-    if not found or int(found[1]) == 0:
+    match = re.fullmatch(r"(\d{1,9})([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
+    if not match or int(match[1]) == 0:
         raise ConfigError(
             f"memory = {text!r} must be a whole number with K, M, G or T, of each node,"
             " for example 64G; leave it out to take what the site gives"
         )
-    return int(found[1]) * UNITS[found[2].upper()]
+    return int(match[1]) * UNITS[match[2].upper()]
 
 
 @dataclass(frozen=True)
@@ -68,25 +68,25 @@ class JobArray:
     def parse(cls, text: str) -> "JobArray":
         """Parse `text`; raise ConfigError for text that sbatch would refuse."""
         elements, percent, limit = text.partition("%")
-        found = [_range(part) for part in elements.split(",")]
+        ranges = [_range(part) for part in elements.split(",")]
         good = not percent or re.fullmatch(r"[1-9]\d{0,6}", limit, re.ASCII)
-        if not good or None in found:
+        if not good or None in ranges:
             raise ConfigError(
                 f"array = {text!r} must be numbers and ranges, with the most that run"
                 " at once behind a %, for example 0-15%4"
             )
-        numbers = sorted({n for part in found for n in part or ()})
+        numbers = sorted({n for part in ranges for n in part or ()})
         return cls(text, tuple(numbers))
 
 
 def _range(part: str) -> range | None:
     """Return the numbers of 3, 0-7 or 0-8:2; None for any other text."""
-    found = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", part, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", part, re.ASCII)
+    if not match:
         return None
-    first = int(found[1])
-    last = int(found[2] or found[1])
-    step = int(found[3] or 1)
+    first = int(match[1])
+    last = int(match[2] or match[1])
+    step = int(match[3] or 1)
     if last < first or step < 1 or last > MOST_ELEMENTS:
         return None
     return range(first, last + 1, step)
@@ -103,8 +103,8 @@ class JobDependency:
     def parse(cls, text: str) -> "JobDependency":
         """Parse ID[:ok|any|notok]."""
         job, colon, how = text.partition(":")
-        known = (how or "ok") in AFTER and not (colon and not how)
-        if not known or not re.fullmatch(r"\d{1,10}(_\d{1,7})?", job, re.ASCII):
+        is_valid = (how or "ok") in AFTER and not (colon and not how)
+        if not is_valid or not re.fullmatch(r"\d{1,10}(_\d{1,7})?", job, re.ASCII):
             raise ConfigError(
                 f"--after {text!r}: write the number of a job, and how it must have"
                 f" ended: 123, {', '.join(f'123:{how}' for how in AFTER)}"

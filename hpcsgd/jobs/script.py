@@ -56,26 +56,28 @@ def _counts(job: Job, site: Site) -> list[str]:
 
     With the launcher `task`, one task has all cores and starts the ranks.
     """
-    wanted = job.resources
+    resources = job.resources
     if site.launcher.kind == "task":
-        cores = wanted.tasks * wanted.cpus
+        cores = resources.tasks * resources.cpus
         return ["--nodes=1", "--ntasks=1", f"--cpus-per-task={cores}"]
-    each = [f"--ntasks-per-node={wanted.tasks_per_node}"] if wanted.nodes > 1 else []
+    each = (
+        [f"--ntasks-per-node={resources.tasks_per_node}"] if resources.nodes > 1 else []
+    )
     return [
-        f"--nodes={wanted.nodes}",
-        f"--ntasks={wanted.tasks}",
+        f"--nodes={resources.nodes}",
+        f"--ntasks={resources.tasks}",
         *each,
-        f"--cpus-per-task={wanted.cpus}",
+        f"--cpus-per-task={resources.cpus}",
     ]
 
 
 def _amounts(job: Job) -> list[str]:
-    wanted = job.resources
-    named = {name: getattr(wanted, name) for name in NAMES}
+    resources = job.resources
+    named = {name: getattr(resources, name) for name in NAMES}
     return [
-        *([f"--gpus-per-node={wanted.gpus}"] if wanted.gpus else []),
-        *([f"--mem={wanted.memory}"] if wanted.memory else []),
-        f"--time={wanted.walltime}",
+        *([f"--gpus-per-node={resources.gpus}"] if resources.gpus else []),
+        *([f"--mem={resources.memory}"] if resources.memory else []),
+        f"--time={resources.walltime}",
         *(f"--{name}={value}" for name, value in named.items() if value),
     ]
 
@@ -230,66 +232,67 @@ def _check_launcher(job: Job, site: Site) -> None:
 
 
 def _check_gpus(job: Job, site: Site) -> None:
-    wanted = job.resources
+    resources = job.resources
     steps = job.all_steps
     uses = any(step.computes_on_gpus for step in steps)
-    if site.node.gpu != "cuda" and (wanted.gpus or uses):
+    if site.node.gpu != "cuda" and (resources.gpus or uses):
         has = "GPUs without CUDA" if site.node.gpu == "rocm" else "no GPUs"
         raise ConfigError(
             f"site {site.name} has {has}, and exchanges on GPUs need CUDA; ask for"
             " --gpus 0 and --device cpu, or another site"
         )
-    if wanted.gpus > site.node.gpus > 0:
+    if resources.gpus > site.node.gpus > 0:
         raise ConfigError(
-            f"{wanted.gpus} GPUs of each node were asked for, and a node of"
+            f"{resources.gpus} GPUs of each node were asked for, and a node of"
             f" {site.name} has {site.node.gpus}; ask for more nodes"
         )
     # Each element of an array is a job with its own GPUs.
     some_idle = job.is_array and not all(step.computes_on_gpus for step in steps)
-    if wanted.gpus and (some_idle or not uses):
+    if resources.gpus and (some_idle or not uses):
         raise ConfigError(
-            f"the job holds {counted(wanted.gpus, 'GPU')} of each node and"
+            f"the job holds {counted(resources.gpus, 'GPU')} of each node and"
             f" {'some of its runs do' if uses else 'its command does'} not use them;"
             " add --device cuda to the command, or ask for --gpus 0"
         )
     shared = any(s.shares_gpus or "--share-gpus" in s.command for s in steps)
-    if uses and wanted.tasks_per_node > wanted.gpus and not shared:
+    if uses and resources.tasks_per_node > resources.gpus and not shared:
         raise ConfigError(
-            f"{wanted.tasks_per_node} ranks on a node and {wanted.gpus} GPUs: ask for"
-            " one --gpus for each rank of a node, or add --share-gpus to the command"
+            f"{resources.tasks_per_node} ranks on a node and {resources.gpus} GPUs: ask"
+            " for one --gpus for each rank of a node, or add --share-gpus to the"
+            " command"
         )
 
 
 def _check_node(job: Job, site: Site) -> None:
-    wanted = job.resources
+    resources = job.resources
     node = site.node
-    cpus = wanted.tasks_per_node * wanted.cpus
+    cpus = resources.tasks_per_node * resources.cpus
     if cpus > node.cpus > 0:
         raise ConfigError(
-            f"{wanted.tasks_per_node} tasks of {wanted.cpus} cores take {cpus} of a"
-            f" node, and one of {site.name} has {node.cpus}; ask for more --nodes or"
+            f"{resources.tasks_per_node} tasks of {resources.cpus} cores take {cpus} of"
+            f" a node, and one of {site.name} has {node.cpus}; ask for more --nodes or"
             " fewer --cpus"
         )
-    if node.memory and wanted.mebibytes > mebibytes_of(node.memory):
+    if node.memory and resources.mebibytes > mebibytes_of(node.memory):
         raise ConfigError(
-            f"memory = {wanted.memory} of each node, and one of {site.name} has"
+            f"memory = {resources.memory} of each node, and one of {site.name} has"
             f" {node.memory}; ask for less, or for more --nodes"
         )
 
 
 def _check_limits(job: Job, site: Site) -> None:
-    wanted = job.resources
+    resources = job.resources
     limits = site.limits
-    if wanted.nodes > limits.nodes > 0:
+    if resources.nodes > limits.nodes > 0:
         raise ConfigError(
-            f"{wanted.nodes} nodes were asked for and {site.name} has {limits.nodes};"
-            " ask for fewer"
+            f"{resources.nodes} nodes were asked for and {site.name} has"
+            f" {limits.nodes}; ask for fewer"
         )
-    longest = limits.longest(wanted.qos)
-    if longest and wanted.seconds > seconds_of(longest):
-        of = f"of qos {wanted.qos} " if wanted.qos in limits.qos else ""
+    longest = limits.longest(resources.qos)
+    if longest and resources.seconds > seconds_of(longest):
+        of = f"of qos {resources.qos} " if resources.qos in limits.qos else ""
         raise ConfigError(
-            f"walltime = {wanted.walltime} is more than {longest}, the limit {of}at"
+            f"walltime = {resources.walltime} is more than {longest}, the limit {of}at"
             f" {site.name}; ask for less: a job of train goes on by itself"
         )
 
@@ -353,13 +356,13 @@ def render(job: Job, site: Site, python: str = sys.executable) -> str:
 
 def _steps(job: Job, site: Site, python: str) -> list[dict[str, Any]]:
     """Return folder, command and words of each launch, for the templates."""
-    found = []
+    launches = []
     for step in job.all_steps:
         command = command_words(job, site, step)
         launcher = launcher_parts(job, site, step, python)
         words = [*launcher, quote_all(command)]
-        found.append({"folder": step.folder, "command": command, "words": words})
-    return found
+        launches.append({"folder": step.folder, "command": command, "words": words})
+    return launches
 
 
 @cache

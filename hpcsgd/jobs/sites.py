@@ -41,10 +41,10 @@ def site_files() -> Iterator[Path]:
 
 def known_sites() -> dict[str, Path]:
     """Return name -> file; a site of the user hides one of the package."""
-    found: dict[str, Path] = {}
+    sites: dict[str, Path] = {}
     for path in site_files():
-        found.setdefault(path.stem, path)
-    return found
+        sites.setdefault(path.stem, path)
+    return sites
 
 
 def find_site(name: str) -> Path:
@@ -54,14 +54,14 @@ def find_site(name: str) -> Path:
         if not path.is_file():
             raise ConfigError(f"there is no file of a site {name}; check the path")
         return path
-    known = known_sites()
-    if name not in known:
+    sites = known_sites()
+    if name not in sites:
         raise ConfigError(
-            f"site {name!r} unknown{did_you_mean(name, known)}; known:"
-            f" {', '.join(sorted(known))}; write one's own"
+            f"site {name!r} unknown{did_you_mean(name, sites)}; known:"
+            f" {', '.join(sorted(sites))}; write one's own"
             " with: hpcsgd jobs new-site NAME"
         )
-    return known[name]
+    return sites[name]
 
 
 def new_site(name: str, source: str, path: str = "") -> str:
@@ -321,14 +321,14 @@ def _reasons(
 def _reason(key: str, row: Any, names: tuple[str, ...]) -> Reason:
     if not isinstance(row, dict):
         raise ConfigError(f"{key} = {row!r}: write it as a table [[{key}]]")
-    found = _table(f"[[{key}]]", row, dict.fromkeys(names, str))
-    missing = [name for name in names if not found.get(name, "").strip()]
+    table = _table(f"[[{key}]]", row, dict.fromkeys(names, str))
+    missing = [name for name in names if not table.get(name, "").strip()]
     # The value of a variable may be empty; a word of srun or a module may not.
-    if missing and (missing != ["value"] or key != "env" or "value" not in found):
+    if missing and (missing != ["value"] or key != "env" or "value" not in table):
         raise ConfigError(
             f"[[{key}]] {row} lacks {missing}; every line says {list(names)}"
         )
-    return Reason(**found)
+    return Reason(**table)
 
 
 def _check_at_least_0(name: str, numbers: Mapping[str, int]) -> None:

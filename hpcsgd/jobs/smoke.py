@@ -125,7 +125,7 @@ def smoke(
     device, transport : as `[run]` has them
     expected : how many ranks there must be; None takes what there are
     """
-    looks: dict[str, Look] = {
+    checks: dict[str, Look] = {
         "ranks": lambda: check_ranks(world, expected),
         "sums": lambda: check_sums(world),
         "speed": lambda: measure_speed(world),
@@ -134,7 +134,7 @@ def smoke(
         "files": lambda: check_files(world, folder),
         "clocks": lambda: check_clocks(world),
     }
-    return [_check(name, look) for name, look in looks.items()]
+    return [_check(name, check) for name, check in checks.items()]
 
 
 def verdict(checks: Sequence[SmokeCheck]) -> str:
@@ -162,8 +162,8 @@ def check_ranks(world: Communicator, expected: int | None) -> tuple[str, Facts]:
             f"{expected} ranks were asked for and there are {world.size}; ask for"
             f" --tasks {expected}, and look at [launcher] of the site"
         )
-    own = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    nodes = Counter(world.exchange_objects(own))
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    nodes = Counter(world.exchange_objects(node))
     places = f"{counted(world.size, 'rank')} on {counted(len(nodes), 'node')}"
     facts: Facts = {"library": world.transport}
     if world.mpi_handle is not None:
@@ -227,7 +227,7 @@ def content_of(rank: int) -> int:
 
 def check_versions(world: Communicator) -> str:
     """Check that all ranks run the same versions of the programs."""
-    own = {
+    versions = {
         "hpcsgd": hpcsgd.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -235,17 +235,17 @@ def check_versions(world: Communicator) -> str:
         "mpi": mpi_facts()["library"] if world.mpi_handle is not None else "none",
         "kernels": compiled_calls.instructions() or "none",
     }
-    said = world.exchange_objects(own)
-    for rank, other in enumerate(said):
-        differing = [name for name in own if other[name] != said[0][name]]
+    rank_versions = world.exchange_objects(versions)
+    for rank, other in enumerate(rank_versions):
+        differing = [name for name in versions if other[name] != rank_versions[0][name]]
         if differing:
             name = differing[0]
             raise TransportError(
                 f"rank {rank} has {name} {other[name]} and rank 0 has"
-                f" {said[0][name]}; give all nodes one environment"
+                f" {rank_versions[0][name]}; give all nodes one environment"
             )
     shown = ("hpcsgd", "python", "kernels")
-    return ", ".join(f"{name} {said[0][name]}" for name in shown)
+    return ", ".join(f"{name} {rank_versions[0][name]}" for name in shown)
 
 
 def check_gpus(world: Communicator, device: str, transport: str) -> str:
@@ -255,8 +255,8 @@ def check_gpus(world: Communicator, device: str, transport: str) -> str:
     from hpcsgd.config import RunConfig
     from hpcsgd.runs.gpu import open_gpu
 
-    asked = {"run": {"device": device, "transport": transport}}
-    opened, over = open_gpu(RunConfig.parse(asked), world)
+    settings = {"run": {"device": device, "transport": transport}}
+    opened, over = open_gpu(RunConfig.parse(settings), world)
     place = opened.layer.place if opened else "none"
     places = set(world.exchange_objects(place))
     return f"{counted(len(places), 'GPU')}, {over.transport}"

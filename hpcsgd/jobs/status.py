@@ -170,9 +170,9 @@ def find_culprit(log: Path) -> Blame | None:
     if death:
         return _as_blame(death)
     for sign in SIGNS:
-        for found in sign.finditer(text):
-            if ENDED_WELL not in found[0]:
-                return _as_blame(found)
+        for match in sign.finditer(text):
+            if ENDED_WELL not in match[0]:
+                return _as_blame(match)
     return None
 
 
@@ -285,12 +285,12 @@ class SlurmFacts:
 
 def states(folder: Path) -> list[JobState]:
     """Return the state of every job of `folder`, one for each element of an array."""
-    said = records(folder)
+    events = records(folder)
     # A script that is run by hand has the same job name for all its submissions.
-    sent = {r["job"]: r for r in said if r.get("event") == "submitted"}.values()
+    sent = {r["job"]: r for r in events if r.get("event") == "submitted"}.values()
     jobs = [(job, number, r) for r in sent for number, job in elements(r)]
-    known = query_slurm([job for job, _, _ in jobs], said)
-    return [_state(folder, job, n, record, known) for job, n, record in jobs]
+    facts = query_slurm([job for job, _, _ in jobs], events)
+    return [_state(folder, job, n, record, facts) for job, n, record in jobs]
 
 
 def query_slurm(
@@ -317,9 +317,9 @@ def _state(
     folder: Path, job: str, number: int, record: Mapping[str, Any], known: SlurmFacts
 ) -> JobState:
     """Return the state of one job, with the rank that made it fail."""
-    said = notes(folder, job)
+    job_notes = notes(folder, job)
     seen = known.seen(job)
-    word, why = judge(said, seen, known.queue is not None)
+    word, why = judge(job_notes, seen, known.queue is not None)
     if word not in (*ACTIVE, "completed") and known.was_cancelled(job):
         word = "cancelled"
         why = ""
@@ -332,10 +332,11 @@ def _state(
         name=str(record.get("name", "")),
         template=str(record.get("template", "")),
         state=word,
-        code=_code(said, seen),
-        restarts=max((n.get("restarts", 0) for n in said), default=0),
-        nodes=(seen.nodes if seen else "") or str(last_event(said).get("nodes", "")),
-        elapsed=(seen.elapsed if seen else "") or _elapsed(said),
+        code=_code(job_notes, seen),
+        restarts=max((n.get("restarts", 0) for n in job_notes), default=0),
+        nodes=(seen.nodes if seen else "")
+        or str(last_event(job_notes).get("nodes", "")),
+        elapsed=(seen.elapsed if seen else "") or _elapsed(job_notes),
         why="; ".join(filter(None, (blamed.text if blamed else "", why))),
         rank=blamed.rank if blamed else None,
         runs=runs,
@@ -388,8 +389,8 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for state in states(folder):
         for run in state.runs:
-            asked = settings.get(run, {})
-            varied = {key: asked.get(key) for key in differing}
+            run_settings = settings.get(run, {})
+            varied = {key: run_settings.get(key) for key in differing}
             rows[run] = {**_row(state, run), **varied}
     return list(rows.values())
 
@@ -397,31 +398,35 @@ def collect(folder: Path) -> list[dict[str, Any]]:
 def _row(state: JobState, run: str) -> dict[str, Any]:
     """Return job, state, folder and figures of one run, for the table."""
     result = read_result(Path(run))
-    found = {name: result.get(name) for name in OF_RESULT}
-    return {"job": state.job, "state": state.state, "run": run, **found}
+    figures = {name: result.get(name) for name in OF_RESULT}
+    return {"job": state.job, "state": state.state, "run": run, **figures}
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
     """Return run folder -> settings by --set in the command of the run."""
-    found = {}
+    settings = {}
     for record in submitted(folder):
         place = Path(record.get("workplace", "."))
         for step in record.get("steps", []):
-            found[str(place / step["run"])] = _sets(step["command"])
-    return found
+            settings[str(place / step["run"])] = _sets(step["command"])
+    return settings
 
 
 def _sets(command: Sequence[str]) -> dict[str, Any]:
     """Return section.key -> value of every --set."""
     pairs = zip(command, command[1:], strict=False)
-    said = [word.partition("=") for flag, word in pairs if flag == "--set"]
-    return {key: toml_value(value) for key, _, value in said}
+    assignments = [word.partition("=") for flag, word in pairs if flag == "--set"]
+    return {key: toml_value(value) for key, _, value in assignments}
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys whose values differ between `settings`, in their order."""
-    keys = dict.fromkeys(key for one in settings for key in one)
-    return [k for k in keys if len({repr(one.get(k)) for one in settings}) > 1]
+    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
+    return [
+        k
+        for k in keys
+        if len({repr(run_settings.get(k)) for run_settings in settings}) > 1
+    ]
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

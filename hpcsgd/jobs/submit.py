@@ -88,9 +88,9 @@ def check_idle(job: Job) -> None:
     if not os.path.lexists(job.path / LOG):
         return
     before = {JobDependency.parse(text).job for text in job.after}
-    found = states(job.path)
-    need_queue((s.job for s in found if s.state == "unknown"), "submit again")
-    active = [s.job for s in found if s.state in ACTIVE]
+    job_states = states(job.path)
+    need_queue((s.job for s in job_states if s.state == "unknown"), "submit again")
+    active = [s.job for s in job_states if s.state in ACTIVE]
     busy = [j for j in active if not before & {j, j.partition("_")[0]}]
     if busy:
         raise ConfigError(
@@ -122,19 +122,19 @@ def _send(command: tuple[str, ...], lines: list[str]) -> str:
             " same; look with squeue --me, and try again where it is not there"
         )
     if answer.code:
-        said = " ".join(answer.err.split()) or f"exit code {answer.code}"
+        message = " ".join(answer.err.split()) or f"exit code {answer.code}"
         raise TransportError(
-            f"sbatch refused the job: {said}; look at it with hpcsgd jobs render, and"
-            " mend the site's file or what was asked for"
+            f"sbatch refused the job: {message}; look at it with hpcsgd jobs render,"
+            " and mend the site's file or what was asked for"
         )
     # The output is NUMBER, or NUMBER;CLUSTER with several clusters.
-    found = re.search(r"(?m)^(\d+)(;.*)?$", answer.out)
-    if not found:
+    match = re.search(r"(?m)^(\d+)(;.*)?$", answer.out)
+    if not match:
         raise TransportError(
             f"sbatch took the job and said no number of it: {answer.out!r}; look with"
             " squeue --me"
         )
-    return found[1]
+    return match[1]
 
 
 def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
@@ -161,21 +161,23 @@ def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
 def cancel(folder: Path, job: str = "") -> list[str]:
     """Cancel the active jobs of a folder, or one of them; return their numbers."""
     need("scancel")
-    found = states(folder)
-    if job and not any(job in (s.job, s.job.partition("_")[0]) for s in found):
-        known = sorted({s.job for s in found})
+    job_states = states(folder)
+    if job and not any(job in (s.job, s.job.partition("_")[0]) for s in job_states):
+        numbers = sorted({s.job for s in job_states})
         raise ConfigError(
-            f"job {job} was not submitted from {folder}; its jobs: {', '.join(known)}"
+            f"job {job} was not submitted from {folder}; its jobs: {', '.join(numbers)}"
         )
-    mine = [s for s in found if not job or job in (s.job, s.job.partition("_")[0])]
+    mine = [s for s in job_states if not job or job in (s.job, s.job.partition("_")[0])]
     active = [s.job for s in mine if s.state in ACTIVE]
     need_queue((s.job for s in mine if s.state == "unknown"), "cancel again")
     if not active:
         return []
     answer = run_command(["scancel", *active])
     if answer is None or answer.code:
-        said = " ".join(answer.err.split()) if answer else "no answer within a minute"
-        raise TransportError(f"scancel could not cancel {', '.join(active)}: {said}")
-    for one in active:
-        add_record(folder, "cancelled", job=one)
+        message = (
+            " ".join(answer.err.split()) if answer else "no answer within a minute"
+        )
+        raise TransportError(f"scancel could not cancel {', '.join(active)}: {message}")
+    for number in active:
+        add_record(folder, "cancelled", job=number)
     return active

@@ -31,8 +31,8 @@ PRODUCTS: dict[str, str] = NameTable(
 def get_product(name: str, look_ahead: bool = False) -> Any:
     """Return the class of the product called `name`, or of `gram` that looks ahead."""
     if name not in PRODUCTS:
-        known = [*PRODUCTS, "auto"]
-        raise ConfigError(f"[products] unknown kind: {name!r}; known: {known}")
+        kinds = [*PRODUCTS, "auto"]
+        raise ConfigError(f"[products] unknown kind: {name!r}; known: {kinds}")
     where = "hpcsgd.products.gram:LookAheadGram" if look_ahead else PRODUCTS[name]
     module, attribute = where.split(":")
     return getattr(import_module(module), attribute)

@@ -256,12 +256,12 @@ class Planner:
         self, rates: Array, sizes: tuple[int, ...]
     ) -> ExchangeCoefficients:
         key = (rates.tobytes(), sizes)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._made(rates, sizes)
+        coefficients = self._known.get(key)
+        if coefficients is None:
+            coefficients = self._known[key] = self._made(rates, sizes)
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
-        return found
+        return coefficients
 
     def _made(self, rates: Array, sizes: tuple[int, ...]) -> ExchangeCoefficients:
         if self.models is None:

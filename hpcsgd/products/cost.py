@@ -257,8 +257,8 @@ _PRODUCTS: dict[str, Callable[[_Exchange], float]] = {
 
 def machine_from(table: dict[str, Any]) -> Machine:
     """Return the `Machine` of a table that `Machine.as_dict` returned."""
-    known = {"alone": 0.0, "turn": 0.0, **table}  # older files have neither
-    return Machine(**{f.name: float(known[f.name]) for f in fields(Machine)})
+    constants = {"alone": 0.0, "turn": 0.0, **table}  # older files have neither
+    return Machine(**{f.name: float(constants[f.name]) for f in fields(Machine)})
 
 
 # Which product, and how many steps: the fewest seconds that fit in memory.
@@ -403,10 +403,10 @@ def terms(
 
     costs = costs_of(machine)
     paid = dict(zip(NAMES, parts_of(step, costs) * costs, strict=True))
-    found = {term: float(sum(paid[n] for n in own)) for term, own in TERMS.items()}
-    rest = seconds(product, steps, job, machine) - sum(found.values())
-    found["bandwidth"] += max(rest, 0.0)
-    return found
+    parts = {term: float(sum(paid[n] for n in names)) for term, names in TERMS.items()}
+    rest = seconds(product, steps, job, machine) - sum(parts.values())
+    parts["bandwidth"] += max(rest, 0.0)
+    return parts
 
 
 def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
@@ -416,13 +416,13 @@ def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
     constants add up to the time, also where it is the larger of two terms.
     """
     here = time(costs)
-    found = np.empty(len(costs))
+    derivative = np.empty(len(costs))
     for k in range(len(costs)):
         step = STEP * costs[k] if costs[k] > 0 else STEP * SMALL
         moved = costs.copy()
         moved[k] += step
-        found[k] = (time(moved) - here) / step
-    return found
+        derivative[k] = (time(moved) - here) / step
+    return derivative
 
 
 def costs_of(machine: Machine) -> Array:

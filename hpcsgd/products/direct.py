@@ -153,8 +153,8 @@ class AtOnce(MicroBatches):
         """Take all batches in one pass over the tiles, and return the state."""
         self.gathering.begin(group.epoch, group.index, 1)
         coefficients = self._coefficients(group.coefficients, len(group.rows))
-        one = replace(group, coefficients=coefficients)
-        return self.product.advance(state, one, None)
+        whole_group = replace(group, coefficients=coefficients)
+        return self.product.advance(state, whole_group, None)
 
 
 # Batches one after the other, for as long as a round lasts.
@@ -264,8 +264,8 @@ class TiledRows:
         backend = self.task.backend
         if matrix.is_sparse:
             return backend.widen(self._by_columns(matrix).tile(part))
-        room = self._room((len(self.rows), part.stop - part.start))
-        return matrix.gather_columns(backend, self.rows, part, room)
+        buffer = self._room((len(self.rows), part.stop - part.start))
+        return matrix.gather_columns(backend, self.rows, part, buffer)
 
     def _room(self, shape: tuple[int, int]) -> Array:
         words = shape[0] * min(self.height, self.task.shard.width)
@@ -352,6 +352,8 @@ class TiledProduct(Product):
             update = of_group.update
             l2 = of_group.l2
             backend = of_group.backend
-            one = ExchangeCoefficients(update, l2, backend, of_group.rates[:1], (size,))
-            self._known[size] = one
+            coefficients = ExchangeCoefficients(
+                update, l2, backend, of_group.rates[:1], (size,)
+            )
+            self._known[size] = coefficients
         return self._known[size].steps[0]

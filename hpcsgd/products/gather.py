@@ -45,8 +45,8 @@ class Gather(Product):
             yield "rows", shape.sampled(shape.columns)
         else:
             received = shape.columns * (2 * shape.matrix + shape.working)
-            own = shape.local_columns * shape.matrix
-            yield "rows", int(shape.rows * (own + received))
+            local_bytes = shape.local_columns * shape.matrix
+            yield "rows", int(shape.rows * (local_bytes + received))
         yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:

@@ -137,17 +137,17 @@ class CachedGram(Product):
         x = self.exchanges.exchange(group.blocks)
         x.load(group)
         x.attach(state)
-        rows, kept = self.kept.get(group.index, NOT_KEPT)
+        rows, gram = self.kept.get(group.index, NOT_KEPT)
         is_known = same_rows(rows, group.rows)
         if not is_known:
-            kept = self._sum_and_keep(x)
-            self.kept[group.index] = group.rows.copy(), kept
+            gram = self._sum_and_keep(x)
+            self.kept[group.index] = group.rows.copy(), gram
         before: tuple[Part, ...] = ()
         sums: Sequence[Any] = ()
         if is_known or group.epoch:
             # A run that resumed from a checkpoint sums the margins of new rows in the
             # message of a run without interruption, so that the sum has the same bits.
-            x.use(kept)
+            x.use(gram)
             sums = x.messages("margins")
             before = (x.sample, x.scores) if is_known else (x.scores,)
         parts = self.exchanges.sequence(

@@ -238,13 +238,13 @@ def _squares(
     m = len(fold.place)
     total = np.zeros((m, task.columns))
     out = np.empty(total.shape, dtype=task.margin_dtype)
-    looks = max(1, PROBES // m)
-    for _ in range(looks):
+    probes = max(1, PROBES // m)
+    for _ in range(probes):
         signs = rng.integers(0, 2, size=(len(spread), 1), dtype=np.int8)
         signs = 2 * signs - 1
         task.backend.scores(rows, np.ascontiguousarray(spread * signs), out)
         total += np.square(out, dtype=np.float64)
-    total /= looks
+    total /= probes
     return total
 
 
@@ -329,8 +329,8 @@ def residuals_at(
     if not np.isfinite(family.curvature):
         bound = exp_bound(np.dtype(dtype))
         at = np.clip(scores, -bound, bound)
-    found = family.residual(at.copy(), targets.astype(np.float64))
-    exact: Array = np.asarray(found, dtype=np.float64)
+    residuals = family.residual(at.copy(), targets.astype(np.float64))
+    exact: Array = np.asarray(residuals, dtype=np.float64)
     return exact if weights is None else exact * weights
 
 
@@ -342,10 +342,10 @@ def task_of_model(number: int, task: Task, group: Group) -> tuple[Task, Group]:
     models = task.models
     coefficients = group.coefficients
     assert models is not None and isinstance(coefficients, ManyCoefficients)
-    one = Models((models.each[number],), models.scores, (models.weights[number],))
+    model = Models((models.each[number],), models.scores, (models.weights[number],))
     return (
-        replace(task, columns=models.scores, models=one),
-        replace(group, coefficients=coefficients.only(number, one)),
+        replace(task, columns=models.scores, models=model),
+        replace(group, coefficients=coefficients.only(number, model)),
     )
 
 
@@ -459,17 +459,17 @@ class GapMonitor:
 
     def judge(self, total: Array) -> None:
         """Compare the sum of the words with its expectation, and note large errors."""
-        found = self.waiting
+        check = self.waiting
         self.waiting = None
         self.blank = 0
-        if found is None:
+        if check is None:
             return
         self.checks += 1
         fresh = total[:-1].astype(np.float64)
         size = float(total[-1])
-        gap = np.abs(fresh - found.expected)
-        spread = np.sqrt(found.variance + (found.unit * size) ** 2)
-        self.note("scores", found.number, gap, SAFETY * spread + found.flushed)
+        gap = np.abs(fresh - check.expected)
+        spread = np.sqrt(check.variance + (check.unit * size) ** 2)
+        self.note("scores", check.number, gap, SAFETY * spread + check.flushed)
 
     def before(self, state: State, group: Group, margins: Array) -> StepsBefore | None:
         """Return copies of margins and intercept ahead of the steps; None: no check."""
@@ -572,12 +572,12 @@ class Exact:
         """Return the recurrence of the exchange that began with `seen`."""
         unrolled = group.coefficients.whole
         blocks = group.blocks
-        found = corrections(unrolled, blocks, gram, residuals)
+        correction = corrections(unrolled, blocks, gram, residuals)
         stored = store_margins(task, seen.margins.copy())
         return cls(
-            scores=lead(unrolled, blocks, seen.margins) + found.total,
+            scores=lead(unrolled, blocks, seen.margins) + correction.total,
             led_size=lead_size(unrolled, blocks, seen.margins),
-            corrections=found,
+            corrections=correction,
             used=lead(unrolled, blocks, stored),
             shift=intercepts(unrolled, blocks, seen.intercept, residuals),
         )
@@ -591,9 +591,9 @@ class Exact:
         offset = 0.0 if batch.offsets is None else batch.offsets.astype(np.float64)
         parts = (self.led_size, self.shift, offset)
         at = self.used + self.corrections.total + self.shift + offset
-        own = unit(form.residual)
+        unit_roundoff = unit(form.residual)
         slack = recurrence_error(form, group.blocks, parts, self.corrections.size)
-        slack = SAFETY * (slack + own * np.abs(at))
+        slack = SAFETY * (slack + unit_roundoff * np.abs(at))
         dtype = np.dtype("float64" if form.residual == "fp64" else "float32")
 
         def there(scores: Array) -> Array:

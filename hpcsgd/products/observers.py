@@ -77,9 +77,9 @@ class Observers(Observer):
         """
         idle = getattr(Observer, event)
         return [
-            getattr(one, event)
-            for one in self.observers
-            if getattr(type(one), event) is not idle
+            getattr(observer, event)
+            for observer in self.observers
+            if getattr(type(observer), event) is not idle
         ]
 
     def prepare(self, state: Any) -> None:
@@ -120,7 +120,9 @@ class Observers(Observer):
 
     def facts(self) -> dict[str, Any]:
         return {
-            name: fact for one in self.observers for name, fact in one.facts().items()
+            name: fact
+            for observer in self.observers
+            for name, fact in observer.facts().items()
         }
 
 
@@ -170,8 +172,8 @@ class Proximal(Observer):
         self.penalty.prox(position, float(reached[0]))
         if before is not None:
             moved = position - before
-            for k, own in enumerate(reached[1:], start=1):
-                share = weights.dtype.type(own / reached[0] if reached[0] else 0.0)
+            for k, distance in enumerate(reached[1:], start=1):
+                share = weights.dtype.type(distance / reached[0] if reached[0] else 0.0)
                 weights[:, k * K : (k + 1) * K] += share * moved
         self.store(weights)
 

@@ -32,12 +32,12 @@ def loss_falls(result: Result) -> list[tuple[int, float]]:
     history.
     """
     records = _looks(result)
-    found = []
+    falls = []
     for before, after in zip(records, records[1:], strict=False):
         scale = max(abs(before["loss"]), 1e-3 * abs(records[0]["loss"]), 1e-300)
         fall = (before["loss"] - after["loss"]) / scale
-        found.append((after["epoch"], fall / (after["epoch"] - before["epoch"])))
-    return found
+        falls.append((after["epoch"], fall / (after["epoch"] - before["epoch"])))
+    return falls
 
 
 def describe_motion(result: Result) -> str:
@@ -130,15 +130,15 @@ def waiting_for(result: Result, purpose: str) -> float:
 
 def advise_fewer_messages(result: Result) -> str:
     """Return the next setting to try for fewer messages between replicas."""
-    asked = result.config.get("agreement", {})
-    kind = settings_of(asked.get("kind", "auto"))
+    agreement = result.config.get("agreement", {})
+    kind = settings_of(agreement.get("kind", "auto"))
     if kind.slices:
         return _instead_of_slices(result)
     if kind.takes_rounds:
         deadline = 2 * (result.report["agreement"]["deadline_seconds"] or 0.0)
         longer = f"deadline={deadline:.2g}" if deadline else "accumulate="
         if not deadline:
-            longer += str(2 * asked["accumulate"])
+            longer += str(2 * agreement["accumulate"])
         return (
             f"agreeing dominates: --set agreement.{longer} agrees half as often (as a"
             " batch twice as large)"
@@ -146,7 +146,8 @@ def advise_fewer_messages(result: Result) -> str:
     if kind.shares_gradients:
         return (
             "agreeing dominates: --set agreement.accumulate="
-            f"{2 * asked['accumulate']} sends half as often (as a batch twice as large)"
+            f"{2 * agreement['accumulate']} sends half as often (as a batch twice as"
+            " large)"
         )
     period = 2 * result.report["schedule"]["period"]
     return (
@@ -364,25 +365,27 @@ def _about_columns(live: AssembledRun) -> list[str]:
         return []
     spreads, means = _moments(live)
     varies = spreads > 1e-7 * np.abs(means)
-    own = spreads[varies], np.abs(means[varies]) / spreads[varies]
+    local_figures = spreads[varies], np.abs(means[varies]) / spreads[varies]
     everyone = live.grid.world.exchange_objects(
-        (own[0].min(), own[0].max(), own[1].max()) if varies.any() else None
+        (local_figures[0].min(), local_figures[0].max(), local_figures[1].max())
+        if varies.any()
+        else None
     )
-    known = np.array([one for one in everyone if one is not None]).reshape(-1, 3)
-    if not len(known):
+    extremes = np.array([row for row in everyone if row is not None]).reshape(-1, 3)
+    if not len(extremes):
         return []
-    ratio = float(known[:, 1].max() / known[:, 0].min())
-    distance = float(known[:, 2].max())
-    found = []
+    ratio = float(extremes[:, 1].max() / extremes[:, 0].min())
+    distance = float(extremes[:, 2].max())
+    findings = []
     if ratio > UNLIKE:
-        found.append(f"spreads differ by a factor of {ratio:.2g}")
+        findings.append(f"spreads differ by a factor of {ratio:.2g}")
     if distance > OFF_CENTRE and not live.loaded.shard.is_sparse:
-        found.append(f"means are up to {distance:.2g} spreads from 0")
-    if not found:
+        findings.append(f"means are up to {distance:.2g} spreads from 0")
+    if not findings:
         return []
     return [
         "standardize the columns (hpcsgd data convert --standardize), whose"
-        f" {' and whose '.join(found)}"
+        f" {' and whose '.join(findings)}"
     ]
 
 
@@ -514,9 +517,9 @@ def _sentence(result: Result, names: SettingNames) -> str:
     if result.status is Status.CONVERGED:
         return result.status.advice
     for name, judge in (("polish", _of_polish), ("coordinate", _of_coordinates)):
-        found = result.report.get(name)
-        if found is not None:
-            return judge(found, names)
+        section = result.report.get(name)
+        if section is not None:
+            return judge(section, names)
     return _of_steps(result, names)
 
 
@@ -628,21 +631,23 @@ def in_short(result: Result) -> dict[str, str]:
 def reached(result: Result) -> str:
     """Return the loss at the end in words, and whether it still changes."""
     epochs = epochs_done(result)
-    asked = result.report["schedule"]["epochs"]
+    epoch_limit = result.report["schedule"]["epochs"]
     done = f"{epochs} epoch{'' if epochs == 1 else 's'}"
     if result.status is Status.DIVERGED:
         return (
             f"loss {result.loss:.4g}, the last good one:"
-            f" diverged after {done} of {asked}"
+            f" diverged after {done} of {epoch_limit}"
         )
     polish = result.report.get("polish")
     if polish is not None and result.status.is_good:
         passes = f"{done} and {polish['passes']} passes of the finisher"
         return f"loss {result.loss:.4g} after {passes}: {polish['ended']}"
     if result.status is Status.CONVERGED:
-        return f"loss {result.loss:.4g} after {done} of {asked}: the goal is reached"
+        return (
+            f"loss {result.loss:.4g} after {done} of {epoch_limit}: the goal is reached"
+        )
     if result.status not in (Status.COMPLETED, Status.WORSE):
-        done += f" of {asked}, {result.status.value} early"
+        done += f" of {epoch_limit}, {result.status.value} early"
     return f"loss {result.loss:.4g} after {done}, {describe_motion(result)}"
 
 
@@ -673,10 +678,10 @@ def advise(result: Result) -> str:
         return _about_coordinates(result)
     # A run that reached its goal, or was refined, needs no advice on its rate.
     goes_on = result.status is Status.COMPLETED and "polish" not in result.report
-    found = [*(about_loss(result) if goes_on else ()), *about_time(result)]
+    suggestions = [*(about_loss(result) if goes_on else ()), *about_time(result)]
     config = RunConfig.parse(result.config)
-    found += filter(None, [unreached_phase(config, result.exchanges)])
-    return "; ".join(found) or "nothing stands out: keep these settings"
+    suggestions += filter(None, [unreached_phase(config, result.exchanges)])
+    return "; ".join(suggestions) or "nothing stands out: keep these settings"
 
 
 def _about_coordinates(result: Result) -> str:
@@ -730,11 +735,11 @@ def _until_a_look(config: RunConfig) -> str:
 
 def _beginnings(config: RunConfig) -> Iterator[tuple[str, int, str]]:
     """Yield (setting, exchanges of the first phase of a method, its description)."""
-    asked = config.agreement
+    agreement = config.agreement
     codec = config.codec
-    name = config.accordion.codec if asked.codec == "accordion" else asked.codec
-    if asked.beginning is not None:
-        yield asked.beginning
+    name = config.accordion.codec if agreement.codec == "accordion" else agreement.codec
+    if agreement.beginning is not None:
+        yield agreement.beginning
     if name == "powersgd":
         yield "codec.start", codec.start, AS_DENSE
     if name in ADAPT:

@@ -60,18 +60,18 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
             "[update] centre = 'classes' leaves nothing of the gradient of one score;"
             " use it with --family softmax, or leave it out"
         )
-    found: list[Shaper] = []
+    shapers: list[Shaper] = []
     if update.clip != "none":
-        found.append(CLIPS[update.clip](update.limit))
+        shapers.append(CLIPS[update.clip](update.limit))
     if update.centre == "classes":
-        found.append(OverClasses())
+        shapers.append(OverClasses())
     if update.centre == "columns":
-        found.append(OverColumns(columns))
+        shapers.append(OverColumns(columns))
     if update.normalise:
-        found.append(ToLengthOne())
+        shapers.append(ToLengthOne())
     if update.noise:
-        found.append(Noise(update.noise, config.sampling.seed))
-    return tuple(found)
+        shapers.append(Noise(update.noise, config.sampling.seed))
+    return tuple(shapers)
 
 
 # What any-batch rounds of a run need: pace, stream, mixing and the mirror map.
@@ -93,9 +93,9 @@ def terms_of(
             " that are read ahead come by plan; use more ranks or a larger run.memory,"
             " so that all rows are held"
         )
-    asked: Any = config.agreement
+    settings: Any = config.agreement
     columns = loaded.shard.total_columns
-    graph = ReplicaGraph(asked.graph, grid.replicas.size, config.sampling.seed)
+    graph = ReplicaGraph(settings.graph, grid.replicas.size, config.sampling.seed)
 
     def mirror(is_alone: bool) -> MirrorMap:
         """Return the mirror map; with all columns on one member it gathers nothing."""
@@ -106,10 +106,10 @@ def terms_of(
 
     def gather(words: Array) -> Array:
         members = grid.members
-        found = np.empty(members.size * words.size, dtype=words.dtype)
+        parts = np.empty(members.size * words.size, dtype=words.dtype)
         counts = [words.size] * members.size
-        members.gather(words, counts, found, "products")
-        return found.reshape(members.size, -1)
+        members.gather(words, counts, parts, "products")
+        return parts.reshape(members.size, -1)
 
     return AnyBatchInputs(
         pace=_pace(config, grid, feed),
@@ -117,10 +117,10 @@ def terms_of(
         mixer=RoundMixer(
             grid.replicas,
             graph,
-            asked.mixing,
+            settings.mixing,
             config.mirror.kind in LOGARITHMIC,
         ),
-        weighted=asked.weighted,
+        weighted=settings.weighted,
         mirror=mirror,
     )
 
@@ -134,19 +134,19 @@ def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":
         read_script,
     )
 
-    asked: Any
-    asked = config.agreement
+    settings: Any
+    settings = config.agreement
     replicas = grid.replicas.size
-    if asked.replay:
+    if settings.replay:
         rounds = feed.exchanges_per_epoch * config.schedule.epochs
 
         def read() -> Array:
-            return read_script(asked.replay, replicas, rounds, asked.accumulate)
+            return read_script(settings.replay, replicas, rounds, settings.accumulate)
 
         return ReplayedRounds(grid.world.together(read)[grid.replica])
-    if asked.rounds == "full":
-        return Full(asked.accumulate)
-    return TimedRounds(grid, asked.accumulate, asked.deadline)
+    if settings.rounds == "full":
+        return Full(settings.accumulate)
+    return TimedRounds(grid, settings.accumulate, settings.deadline)
 
 
 # A run whose weights are on disk: where they lie, and who works with them.
@@ -156,7 +156,7 @@ def infinity_place(
     config: RunConfig, loaded: LoadedRows, task: Task, rule: Rule
 ) -> "InfinityPlace":
     """Return the folder, and the tile that the budget allows."""
-    asked: Any = config.agreement
+    settings: Any = config.agreement
     shard = loaded.shard
     from hpcsgd.agreements.more.infinity.agreement import (
         InfinityPlace,
@@ -164,11 +164,11 @@ def infinity_place(
         tile_height,
     )
 
-    rows = 0 if shard.is_sparse else config.schedule.batch * asked.accumulate
+    rows = 0 if shard.is_sparse else config.schedule.batch * settings.accumulate
     if not shard.matrix.is_in_memory:
         rows *= 2  # as they are stored, and widened
     height = tile_height(
-        budget=asked.tile,
+        budget=settings.tile,
         widest=max(part.stop - part.start for part in shard.parts),
         columns=task.columns,
         words=(task.states + len(rule.state_names)) * task.columns,
@@ -177,13 +177,13 @@ def infinity_place(
         replicas=max(config.grid.replicas, 1),
     )
     return InfinityPlace(
-        folder=Path(asked.store) if asked.store else store_in(config.run.out),
+        folder=Path(settings.store) if settings.store else store_in(config.run.out),
         columns=shard.total_columns,
         parts=shard.parts,
         height=height,
-        direct=asked.direct,
-        sync=asked.sync,
-        is_of_a_run=not asked.store,
+        direct=settings.direct,
+        sync=settings.sync,
+        is_of_a_run=not settings.store,
     )
 
 

@@ -103,18 +103,18 @@ def _scaled_rate(config: RunConfig, steepness: float) -> float:
     """
     rate = config.rate
     slowed = _slowed(config)
-    asked = rate.value * rows_of_step(config) / rate.per_batch
+    linear_rate = rate.value * rows_of_step(config) / rate.per_batch
     is_bounded = steepness > 0.0 and not ignores_length(config.update)
-    most = 2.0 * slowed / growth(config) / steepness if is_bounded else asked
-    if asked > most:
+    most = 2.0 * slowed / growth(config) / steepness if is_bounded else linear_rate
+    if linear_rate > most:
         log.warning(
             "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and may"
             " diverge; it is %.3g, so fewer replicas or smaller batches lose nothing%s",
-            *(asked, rate.per_batch, rows_of_step(config), most),
+            *(linear_rate, rate.per_batch, rows_of_step(config), most),
             "" if rate.norm == "batches" else BOLDER,
             extra={"on_all_ranks": True},
         )
-    return min(asked, most)
+    return min(linear_rate, most)
 
 
 def find_steepness(
@@ -173,11 +173,11 @@ def smoothness(
     looked = _look(loaded, config.schedule.batch, config.rate.norm == "batches")
     grid.members.sum(looked.squares, "control")
     longest = float(np.max(bends * (looked.squares + ones), initial=0.0))
-    found = longest
+    own_smoothness = longest
     if looked.grams is not None:
         grid.members.sum(looked.grams, "control")
-        found = _of_batches(looked, bends, ones, longest)
-    return float(np.max(grid.world.exchange_objects(found)))
+        own_smoothness = _of_batches(looked, bends, ones, longest)
+    return float(np.max(grid.world.exchange_objects(own_smoothness)))
 
 
 @dataclass(frozen=True)
@@ -253,8 +253,8 @@ def row_squares(block: Any) -> Array:
         squares: Array = block.astype(np.float64).power(2).sum(axis=1)
         return np.asarray(squares).reshape(-1)
     wide = np.asarray(block, dtype=np.float64)
-    found: Array = np.einsum("ij,ij->i", wide, wide)
-    return found
+    squared_norms: Array = np.einsum("ij,ij->i", wide, wide)
+    return squared_norms
 
 
 def _of_batches(
@@ -271,8 +271,8 @@ def _of_batches(
     grams = (looked.grams + ones) * scale[:, :, None] * scale[:, None, :]
     batch = grams.shape[1]
     largest = float(np.linalg.eigvalsh(grams)[:, -1].max()) / batch
-    known = float(np.max(np.einsum("kii->ki", grams)))
-    return float(largest + max(longest - known, 0.0) / batch)
+    longest_sampled = float(np.max(np.einsum("kii->ki", grams)))
+    return float(largest + max(longest - longest_sampled, 0.0) / batch)
 
 
 def curvatures(grid: Grid, loaded: LoadedRows, family: Family) -> Array:
@@ -295,15 +295,15 @@ def curvatures(grid: Grid, loaded: LoadedRows, family: Family) -> Array:
     fitting = np.log(np.where(targets > 0.0, targets, 1.0))
     fitting = np.where(targets > 0.0, fitting, null)
     bends = [_bend(family, t, targets) for t in (null, fitting)]
-    found: Array = weights * np.maximum(*bends)[:, 0]
-    return found
+    row_curvatures: Array = weights * np.maximum(*bends)[:, 0]
+    return row_curvatures
 
 
 def _null_score(grid: Grid, weights: Array, targets: Array, offsets: Array) -> float:
     """log of Σc y / Σc e^o: the best score that all rows can share."""
     sums = np.array([weights @ targets[:, 0], weights @ np.exp(offsets[:, 0])])
-    own = sums if grid.member == 0 else np.zeros(2)
-    total, exposed = np.sum(grid.world.exchange_objects(own), axis=0)
+    own_sums = sums if grid.member == 0 else np.zeros(2)
+    total, exposed = np.sum(grid.world.exchange_objects(own_sums), axis=0)
     return float(np.log(total / exposed)) if total > 0.0 else 0.0
 
 
@@ -311,5 +311,5 @@ def _bend(family: Family, scores: Array, targets: Array, step: float = 1e-3) -> 
     """∂r/∂t, by a difference."""
     above = family.residual(scores + step, targets)
     below = family.residual(scores - step, targets)
-    found: Array = np.maximum(above - below, 0.0) / (2.0 * step)
-    return found
+    slope: Array = np.maximum(above - below, 0.0) / (2.0 * step)
+    return slope

@@ -105,9 +105,11 @@ def assemble(
         if device is None:
             product = _sharing(config, name, task, gradient)
         else:
-            one = make_gradient_on_gpu(task, feed, opened.grid, device, gradient)
+            gpu_product = make_gradient_on_gpu(
+                task, feed, opened.grid, device, gradient
+            )
             product = wrap_in_exchanges(
-                one, gradient, config.agreement.batches_together
+                gpu_product, gradient, config.agreement.batches_together
             )
     elif device is None:
         product = _product(name, look_ahead, task)
@@ -145,8 +147,8 @@ def _sharing(config: RunConfig, name: str, task: Task, gradient: Gradient) -> Pr
     if config.agreement.on_disk:
         reducer: Any = gradient
         return TiledProduct(task, reducer)
-    one = _product(name, False, task)
-    return wrap_in_exchanges(one, gradient, config.agreement.batches_together)
+    product = _product(name, False, task)
+    return wrap_in_exchanges(product, gradient, config.agreement.batches_together)
 
 
 def _product(name: str, look_ahead: bool, task: Task) -> Product:
@@ -157,9 +159,9 @@ def _product(name: str, look_ahead: bool, task: Task) -> Product:
 def _feed(config: RunConfig, opened: OpenedRun, task: Task) -> Feed:
     schedule = config.schedule
     shard = opened.loaded.shard
-    own = plan_groups(shard.height, schedule.batch, steps_together(config))
+    groups = plan_groups(shard.height, schedule.batch, steps_together(config))
     epochs = schedule.epochs
-    rates = rates_of(config.rate, task.models, epochs * steps_in(own), epochs)
+    rates = rates_of(config.rate, task.models, epochs * steps_in(groups), epochs)
     planner = Planner(
         opened.words.update, config.problem.l2, rates, opened.words.backend, task.models
     )
@@ -199,8 +201,8 @@ def assemble_run(
     undo: list[Callable[[], None]] = []
 
     def close() -> None:
-        for one in undo:
-            one()
+        for action in undo:
+            action()
 
     def work() -> AssembledRun:
         plan = settle(config, find_facts(config, opened, earlier))

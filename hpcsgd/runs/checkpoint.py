@@ -117,8 +117,8 @@ class CheckpointStore:
 
     def paths(self) -> list[Path]:
         """Return the paths of all checkpoints, the newest first; OSError on failure."""
-        found = [self.folder / name for name in self._names() if NAME.fullmatch(name)]
-        return sorted(found, key=_number, reverse=True)
+        files = [self.folder / name for name in self._names() if NAME.fullmatch(name)]
+        return sorted(files, key=_number, reverse=True)
 
     def newest(self, tidies: bool = False) -> tuple[Path, Snapshot] | None:
         """Return the newest whole checkpoint; None in a folder that never had one.
@@ -130,14 +130,14 @@ class CheckpointStore:
         passed: dict[Path, DataError] = {}
         for path in self._readable_paths():
             try:
-                found = read_checkpoint(path)
+                checkpoint = read_checkpoint(path)
             except Unreadable:
                 raise
             except DataError as error:
                 passed[path] = error
             else:
                 _say_what_was_passed(passed, tidies)
-                return path, found
+                return path, checkpoint
         self._check_never_had_any()
         return None
 
@@ -169,7 +169,7 @@ def read_checkpoint(path: Path) -> Snapshot:
     """Read a whole checkpoint whose parts fit together; DataError for anything else."""
     checkpoint = Snapshot.read(path)
     document = checkpoint.document
-    also = {key: wanted for key, wanted in OPTIONAL.items() if key in document}
+    also = {key: schema for key, schema in OPTIONAL.items() if key in document}
     check_schema(path, document, SCHEMA | also)
     if not _fits(document, checkpoint.arrays):
         raise DataError(
@@ -191,8 +191,8 @@ def _say_what_was_passed(passed: Mapping[Path, DataError], tidies: bool) -> None
 
 
 def _number(path: Path) -> int:
-    found = NAME.fullmatch(path.name)
-    return int(found[1]) if found else -1
+    match = NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
 
 
 def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
@@ -202,7 +202,7 @@ def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
     """
     if document.get(ON_DISK):
         return not arrays and 0 <= document["exchanges"] <= MOST_EXCHANGES
-    kept, sizes = (arrays.get(name) for name in (KEPT, SIZES))
+    rank_bytes, sizes = (arrays.get(name) for name in (KEPT, SIZES))
     logs = [array for name, array in arrays.items() if name.startswith(LOG)]
     arrays = {
         name: array
@@ -216,7 +216,7 @@ def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
     private = [a for name, a in arrays.items() if not name.startswith("good_")]
     good = arrays.get("good_weights")
     return (
-        _are_packed(kept, sizes, document["replicas"])
+        _are_packed(rank_bytes, sizes, document["replicas"])
         and all(_is_log(log, document) for log in logs)
         and 0 <= document["exchanges"] <= MOST_EXCHANGES
         and 1 <= document["replicas"] <= document["rows"]
@@ -249,8 +249,8 @@ def _is_log(log: Array, document: Mapping[str, Any]) -> bool:
 
 def _last(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the newest record of the history; empty without one."""
-    found: Mapping[str, Any] = document["history"][-1] if document["history"] else {}
-    return found
+    record: Mapping[str, Any] = document["history"][-1] if document["history"] else {}
+    return record
 
 
 def _is_finite(array: Array, is_of_many: bool) -> bool:
@@ -320,10 +320,10 @@ class Capture:
         """Return arrays for the same grid only, as (R, bytes of all members)."""
         if not state.rank_arrays:  # on all ranks alike: settings decide it
             return {}
-        own = packed(state.rank_arrays)
-        sizes = self.grid.members.exchange_objects(own.size)
+        rank_bytes = packed(state.rank_arrays)
+        sizes = self.grid.members.exchange_objects(rank_bytes.size)
         whole = np.empty(sum(sizes), dtype=np.uint8)
-        self.grid.members.gather(own, sizes, whole, "control")
+        self.grid.members.gather(rank_bytes, sizes, whole, "control")
         return {KEPT: self.columns.of_all_replicas(whole), SIZES: np.array(sizes)}
 
     def _good(self, state: State) -> dict[str, Array]:
@@ -377,24 +377,24 @@ class Capture:
         `progress` returns the steps and rows of this replica after an exchange: they
         depend on the grid, which may be another one now.
         """
-        said = checkpoint.document
+        document = checkpoint.document
         self._put_back_state(checkpoint, state)
         self._put_back_evaluation(checkpoint)
-        self.guard.mended = said["mended"]
-        self.resumes = said["resumes"] + 1
-        self.grid.world.ledger.add(said["ledger"])
-        self.clock.seconds = dict(said["phases"])
-        view.exchanges = self.position(said)
+        self.guard.mended = document["mended"]
+        self.resumes = document["resumes"] + 1
+        self.grid.world.ledger.add(document["ledger"])
+        self.clock.seconds = dict(document["phases"])
+        view.exchanges = self.position(document)
         view.epoch = view.exchanges // self.exchanges_per_epoch
         steps, rows = progress(view.exchanges)
         view.steps = self.agreement.steps_taken(steps)
         view.rows = rows * self.agreement.workers
-        view.loss = said["loss"]
-        view.seconds = said["seconds"]
-        view.history[:] = said["history"]
-        view.events[:] = said.get("events", [])
-        if REQUESTED in said:  # it fell back before
-            self.add_fact(REQUESTED, said[REQUESTED])
+        view.loss = document["loss"]
+        view.seconds = document["seconds"]
+        view.history[:] = document["history"]
+        view.events[:] = document.get("events", [])
+        if REQUESTED in document:  # it fell back before
+            self.add_fact(REQUESTED, document[REQUESTED])
 
     def position(self, said: dict[str, Any]) -> int:
         """Return the exchanges done, counted in those of this grid's epochs."""
@@ -406,7 +406,7 @@ class Capture:
         return int(done // before * now + done % before * now // before)
 
     def _put_back_state(self, checkpoint: Snapshot, state: State) -> None:
-        own = self.columns.own
+        local_columns = self.columns.own
         rows = checkpoint.document["rows"]
         for name, log in checkpoint.arrays.items():
             if name.startswith(LOG):
@@ -417,16 +417,16 @@ class Capture:
             if name in ("weights", "intercept")
             or name.removeprefix(SHARED) in state.shared
         }
-        self.agreement.put_whole(state, arrays.pop("weights")[own])
+        self.agreement.put_whole(state, arrays.pop("weights")[local_columns])
         Snapshot({}, arrays).put_into(state)
         widths = self.agreement.widths(state)
         for name, copies in checkpoint.arrays.items():
             if not name.startswith(MEMORY):
                 continue
-            kept = self._remembered(copies)[own]
+            memory = self._remembered(copies)[local_columns]
             takes = name.removeprefix(MEMORY) in widths
             put = self.agreement.remember if takes else self.agreement.inherit
-            put(state, name.removeprefix(MEMORY), kept)
+            put(state, name.removeprefix(MEMORY), memory)
         self._put_back_kept(checkpoint, state)
 
     def _remembered(self, copies: Array) -> Array:
@@ -435,8 +435,8 @@ class Capture:
         Each copy contains what its replica has yet to send, one of R equal parts.
         """
         if len(copies) == self.grid.replicas.size:
-            own: Array = copies[self.grid.replica]
-            return own
+            local_copy: Array = copies[self.grid.replica]
+            return local_copy
         mean: Array = copies.mean(axis=0, dtype=copies.dtype)
         return mean
 
@@ -444,21 +444,21 @@ class Capture:
         """Restore the arrays of this rank; on another grid they begin anew."""
         copies, sizes = (checkpoint.arrays.get(name) for name in (KEPT, SIZES))
         grid = self.grid
-        wanted = packed(state.rank_arrays).size
+        size = packed(state.rank_arrays).size
         if copies is None or sizes is None:
             return
         same = (len(copies), len(sizes)) == (grid.replicas.size, grid.members.size)
-        if not same or sizes[grid.member] != wanted:
+        if not same or sizes[grid.member] != size:
             return
         first = int(sizes[: grid.member].sum())
-        unpack(copies[grid.replica, first : first + wanted], state.rank_arrays)
+        unpack(copies[grid.replica, first : first + size], state.rank_arrays)
 
     def _put_back_evaluation(self, checkpoint: Snapshot) -> None:
         model = None
         weights = checkpoint.arrays.get("good_weights")
         if weights is not None:
-            kept = self.agreement.parted(weights[self.columns.own])
-            model = State(kept, checkpoint.arrays.get("good_intercept"))
+            local_weights = self.agreement.parted(weights[self.columns.own])
+            model = State(local_weights, checkpoint.arrays.get("good_intercept"))
         self.evaluation.resume(checkpoint.document["evaluation"], model)
 
     def _of_this_replica(self, copies: Array, rows: int) -> Array:
@@ -466,14 +466,14 @@ class Capture:
 
         On another grid it is the mean of the copies, weighted by the rows of replicas.
         """
-        own: Array
+        local_copy: Array
         if len(copies) == 1:
-            own = copies[0]
+            local_copy = copies[0]
         elif len(copies) == self.grid.replicas.size:
-            own = copies[self.grid.replica]
+            local_copy = copies[self.grid.replica]
         else:
-            own = np.tensordot(_shares(rows, len(copies)), copies, axes=1)
-        return own
+            local_copy = np.tensordot(_shares(rows, len(copies)), copies, axes=1)
+        return local_copy
 
 
 def packed(arrays: dict[str, Array]) -> Array:
@@ -632,9 +632,11 @@ class TiledCapture(Capture):
         """Restore the state from the files of the tiles. Collective."""
         agreement: Any = self.agreement
         run = checkpoint.document.get(RUN, "")
-        found, each = agreement.reopen(state, run)
-        said = _until(checkpoint.document, found) | {"exchanges_per_epoch": each}
-        super().restore(Snapshot(said, {}), state, view, progress)
+        exchanges, each = agreement.reopen(state, run)
+        document = _until(checkpoint.document, exchanges) | {
+            "exchanges_per_epoch": each
+        }
+        super().restore(Snapshot(document, {}), state, view, progress)
 
     def _put_back_state(self, checkpoint: Snapshot, state: State) -> None:
         """Restore nothing: the state is in the files, and no good copy is stored."""
@@ -642,8 +644,10 @@ class TiledCapture(Capture):
 
 def _until(document: dict[str, Any], exchanges: int) -> dict[str, Any]:
     """Return `document` as of so many exchanges: files may be behind a checkpoint."""
-    history = [one for one in document["history"] if one["exchanges"] <= exchanges]
-    said = {**document, "exchanges": exchanges, "history": history}
+    history = [
+        record for record in document["history"] if record["exchanges"] <= exchanges
+    ]
+    earlier_document = {**document, "exchanges": exchanges, "history": history}
     if document["evaluation"]["measured_at"] > exchanges:
-        said["evaluation"] = {**document["evaluation"], "measured_at": -1}
-    return said
+        earlier_document["evaluation"] = {**document["evaluation"], "measured_at": -1}
+    return earlier_document

@@ -294,8 +294,8 @@ def _requirements(config: RunConfig, precision: Precision) -> Iterator[str]:
         remedy = f"--update {nearest(update, needs.updates) or needs.updates[0]}"
         if not config.agreement.shares_gradients:
             remedy += ", or --agreement gradient"
-        known = either(needs.updates)
-        yield f"needs --update {known}, and it is {update}; use {remedy}"
+        choices = either(needs.updates)
+        yield f"needs --update {choices}, and it is {update}; use {remedy}"
     if needs.one_model and config.sweep.is_many:
         yield "needs one model, and [sweep] names several; train them one by one"
     if needs.smooth and not config.problem.is_smooth:
@@ -399,8 +399,12 @@ def is_for_replicas(config: RunConfig) -> bool:
 
 
 def _name(config: RunConfig) -> str:
-    asked = config.agreement
-    return f"--method {asked.method}" if asked.method else f"--agreement {asked.kind}"
+    agreement = config.agreement
+    return (
+        f"--method {agreement.method}"
+        if agreement.method
+        else f"--agreement {agreement.kind}"
+    )
 
 
 def warn_of_one_replica(config: RunConfig, replicas: int, ranks: int) -> None:

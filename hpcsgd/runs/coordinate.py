@@ -78,9 +78,9 @@ def fits(config: RunConfig) -> bool:
 def best_form(config: RunConfig) -> str:
     """Return the requested form, or the one that needs the least for the problem."""
     problem = config.problem
-    asked = config.coordinate.form
-    if asked != "auto":
-        return asked
+    form = config.coordinate.form
+    if form != "auto":
+        return form
     if problem.family == OF["primal"]:
         return "primal"
     is_dual = problem.is_smooth and problem.l2 > 0.0 and not problem.intercept
@@ -179,9 +179,9 @@ def _of_grid(config: RunConfig, ranks: int) -> Iterator[str]:
     if (grid.replicas, grid.members) in ((1, 0), grid_of(config, ranks)):
         return
     replicas, members = grid_of(config, ranks)
-    held = "rows" if replicas > 1 else "columns"
+    axis = "rows" if replicas > 1 else "columns"
     yield (
-        f"{ASK} of {config.problem.family} has ranks that hold {held}; use --grid"
+        f"{ASK} of {config.problem.family} has ranks that hold {axis}; use --grid"
         f" {replicas}x{members}, or leave it out"
     )
 
@@ -230,16 +230,18 @@ class Nonempty:
     def shard(self, shard: Shard, members: Communicator) -> Shard:
         """Return the shard without the other columns. Collective over `members`."""
         matrix = shard.matrix
-        kept = self.kept
+        columns = self.kept
         if not matrix.is_sparse:
             return shard
         # A member that keeps all of its columns takes part: others may not.
-        widths = members.exchange_objects(self.width if kept is None else len(kept))
+        widths = members.exchange_objects(
+            self.width if columns is None else len(columns)
+        )
         edges = np.cumsum([0, *widths]).tolist()
         parts = tuple(slice(a, b) for a, b in zip(edges, edges[1:], strict=False))
-        if kept is not None:
+        if columns is not None:
             indices = self._numbers(matrix.indices)
-            matrix = Csr(matrix.indptr, indices, matrix.data, len(kept))
+            matrix = Csr(matrix.indptr, indices, matrix.data, len(columns))
         return replace(shard, matrix=matrix, columns=parts[members.rank], parts=parts)
 
     def reader(self, loaded: LoadedRows, shard: Shard) -> Callable[[slice], Any]:
@@ -260,17 +262,17 @@ class Nonempty:
 
     def _narrowed(self, rows: Any) -> Any:
         """Return sparse rows of SciPy without the other columns."""
-        kept = self.kept
-        assert kept is not None
+        columns = self.kept
+        assert columns is not None
         indices = self._numbers(rows.indices)
         edges = rows.indptr.astype(np.int64)
-        return Csr(edges, indices, rows.data, len(kept)).to_scipy()
+        return Csr(edges, indices, rows.data, len(columns)).to_scipy()
 
     def _numbers(self, columns: Array) -> Array:
         """Return the places of these columns among the kept ones."""
-        kept = self.kept
-        assert kept is not None
-        return np.searchsorted(kept, columns).astype(index_dtype(len(kept)))
+        nonempty = self.kept
+        assert nonempty is not None
+        return np.searchsorted(nonempty, columns).astype(index_dtype(len(nonempty)))
 
 
 def find_nonempty(shard: Shard, penalty: Penalty, replicas: Communicator) -> Nonempty:
@@ -282,21 +284,21 @@ def find_nonempty(shard: Shard, penalty: Penalty, replicas: Communicator) -> Non
     width = shard.width
     if not shard.matrix.is_sparse:
         return Nonempty(None, width)
-    kept = np.unique(shard.matrix.indices).astype(np.int64)
+    columns = np.unique(shard.matrix.indices).astype(np.int64)
     if replicas.size > 1:
-        counts = list(replicas.exchange_objects(len(kept)))
+        counts = list(replicas.exchange_objects(len(columns)))
         numbers = np.empty(sum(counts))
-        replicas.gather(kept.astype(np.float64), counts, numbers, "control")
-        kept = np.unique(numbers).astype(np.int64)
+        replicas.gather(columns.astype(np.float64), counts, numbers, "control")
+        columns = np.unique(numbers).astype(np.int64)
     bounds = (penalty.lower, penalty.upper)
     if any(np.ndim(bound) for bound in bounds):
         outside = np.less(0.0, penalty.lower) | np.greater(0.0, penalty.upper)
-        kept = np.union1d(kept, np.flatnonzero(np.broadcast_to(outside, width)))
+        columns = np.union1d(columns, np.flatnonzero(np.broadcast_to(outside, width)))
     elif penalty.lower > 0.0 or penalty.upper < 0.0:
         return Nonempty(None, width)
-    if len(kept) == width:
+    if len(columns) == width:
         return Nonempty(None, width)
-    return Nonempty(kept if len(kept) else np.zeros(1, dtype=np.int64), width)
+    return Nonempty(columns if len(columns) else np.zeros(1, dtype=np.int64), width)
 
 
 # From a configuration to a form on the data of this rank, on all ranks together.
@@ -550,11 +552,11 @@ def _ending(run: "CoordinateTraining", status: Status) -> dict[str, Any]:
 
 def _of_all_ranks(run: "CoordinateTraining") -> dict[str, Any]:
     """The largest resident set of any rank, and the energy of all, in one message."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    own *= 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
+    peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_rss *= 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     world = run.ready.opened.grid.world
-    everyone = world.exchange_objects((own, run.training.energy))
-    energy, why = total(said for _, said in everyone)
+    everyone = world.exchange_objects((peak_rss, run.training.energy))
+    energy, why = total(report for _, report in everyone)
     return {
         "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
         "energy": energy,
@@ -787,16 +789,16 @@ class CoordinateRun(Session):
         """Return the point of the null model, or that of the initial weights."""
         if self.start is None or self.start.weights is None:
             return ready.form.begin()
-        given = self.start.weights
+        weights = self.start.weights
         loaded = ready.opened.loaded
         needed = (loaded.shard.total_columns, loaded.columns)
-        if given.shape != needed:
+        if weights.shape != needed:
             raise ConfigError(
-                f"start has weights of shape {given.shape} and these data need"
+                f"start has weights of shape {weights.shape} and these data need"
                 f" {needed}; give the model of the same columns"
             )
-        own = given[loaded.shard.columns].astype(np.float64)
-        return ready.form.begin(ready.nonempty.narrow(own))
+        local_weights = weights[loaded.shard.columns].astype(np.float64)
+        return ready.form.begin(ready.nonempty.narrow(local_weights))
 
 
 @dataclass(frozen=True)

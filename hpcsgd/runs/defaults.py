@@ -47,10 +47,10 @@ def sharded_weights_option(config: Any) -> str:
     """Return the option of the agreement under which no rank ever holds all weights, or
     "".
     """
-    asked = agreement_in({"agreement": _agreement(config)})
-    if asked.on_disk:
-        return f"--agreement {asked.kind}"
-    return "stage 3" if asked.slices_weights else ""
+    agreement = agreement_in({"agreement": _agreement(config)})
+    if agreement.on_disk:
+        return f"--agreement {agreement.kind}"
+    return "stage 3" if agreement.slices_weights else ""
 
 
 def has_section(config: Any, name: str) -> bool:
@@ -66,8 +66,8 @@ def grid_on(ranks: int, grid: Any, config: Any) -> Any:
         return grid
     if name == AUTO or kind.works_alone:
         return grid
-    said = "no grid was given for a method of replicas: each of %d ranks is one"
-    log.info(said, ranks, extra={"on_all_ranks": True})
+    message = "no grid was given for a method of replicas: each of %d ranks is one"
+    log.info(message, ranks, extra={"on_all_ranks": True})
     return ranks, 1
 
 
@@ -196,15 +196,15 @@ class FitArguments:
         """
         key = (*((type(value), value) for value in vars(self).values()), facts, record)
         try:
-            known = _run_configs.get(key)
+            config = _run_configs.get(key)
         except TypeError:  # an argument that is a mapping, a list or an array
             return self._make_run_config(facts, record)
-        if known is None:
-            known = self._make_run_config(facts, record)
+        if config is None:
+            config = self._make_run_config(facts, record)
             if len(_run_configs) >= MOST_KEPT:
                 _run_configs.clear()
-            _run_configs[key] = known
-        return known
+            _run_configs[key] = config
+        return config
 
     def _make_run_config(self, facts: FitFacts, record: int) -> RunConfig:
         problem = self.problem()
@@ -213,17 +213,17 @@ class FitArguments:
         solver = self._solver(problem, recipe)
         polish = self._polish(problem, solver)
         grid = self._grid()
-        way = "polished" if polish and solver == "sgd" else solver
+        algorithm = "polished" if polish and solver == "sgd" else solver
         hold_out = to_number("hold_out", self.hold_out)
         tables: Tables = {
             "problem": problem,
-            "schedule": self.schedule(way, grid.get("replicas", 1)),
-            "rate": self._rate(way, hold_out),
+            "schedule": self.schedule(algorithm, grid.get("replicas", 1)),
+            "rate": self._rate(algorithm, hold_out),
             "update": self._update(solver),
             "polish": polish,
             "average": {"kind": self._average(solver)},
             "sampling": {"seed": plain(self.seed), "hold_out": hold_out},
-            "stop": self._stop(problem, way, hold_out),
+            "stop": self._stop(problem, algorithm, hold_out),
             "precision": {"recipe": recipe},
             "grid": grid,
             "run": {"record": record, **self._run(solver)},
@@ -358,13 +358,13 @@ class FitArguments:
         cannot run, SVRG goes there without noise.
         """
         if self.solver not in SOLVERS:
-            known = ", ".join(map(repr, SOLVERS))
+            choices = ", ".join(map(repr, SOLVERS))
             if self.solver in THEIRS:
-                known += (
+                choices += (
                     "; scikit-learn's go to the minimum that 'auto' goes to, by L-BFGS"
                     " or by coordinates"
                 )
-            raise ConfigError(f"solver = {self.solver!r}; known: {known}")
+            raise ConfigError(f"solver = {self.solver!r}; known: {choices}")
         if self.solver in REFINEMENTS:
             self._check_refinement(problem)
             return "sgd"
@@ -505,7 +505,7 @@ def _is_smooth(problem: dict[str, Any]) -> bool:
 def _bound(value: Any) -> Any:
     if value is None or np.ndim(value) == 0:
         return None if value is None else to_number("bounds", value)
-    return [to_number("bounds", one) for one in value]
+    return [to_number("bounds", bound) for bound in value]
 
 
 def to_number(name: str, value: Any) -> float:
@@ -606,12 +606,12 @@ def resolve_defaults(
     config = _as_fit(request, named, wide, ranks)
     if then != FIT or saved is None:
         return config
-    kept = {}
+    saved_values = {}
     if config.rate.is_open:
-        kept["rate.value"] = saved["rate"]["value"]
+        saved_values["rate.value"] = saved["rate"]["value"]
     if config.schedule.has_open_epochs and "schedule" in saved:
-        kept["schedule.epochs"] = saved["schedule"]["epochs"]
-    return config.with_values(kept)
+        saved_values["schedule.epochs"] = saved["schedule"]["epochs"]
+    return config.with_values(saved_values)
 
 
 def _as_fit(

@@ -23,10 +23,10 @@ def gpu_counter(address: str, library: Any = None) -> Callable[[], int]:
     nvml = library or open_library()
     _check(nvml, nvml.nvmlInit_v2(), "opened")
     handle = ctypes.c_void_p()
-    found = nvml.nvmlDeviceGetHandleByPciBusId_v2(
+    status = nvml.nvmlDeviceGetHandleByPciBusId_v2(
         ctypes.c_char_p(address.encode()), ctypes.byref(handle)
     )
-    _check(nvml, found, f"asked for the GPU {address}")
+    _check(nvml, status, f"asked for the GPU {address}")
 
     def read() -> int:
         count = ctypes.c_ulonglong()
@@ -48,8 +48,8 @@ def open_library() -> Any:
 def _check(nvml: Any, code: int, what: str) -> None:
     if code:
         nvml.nvmlErrorString.restype = ctypes.c_char_p
-        said = nvml.nvmlErrorString(code)
-        raise OSError(f"{LIBRARY} cannot be {what}: {(said or b'').decode()}")
+        message = nvml.nvmlErrorString(code)
+        raise OSError(f"{LIBRARY} cannot be {what}: {(message or b'').decode()}")
 
 
 # Energy to solution: what processors and GPUs count themselves, while a run trains.
@@ -177,17 +177,17 @@ class EnergyReport:
 def total(everyone: Iterable[EnergyReport]) -> tuple[dict[str, Any] | None, str]:
     """Return the energy of all nodes, or None, and the reason for None."""
     ranks = list(everyone)
-    reasons = [said.reason for said in ranks if said.reason]
+    reasons = [report.reason for report in ranks if report.reason]
     if reasons:
         return None, reasons[0]  # the energy of some of the nodes is of no use
-    gains = {(g.node, g.name): g for said in ranks for g in said.gains}
+    gains = {(g.node, g.name): g for report in ranks for g in report.gains}
     if not gains:
         return None, "no rank could read a counter of energy"
     return {
         "joules": sum(gain.joules for gain in gains.values()),
         "source": "+".join(sorted({gain.source for gain in gains.values()})),
         "nodes": len({gain.node for gain in gains.values()}),
-        "seconds": max(said.seconds for said in ranks),
+        "seconds": max(report.seconds for report in ranks),
     }, ""
 
 
@@ -219,15 +219,15 @@ def make_meter(
 
 def rapl(node: str, powercap: Path = POWERCAP) -> list[Counter]:
     """The processors' own counters, one for each package (or die) of the node."""
-    found: dict[str, Counter] = {}
+    counters: dict[str, Counter] = {}
     for domain in sorted(powercap.glob("intel-rapl*:*")):
         name = _text(domain / "name")
         # A second interface to the same packages must not count them twice.
-        if name.startswith("package") and name not in found:
-            found[name] = _package(node, name, domain)
-    if not found:
+        if name.startswith("package") and name not in counters:
+            counters[name] = _package(node, name, domain)
+    if not counters:
         raise OSError(f"this system shows no counter of energy in {powercap}")
-    return list(found.values())
+    return list(counters.values())
 
 
 def _package(node: str, name: str, domain: Path) -> Counter:

@@ -71,8 +71,8 @@ def fewer_steps(steps: int) -> int:
 
 def widest_format(precision: Precision) -> str:
     """Return the name of the widest format of the arithmetic, fp32 at least."""
-    known = {*precision.arithmetic, "fp32"}
-    return min(known, key=lambda name: get_format(name).unit_roundoff)
+    formats = {*precision.arithmetic, "fp32"}
+    return min(formats, key=lambda name: get_format(name).unit_roundoff)
 
 
 def convert_checkpoint(
@@ -132,9 +132,11 @@ class GoodStates(Observer):
 
     def after_poll(self, number: int) -> None:
         """Count what was kept before exchange `number` as checked."""
-        known = [kept for kept in self.candidates if kept.exchanges < number]
-        if known:
-            self.checked = known[-1]
+        snapshots = [
+            snapshot for snapshot in self.candidates if snapshot.exchanges < number
+        ]
+        if snapshots:
+            self.checked = snapshots[-1]
             self.candidates = [k for k in self.candidates if k.exchanges >= number]
 
     def after_evaluation(self, state: State, view: View) -> None:
@@ -180,7 +182,7 @@ Event = dict[str, Any]
 
 def note(view: View, event: str, text: str, **facts: Any) -> Event:
     """Add an event to the events of the run, log it as a warning, and return it."""
-    found = {
+    entry = {
         "kind": "event",
         "event": event,
         "exchange": view.exchanges,
@@ -189,9 +191,9 @@ def note(view: View, event: str, text: str, **facts: Any) -> Event:
         "text": text,
         **facts,
     }
-    view.events.append(found)
+    view.events.append(entry)
     log.warning("%s", text, extra=ONCE)
-    return found
+    return entry
 
 
 def alarm_text(alarm: dict[str, Any]) -> str:

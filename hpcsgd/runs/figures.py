@@ -178,16 +178,16 @@ def _references(root: ElementTree.Element) -> Iterator[str]:
 def _name(
     element: ElementTree.Element, name: str, used: set[str], hints: Mapping[str, Hint]
 ) -> None:
-    own = element.attrib.pop("id", "")
-    if own in used:
-        element.set("id", f"{name}-{own}")
+    identifier = element.attrib.pop("id", "")
+    if identifier in used:
+        element.set("id", f"{name}-{identifier}")
     for key, value in list(element.attrib.items()):
         if "url(#" in value or key.endswith("href"):
             del element.attrib[key]
             key = key.rpartition("}")[2]
             element.set(key, REFERENCE.sub(lambda found: f"{name}-{found[0]}", value))
-    if own in hints:
-        hint = hints[own]
+    if identifier in hints:
+        hint = hints[identifier]
         element.set("class", hint.kind)
         for key, value in hint.data.items():
             if value:
@@ -310,8 +310,8 @@ def coefficient_rows(
             {"feature": name, "coefficient": value}
             for name, value in zip(columns, values, strict=True)
         ]
-    known = range(weights.shape[1]) if classes is None else classes
-    labels = [f"{c:g}" if isinstance(c, float) else str(c) for c in known]
+    class_labels = range(weights.shape[1]) if classes is None else classes
+    labels = [f"{c:g}" if isinstance(c, float) else str(c) for c in class_labels]
     return [
         {"feature": name, **dict(zip(labels, values, strict=True))}
         for name, values in zip(columns, weights.tolist(), strict=True)
@@ -421,13 +421,13 @@ def plot_losses(
 
 
 def _draw(axis: Any, curves: Mapping[str, History], cost: str) -> None:
-    looks = zip(cycle(STYLES), cycle(COLOURS), curves.items(), strict=False)
-    for style, colour, (name, records) in looks:
-        known = [r for r in records if cost in r]
+    styles = zip(cycle(STYLES), cycle(COLOURS), curves.items(), strict=False)
+    for style, colour, (name, records) in styles:
+        points = [r for r in records if cost in r]
         # A finisher goes through the rows after the last epoch of steps.
         more = "passes" if cost == "epoch" else ""
-        spent = [r[cost] + r.get(more, 0) for r in known]
-        losses = [r["loss"] for r in known]
+        spent = [r[cost] + r.get(more, 0) for r in points]
+        losses = [r["loss"] for r in points]
         axis.plot(spent, losses, style, c=colour, label=name, markersize=3, lw=1.2)
     axis.set_xlabel(COSTS[cost])
     _scale(axis, [r[-1].get(cost, 0.0) for r in curves.values() if r])

@@ -127,13 +127,13 @@ class RunFolder:
         )
 
     def _put_aside(self, folder: Path) -> None:
-        found = [folder / name for name in FILES if os.path.lexists(folder / name)]
-        if not found:
+        files = [folder / name for name in FILES if os.path.lexists(folder / name)]
+        if not files:
             return
         number = 1
         while os.path.lexists(folder / f"earlier-{number}"):
             number += 1
         earlier = folder / f"earlier-{number}"
         earlier.mkdir()
-        for file in found:
+        for file in files:
             file.rename(earlier / file.name)

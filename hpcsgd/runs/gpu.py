@@ -186,9 +186,9 @@ def check_device_memory(
     need = device_need(task.shard.matrix, demand, device.multiprocessors, wide, held)
     free, total = device.memory()
     place = device.layer.place
-    said = world.exchange_objects((place, need.total, free))
+    reports = world.exchange_objects((place, need.total, free))
     gpus: dict[str, list[tuple[int, int]]] = {}
-    for gpu, *sizes in said:
+    for gpu, *sizes in reports:
         gpus.setdefault(gpu, []).append(tuple(sizes))
     here = gpus[place]
     needed, free = _needed_and_free(here)
@@ -290,19 +290,19 @@ def make_on_gpu(
     facts = product_facts(name)
     if not facts.has_recurrence:  # steps one by one
         plans = [(size,) for sizes in plans for size in sizes]
-    kept = _kept(name, task, feed, device)
+    stored_bytes = _kept(name, task, feed, device)
     sets = 1 + look_ahead
-    asked = allowed(config.products.gram_kernel, config.run.reproducible)
-    takes = sets * _asked_bytes(asked, task, plans, device)
-    insists = 0 if asked == "auto" else takes
-    demand = ExchangeDemand(plans, sets, kept, asked=insists)
+    kernel = allowed(config.products.gram_kernel, config.run.reproducible)
+    takes = sets * _asked_bytes(kernel, task, plans, device)
+    insists = 0 if kernel == "auto" else takes
+    demand = ExchangeDemand(plans, sets, stored_bytes, asked=insists)
     left = check_device_memory(device, task, demand, grid.world)
-    may_ask = asked == "auto" and takes > 0  # the same on all ranks
+    may_ask = kernel == "auto" and takes > 0  # the same on all ranks
     if may_ask and not all(grid.world.exchange_objects(takes <= left)):
         log.info(
             "cuBLAS is not asked: %s for its squares are not free", format_bytes(takes)
         )
-        asked = "own"
+        kernel = "own"
     if facts.holds_all_columns and task.shard.is_sparse:
         raise ConfigError(
             f"[products] kind = {name!r} does not move sparse rows between GPUs; use"
@@ -311,7 +311,7 @@ def make_on_gpu(
     if facts.holds_all_columns and task.members.size == 1:
         name = "direct"  # one member has all columns: nothing is sent
     kind: Callable[..., Product] = get_product(name, look_ahead)
-    return kind(task, CudaExchanges(task, device, asked))
+    return kind(task, CudaExchanges(task, device, kernel))
 
 
 def _asked_bytes(
@@ -338,10 +338,11 @@ def make_gradient_on_gpu(
         _check_room_for_slices(task, feed, grid, device, gradient)
     else:
         two = replace(task, states=2)  # as wide as weights and their gradient
-        own = task.shard.width // grid.replicas.size + 1  # of what goes up in slices
+        # Of what goes up in slices.
+        own_columns = task.shard.width // grid.replicas.size + 1
         again = task.shard.width * (gradient.gradients - 1)
-        kept = 4 * (own * gradient.steps_on_host + again) * task.columns
-        demand = ExchangeDemand(plans, kept=kept)
+        stored_bytes = 4 * (own_columns * gradient.steps_on_host + again) * task.columns
+        demand = ExchangeDemand(plans, kept=stored_bytes)
         check_device_memory(device, two, demand, grid.world)
     return Direct(task, CudaGradientExchanges(task, device))
 
@@ -356,12 +357,12 @@ def _check_room_for_slices(
     plans = [(size,) for sizes in feed.plans for size in sizes]
     if gradient.takes_at_once:
         plans = [(sum(sizes),) for sizes in feed.plans]
-    one = replace(task, states=1)
-    held = gradient.device_bytes(task.shard.width)
+    one_state = replace(task, states=1)
+    state_bytes = gradient.device_bytes(task.shard.width)
     scores = sum(rows for (rows,) in set(plans)) if gradient.slices_weights else 0
-    kept = 4 * task.columns * scores
-    demand = ExchangeDemand(plans, kept=kept)
-    check_device_memory(device, one, demand, grid.world, held)
+    score_bytes = 4 * task.columns * scores
+    demand = ExchangeDemand(plans, kept=score_bytes)
+    check_device_memory(device, one_state, demand, grid.world, state_bytes)
 
 
 def on_gpu(product: Product) -> "CudaExchanges | None":
@@ -377,12 +378,12 @@ def _kept(name: str, task: Task, feed: Feed, device: "Device") -> int:
 
     shard = task.shard
     if name == "cached":
-        kept = 0
+        gram_bytes = 0
         wide = task.columns * task.states
         for sizes, times in Counter(map(tuple, feed.plans)).items():
             buffers = _buffers(shard.matrix, sizes, device.multiprocessors, wide)
-            kept += times * buffers["message"]
-        return kept
+            gram_bytes += times * buffers["message"]
+        return gram_bytes
     if not product_facts(name).holds_all_columns or task.members.size == 1:
         return 0
     item = shard.matrix.dtype.itemsize

@@ -464,12 +464,12 @@ class RowPass:
         for rows in self.rows.blocks():
             stored = self.rows.objective.read(rows)
             scores = self._scores(stored, rows)
-            block, own = self.hessian.own_rows(stored)
+            block, own_rows = self.hessian.own_rows(stored)
             if not len(block):
                 continue
-            t = scores[own]
-            y = self.rows.targets[rows][own]
-            c = self.rows.share[rows][own]
+            t = scores[own_rows]
+            y = self.rows.targets[rows][own_rows]
+            c = self.rows.share[rows][own_rows]
             r = family.residual(t, y)
             h = exact_bends(family, t, y)
             self.hessian.add(whole, block, c[:, :, None] * h)
@@ -478,7 +478,7 @@ class RowPass:
                 outer = r[:, :, None] * r[:, None, :]
                 self.hessian.add(middle, block, c[:, :, None] * outer)
             elif self.codes is not None:
-                codes = self.codes[rows][own]
+                codes = self.codes[rows][own_rows]
                 middle += sums_by_code(codes, self._scores_of(block, c * r), height)
             scalars += self._scalars(t, y, c, r, h)
         if self.landscape.is_member_0:
@@ -715,13 +715,13 @@ class InferenceSystem:
         likelihood = likelihood_of(self.model.family)
         if likelihood is None:
             return 1.0
-        wanted = self.request.dispersion
+        dispersion = self.request.dispersion
         freedom = sums.observations - len(self.names)
-        if wanted is None:
-            wanted = 1.0 if likelihood.dispersion_rule == "one" else "pearson"
-        if wanted not in ("pearson", "deviance"):
-            return float(wanted)
-        total = sums.pearson if wanted == "pearson" else sums.deviance
+        if dispersion is None:
+            dispersion = 1.0 if likelihood.dispersion_rule == "one" else "pearson"
+        if dispersion not in ("pearson", "deviance"):
+            return float(dispersion)
+        total = sums.pearson if dispersion == "pearson" else sums.deviance
         estimate = total * sums.observations / freedom
         if not estimate > EXACT * sums.sizes:
             raise DataError(

@@ -69,15 +69,15 @@ def choose_exponents(
     form = get_format(backend.precision.matrix)
     if not form.wants_scale:
         return
-    own = parts[grid.member]
+    own_columns = parts[grid.member]
     world = grid.world
-    found = world.together(lambda: column_peaks(reader, rows, own))
+    own_peaks = world.together(lambda: column_peaks(reader, rows, own_columns))
     peaks = np.zeros(reader.cols)
-    for columns, some in world.exchange_objects((own, found)):
+    for columns, some in world.exchange_objects((own_columns, own_peaks)):
         np.maximum(peaks[columns], some, out=peaks[columns])
     # The values of sparse rows do not say which columns they are of.
     how = "global" if is_sparse(reader) and how == "column" else how
-    backend.scaling = make_scaling(form, peaks, own, how)
+    backend.scaling = make_scaling(form, peaks, own_columns, how)
 
 
 def report_rounding_loss(
@@ -117,9 +117,9 @@ def stream_tiles(
             continue
 
     def take(part: slice, of: slice) -> Array:
-        own = slice(rows.start + part.start, rows.start + part.stop)
-        wanted = slice(columns.start + of.start, columns.start + of.stop)
-        return store(reader.read(own, wanted))
+        file_rows = slice(rows.start + part.start, rows.start + part.stop)
+        file_columns = slice(columns.start + of.start, columns.start + of.stop)
+        return store(reader.read(file_rows, file_columns))
 
     def fill(part: slice, out: Array) -> None:
         out[...] = take(part, slice(0, columns.stop - columns.start))
@@ -163,9 +163,9 @@ def column_parts(grid: Grid, reader: RowReader, partition: str) -> tuple[slice, 
     `parts` that decide instead.
     """
     members = grid.members.size
-    given: tuple[slice, ...] | None = getattr(reader, "parts", None)
-    if given is not None:
-        return given
+    parts: tuple[slice, ...] | None = getattr(reader, "parts", None)
+    if parts is not None:
+        return parts
     if members == 1 or partition == "equal" or not is_sparse(reader):
         return tuple(split_range(reader.cols, members, c) for c in range(members))
     return tuple(split_by_weight(_stored_by_column(grid, reader), members))
@@ -176,11 +176,13 @@ def _stored_by_column(grid: Grid, reader: RowReader) -> NDArray[Any]:
     world = grid.world
 
     def count() -> NDArray[Any]:
-        own = split_range(reader.rows, world.size, world.rank)
-        found = np.zeros(reader.cols)  # exact as float64, which every transport sums
-        for _, piece in sparse_pieces(reader, own, slice(0, reader.cols), CHUNK_BYTES):
-            found += np.bincount(piece.indices, minlength=reader.cols)
-        return found
+        own_rows = split_range(reader.rows, world.size, world.rank)
+        counts = np.zeros(reader.cols)  # exact as float64, which every transport sums
+        for _, piece in sparse_pieces(
+            reader, own_rows, slice(0, reader.cols), CHUNK_BYTES
+        ):
+            counts += np.bincount(piece.indices, minlength=reader.cols)
+        return counts
 
     return world.sum(world.together(count), "control")
 
@@ -200,23 +202,23 @@ def split_held_out(
 
     `known` are the folds of all rows, if they were drawn before.
     """
-    kept = split.kept_apart(rows, known)
-    each = np.ones((len(kept), 1)) if weights is None else weights[:, None]
-    trained = each * ~kept
-    held = each * kept
+    holdout_mask = split.kept_apart(rows, known)
+    each = np.ones((len(holdout_mask), 1)) if weights is None else weights[:, None]
+    trained = each * ~holdout_mask
+    holdout = each * holdout_mask
     counted = np.zeros((2, split.columns))
     if not grid.member:  # each replica's count once
-        counted[...] = trained.sum(axis=0), held.sum(axis=0)
+        counted[...] = trained.sum(axis=0), holdout.sum(axis=0)
     totals = sum(grid.world.exchange_objects(counted))
     grid.world.together(lambda: split.check(*totals))
-    return trained * (total_rows / totals[0]), held
+    return trained * (total_rows / totals[0]), holdout
 
 
 def sum_over_replicas(grid: Grid, weights: Array | None) -> float:
     """Σc over all rows: each replica's count once, however many members hold them."""
     with np.errstate(over="ignore"):  # an overflow is refused later, on all ranks
-        own = 0.0 if weights is None or grid.member else float(weights.sum())
-    return float(sum(grid.world.exchange_objects(own)))
+        local_sum = 0.0 if weights is None or grid.member else float(weights.sum())
+    return float(sum(grid.world.exchange_objects(local_sum)))
 
 
 def scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
@@ -301,9 +303,9 @@ def load(
     log.debug("reads rows %s and columns %s", *map(_ends, (rows, columns)))
     split = split_of(config.sweep, config.sampling)
     sides = _read_sides(grid, reader, rows, split, family, precision.working)
-    known = getattr(reader, "labels", ())  # that the rows may lack
+    labels = getattr(reader, "labels", ())  # that the rows may lack
     encoded, targets = encode_targets(
-        sides.y, family.targets, rows.start, world.exchange_objects, known
+        sides.y, family.targets, rows.start, world.exchange_objects, labels
     )
     is_narrow = precision.matrix != "fp64" and backend.scaling is None
     seen = SmallValues(columns, NARROW if is_narrow else SQUARES, weigh)
@@ -404,12 +406,12 @@ def _read_sides(
     if split.is_whole:
         total = sum_over_replicas(grid, weights)
         scaled = world.together(lambda: scale_to_mean_one(weights, reader.rows, total))
-        held = None
+        holdout = None
     else:
-        known = getattr(reader, "fold_of", None)
-        scaled, held = split_held_out(grid, weights, split, rows, reader.rows, known)
+        folds = getattr(reader, "fold_of", None)
+        scaled, holdout = split_held_out(grid, weights, split, rows, reader.rows, folds)
     offsets = world.together(read_offsets)
-    return _Sides(y, weights, scaled, held, offsets)
+    return _Sides(y, weights, scaled, holdout, offsets)
 
 
 def _kept(
@@ -467,14 +469,14 @@ def _stream(
             out[...] = store(take(of_file, columns))
 
     dtype = store(np.empty((0, width), dtype=np.float32)).dtype
-    way = route(height)
-    if way is not None:
-        return StreamedMatrix(fill, (height, width), dtype, way)
+    block_order = route(height)
+    if block_order is not None:
+        return StreamedMatrix(fill, (height, width), dtype, block_order)
     place = getattr(reader, "place_of_blocks", lambda _: None)(element)
-    known = None if place is None else (place, rows.start, columns)
-    unheld = Unheld(fill, (height, width), dtype, known)
-    there = getattr(reader, "device_block", lambda *_: None)(rows, columns, element)
-    return unheld if there is None else DeviceBlock(unheld, there)
+    location = None if place is None else (place, rows.start, columns)
+    matrix = Unheld(fill, (height, width), dtype, location)
+    block = getattr(reader, "device_block", lambda *_: None)(rows, columns, element)
+    return matrix if block is None else DeviceBlock(matrix, block)
 
 
 def bytes_of_filling(values: int, item: int) -> int:

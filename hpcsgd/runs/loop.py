@@ -160,11 +160,11 @@ class PollSchedule:
 
         The keys are `of`, `gap`, `tolerance` and `exchange`.
         """
-        own = None if self.monitor is None else self.monitor.alarm
-        alarms = self.world.exchange_objects(own)
+        own_alarm = None if self.monitor is None else self.monitor.alarm
+        alarms = self.world.exchange_objects(own_alarm)
         if self.monitor is not None:
             self.monitor.alarm = None
-        alarm: dict[str, Any] = next(one for one in alarms if one is not None)
+        alarm: dict[str, Any] = next(entry for entry in alarms if entry is not None)
         return alarm
 
     def _distance(self, number: int, seconds: float) -> int:

@@ -162,10 +162,10 @@ class Hardware:
             lines += [f"bandwidth = {level.bandwidth.toml()}"]
         if self.kinds or not self.rank:
             lines += ["", "[kinds]"]
-        for kind, known in sorted(self.kinds.items()):
+        for kind, figures in sorted(self.kinds.items()):
             lines += ["", f"[kinds.{toml_literal(kind)}]"]
-            lines += [f"machine = {_inline(known.machine.as_dict())}"]
-            lines += [f"corrections = {_inline(known.corrections)}"]
+            lines += [f"machine = {_inline(figures.machine.as_dict())}"]
+            lines += [f"corrections = {_inline(figures.corrections)}"]
         return "\n".join(lines) + "\n"
 
 
@@ -200,16 +200,16 @@ def load_hardware(name: str) -> Hardware:
         return hardware
     if not hardware.kinds:
         raise ConfigError(f"{path}: a [rank] and [[levels]] are needed; write them")
-    kind, known = next(iter(hardware.kinds.items()))
+    kind, figures = next(iter(hardware.kinds.items()))
     members = re.search(r" C(\d+) ", kind)
     network = NetworkFigures(
         name="members",
         ranks=int(members[1]) if members else 1,
-        latency=known.machine.latency,
-        per_byte=known.machine.per_byte,
+        latency=figures.machine.latency,
+        per_byte=figures.machine.per_byte,
     )
     source = f"hpcsgd train --machine: {kind}"
-    measured = measured_hardware(known.machine, known.machine.gram, network, source)
+    measured = measured_hardware(figures.machine, figures.machine.gram, network, source)
     return replace(measured, name=hardware.name)
 
 
@@ -248,7 +248,7 @@ def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
     return Hardware(
         name=str(tables.get("name", place)),
         about=str(tables.get("about", "")),
-        rank={k: _number(f"{place} [rank] {k}", given) for k, given in figures.items()},
+        rank={k: _number(f"{place} [rank] {k}", value) for k, value in figures.items()},
         levels=tuple(_level(place, table) for table in levels),
         base=None if sums is None else _number(f"{place} [sum] base", sums.get("base")),
         kinds=_kinds(place, {} if kinds is None else kinds),
@@ -460,8 +460,8 @@ class MachineFile:
         noise are of another machine, or of another load: they are removed, and the next
         run measures them.
         """
-        known = self.read(kind)
-        if known is None:
+        figures = self.read(kind)
+        if figures is None:
             return
         if sure and not 1 / MOST_CORRECTION <= ratio <= MOST_CORRECTION:
             log.info(
@@ -469,7 +469,7 @@ class MachineFile:
             )
             self.write(kind, None)
             return
-        self.write(kind, known.corrected(product, ratio))
+        self.write(kind, figures.corrected(product, ratio))
 
     def _load(self) -> Hardware:
         if not self.path.exists():
@@ -573,9 +573,11 @@ def measure_network(
         if len(sizes) >= 2 and left <= 0.0:
             break
         workspace = group.workspace(words, dtype)
-        one, all_of_them = _time_sums(workspace, group, most, seconds / len(sums))
+        sum_seconds, all_of_them = _time_sums(
+            workspace, group, most, seconds / len(sums)
+        )
         sizes.append(words * np.dtype(dtype).itemsize)
-        times.append(one)
+        times.append(sum_seconds)
         left -= all_of_them
     return line_through(name, group.size, sizes, times)
 
@@ -671,8 +673,8 @@ def of_few_columns(task: Task) -> Task:
     )
     backend = copy.copy(task.backend)
     if scaling is not None:
-        own = scaling.exponents[scaling.own][few]
-        backend.scaling = replace(scaling, exponents=own, own=few)
+        exponents = scaling.exponents[scaling.own][few]
+        backend.scaling = replace(scaling, exponents=exponents, own=few)
     return replace(task, shard=narrow, backend=backend)
 
 
@@ -698,12 +700,12 @@ def measure_machine(
     if members is None:
         sums = ((batch, SHORT_SUMS), LONG)
         members = measure_network("members", task.members, sums, task.margin_dtype)
-    own = replace(
+    own_figures = replace(
         measure_rates(task, batch),
         latency=members.latency,
         per_byte=members.per_byte,
     )
-    everyone: list[Machine] = world.exchange_objects(own)
+    everyone: list[Machine] = world.exchange_objects(own_figures)
     return reduce(Machine.slowest, everyone)
 
 
@@ -755,9 +757,9 @@ def time_passes(task: Task, rows: Array) -> tuple[float, float]:
     margins = np.empty((len(rows), task.columns), dtype=task.margin_dtype)
     residuals = np.zeros((len(rows), task.columns), dtype=_inner(task))
     plan = _group(task, rows, (len(rows),)).plan
-    room = _room(task, len(rows))
+    buffer = _room(task, len(rows))
     began = perf_counter()
-    sampled: Rows = shard.matrix.gather(backend, rows, room)
+    sampled: Rows = shard.matrix.gather(backend, rows, buffer)
     backend.scores(sampled, weights, margins)
     read = perf_counter()
     backend.apply_update(weights, sampled, residuals, plan)
@@ -770,8 +772,8 @@ def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
     sizes += [len(rows) - sum(sizes)] if sum(sizes) < len(rows) else []
     group = _group(task, rows, tuple(sizes))
     weights = task.backend.zeros((task.shard.width, task.columns))
-    room = _room(task, len(rows))
-    sampled: Rows = task.shard.matrix.gather(task.backend, rows, room)
+    buffer = _room(task, len(rows))
+    sampled: Rows = task.shard.matrix.gather(task.backend, rows, buffer)
     sequence = StepSequence(
         rows=sampled,
         blocks=group.blocks,
@@ -788,8 +790,8 @@ def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
 def time_gram(task: Task, rows: Array, blocks: Blocks) -> tuple[float]:
     """Return the seconds of the Gram of these rows."""
     packed = np.ones(blocks.gram_words, dtype=_inner(task))  # touched
-    room = _room(task, len(rows))
-    sampled: Rows = task.shard.matrix.gather(task.backend, rows, room)
+    buffer = _room(task, len(rows))
+    sampled: Rows = task.shard.matrix.gather(task.backend, rows, buffer)
     began = perf_counter()
     task.backend.strict_gram(sampled, blocks, packed)
     return (perf_counter() - began,)
@@ -799,9 +801,9 @@ def _room(task: Task, rows: int) -> Array | None:
     """Return memory for a copy of sampled rows, written once, as in a run."""
     if task.shard.is_sparse:
         return None
-    room = np.empty((rows, task.shard.width), dtype=task.precision.working)
-    room.fill(0)
-    return room
+    buffer = np.empty((rows, task.shard.width), dtype=task.precision.working)
+    buffer.fill(0)
+    return buffer
 
 
 def fastest_of(
@@ -852,9 +854,9 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
     rows = np.arange(few * steps, dtype=np.int64)
     group = _group(task, rows, (few,) * steps)
     exchange = _seconds(lambda: product.advance(state, group, None), REPEATS)
-    one, many = (_seconds(_stepping(task, few, n), REPEATS) for n in (1, steps))
+    one_step, many = (_seconds(_stepping(task, few, n), REPEATS) for n in (1, steps))
     # What surrounds all steps together is in the first of them, and counted above.
-    return exchange, max((many - one) / max(steps - 1, 1), many / steps / 4)
+    return exchange, max((many - one_step) / max(steps - 1, 1), many / steps / 4)
 
 
 def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
@@ -898,8 +900,8 @@ def value_bytes(shard: Shard) -> float:
     """Return the bytes of a stored value; of sparse rows, the mean over columns."""
     matrix = shard.matrix
     if matrix.is_sparse:
-        held = matrix.data.nbytes + matrix.indices.nbytes
-        return float(max(held / (shard.height * shard.width), 1e-9))
+        stored_bytes = matrix.data.nbytes + matrix.indices.nbytes
+        return float(max(stored_bytes / (shard.height * shard.width), 1e-9))
     return float(matrix.dtype.itemsize)
 
 
@@ -938,5 +940,5 @@ def measure_reading(reader: RowReader, world: Communicator) -> float:
         reader.read_csr(slice(0, rows), every)
     else:
         reader.read(slice(0, rows), every)
-    own = rows * each / max(perf_counter() - began, 1e-9)
-    return float(min(world.exchange_objects(own)))
+    bandwidth = rows * each / max(perf_counter() - began, 1e-9)
+    return float(min(world.exchange_objects(bandwidth)))

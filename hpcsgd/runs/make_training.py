@@ -112,7 +112,7 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
     """Return the evaluation; by tiles or slices if no rank has all of its weights."""
     loaded = parts.loaded
     task = parts.task
-    known = (
+    arguments = (
         parts.grid,
         task.family,
         loaded.judged,
@@ -123,19 +123,21 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
         task.models,
         task.columns,
     )
-    asked = parts.config.agreement
+    settings = parts.config.agreement
     objective = (
-        TiledObjective(*known, loaded.read_some) if asked.on_disk else Objective(*known)
+        TiledObjective(*arguments, loaded.read_some)
+        if settings.on_disk
+        else Objective(*arguments)
     )
-    own = loaded.shard.columns if parts.columns.whole else slice(None)
-    if asked.slices_weights:
+    own_columns = loaded.shard.columns if parts.columns.whole else slice(None)
+    if settings.slices_weights:
         sharded: Any = agreement
         objective = SlicedObjective(**vars(objective), tiles=sharded.tiles)
     takes = _measure(parts.config, several=task.models is not None)
     return Evaluation(
         objective,
         agreement,
-        own,
+        own_columns,
         takes,
         has_intercept=parts.config.problem.intercept,
         stop=parts.config.stop,
@@ -144,7 +146,7 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
 
 def _measure(config: RunConfig, several: bool) -> str:
     """Return the measure of every evaluation, as requested or as the goal needs."""
-    asked = config.run.evaluate
+    measure = config.run.evaluate
     goal = config.stop.on
     if goal == "validation" and not config.sampling.hold_out:
         raise ConfigError(
@@ -166,7 +168,7 @@ def _measure(config: RunConfig, several: bool) -> str:
             f"[stop] on = {goal!r} would end all models where one is best; set"
             " stop.on = 'none' for a sweep, which judges each by its held loss"
         )
-    takes = max(asked, goal if goal in MEASURES else "loss", key=MEASURES.index)
+    takes = max(measure, goal if goal in MEASURES else "loss", key=MEASURES.index)
     each = config.run.evaluate_every == config.update.snapshot == 1
     if config.update.kind == "svrg" and each and takes == "loss":
         takes = "gradient"  # its snapshot computes it there anyway
@@ -246,9 +248,9 @@ def _recorded(parts: Parts, agreement: Agreement, total: int) -> frozenset[int]:
     seed = parts.config.sampling.seed
     if agreement.workers == parts.grid.replicas.size:
         return choose_exchanges(count, seed, total)
-    there = [n for n in range(1, total + 1) if agreement.trains(n)]
-    chosen = choose_exchanges(count, seed, len(there))
-    return frozenset(there[number - 1] for number in chosen)
+    exchanges = [n for n in range(1, total + 1) if agreement.trains(n)]
+    chosen = choose_exchanges(count, seed, len(exchanges))
+    return frozenset(exchanges[number - 1] for number in chosen)
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:

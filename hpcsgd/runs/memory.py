@@ -37,17 +37,17 @@ from hpcsgd.solvers.objective import bytes_of_losses
 
 def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
     """Columns of sparse rows that are worked on together."""
-    asked = config.agreement
+    agreement = config.agreement
     word = get_format(precision.weights).carrier.itemsize
-    if not asked.slices or config.grid.replicas < 2:
+    if not agreement.slices or config.grid.replicas < 2:
         return held
-    return -(-held // bucket_count(held, 1, word, asked.bucket))
+    return -(-held // bucket_count(held, 1, word, agreement.bucket))
 
 
 def batches_at_once(config: RunConfig) -> int:
     """Return how many batches are one where replicas store slices of their gradient."""
-    asked: Any = config.agreement
-    return asked.accumulate if asked.slices and asked.zero_stage > 1 else 1
+    agreement: Any = config.agreement
+    return agreement.accumulate if agreement.slices and agreement.zero_stage > 1 else 1
 
 
 # What the system leaves of memory, and which ranks have to share it.
@@ -117,12 +117,12 @@ def tightest(own: Claim, claims: Sequence[Claim], share: float = 1.0) -> MemoryB
 
 def _budget(limit: Limit, claims: Sequence[Claim], share: float) -> MemoryBudget:
     sharers = [
-        (c, own) for c in claims for own in c.limits if own.holder == limit.holder
+        (c, bound) for c in claims for bound in c.limits if bound.holder == limit.holder
     ]
-    held = {claim.process: own.held for claim, own in sharers}
+    stored_bytes = {claim.process: bound.held for claim, bound in sharers}
     # Ranks may be threads of one process: what that holds counts once, for the first.
-    holds = {claim.process: claim.holds for claim, own in sharers if own.whole}
-    free = max(min(own.free for _, own in sharers) - sum(held.values()), 0)
+    holds = {claim.process: claim.holds for claim, bound in sharers if bound.whole}
+    free = max(min(bound.free for _, bound in sharers) - sum(stored_bytes.values()), 0)
     return MemoryBudget(
         limit=limit,
         free=int(free * share) if limit.shared else free,
@@ -200,8 +200,8 @@ def _left_in(folder: Path) -> int | None:
     Cached files that the kernel can drop count as free.
     """
     for names, used, droppable in GROUP_FILES:
-        said = [_number(folder / name) for name in names]
-        limit = min((n for n in said if n is not None), default=NO_LIMIT)
+        limits = [_number(folder / name) for name in names]
+        limit = min((n for n in limits if n is not None), default=NO_LIMIT)
         if limit < NO_LIMIT:
             taken = _number(folder / used) or 0
             cached = _field(folder / "memory.stat", droppable) or 0
@@ -255,8 +255,8 @@ def _megabytes(environ: Mapping[str, str], name: str) -> int:
 
 
 def _count(environ: Mapping[str, str], name: str) -> int:
-    said = environ.get(name, "")
-    return int(said) if said.isdecimal() else 0
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _text(path: Path) -> str:
@@ -514,9 +514,9 @@ def predict(
     gathers = product_facts(kind).holds_all_columns
     width = reader.cols if gathers else cols  # of the weights
     again = config.sampling.mode == "shuffle-once" and config.schedule.most_epochs > 1
-    kept = 0 if kind == "auto" else exchanges.kept(kind)
+    cache = 0 if kind == "auto" else exchanges.kept(kind)
     if kind == "auto" and again and grid.members.size > 1:
-        kept = min(max(map(exchanges.kept, OF_SEVERAL)), CACHE_BUDGET)
+        cache = min(max(map(exchanges.kept, OF_SEVERAL)), CACHE_BUDGET)
     shape = StateShape(
         config,
         precision,
@@ -540,7 +540,7 @@ def predict(
         matrix=matrix,
         columns=bytes_of_sides(rows, epoch.working),
         exchange=of_tile if on_disk else of_epoch,
-        kept=kept,
+        kept=cache,
         # Beside states in memory there are the model, and a checkpoint on its way.
         weights=weights if on_disk else weights + 2 * reader.cols * states * 8,
         reading=reading,
@@ -618,11 +618,11 @@ def check_memory(
         if budget.lacks > 0:
             raise ConfigError(_sentence(need, budget, config))
         m = schedule.batch * schedule.most_steps
-        held = sampling.block * sampling.window
-        if m > held and by_blocks:
+        window = sampling.block * sampling.window
+        if m > window and by_blocks:
             raise ConfigError(
                 f"an exchange of {m} rows needs a window of as many, and sampling.block"
-                f" x sampling.window is {held}; use a larger window or fewer --steps"
+                f" x sampling.window is {window}; use a larger window or fewer --steps"
             )
 
     grid.world.together(refuse)
@@ -651,14 +651,14 @@ def _tightest(
         by_hand = int(config.run.memory * GIB)
         limits = [Limit("run", by_hand, "under run.memory", whole=True)]
         share = 1.0
-    own = Claim(
+    claim = Claim(
         node=socket.gethostname(),
         process=os.getpid(),
         need=need.claim,
         limits=limits,
         holds=need.process,
     )
-    return tightest(own, grid.world.exchange_objects(own), share)
+    return tightest(claim, grid.world.exchange_objects(claim), share)
 
 
 def _sentence(need: MemoryNeed, budget: MemoryBudget, config: RunConfig) -> str:

@@ -161,8 +161,8 @@ def open_run(
     setup: Clock,
 ) -> OpenedRun:
     """Look the names up, arrange the ranks and load their rows. Collective."""
-    own = world.together(compiled_calls.instructions)
-    compiled_calls.settle(world.exchange_objects(own))
+    instruction_set = world.together(compiled_calls.instructions)
+    compiled_calls.settle(world.exchange_objects(instruction_set))
     _use_threads(config.run.threads, world)
     device, world = open_gpu(config, world)
     words = world.together(lambda: resolve_names(config, world))

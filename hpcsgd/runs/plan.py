@@ -155,9 +155,9 @@ class PlanReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `hpcsgd train --plan --json`."""
         settings: dict[str, dict[str, Any]] = {}
-        for one in self.settings:
-            section, key = one.name.split(".")
-            entry = {k: v for k, v in asdict(one).items() if k != "name"}
+        for setting in self.settings:
+            section, key = setting.name.split(".")
+            entry = {k: v for k, v in asdict(setting).items() if k != "name"}
             settings.setdefault(section, {})[key] = entry
         return {
             "schema": 1,
@@ -196,10 +196,10 @@ class PlanReport:
     def _settings(self, source: str) -> list[str]:
         """Return a line for the settings of one section that have one reason."""
         lines: dict[tuple[str, str], list[str]] = {}
-        for one in self.settings:
-            if one.source == source:
-                section, _, text = str(one).partition(".")
-                lines.setdefault((section, one.reason), []).append(text)
+        for setting in self.settings:
+            if setting.source == source:
+                section, _, text = str(setting).partition(".")
+                lines.setdefault((section, setting.reason), []).append(text)
         return [
             f"[{section}] {', '.join(texts)}{reason and f': {reason}'}"
             for (section, reason), texts in lines.items()

@@ -487,9 +487,9 @@ def _judge(
     result: Result, open_data: Callable[[], RowReader], world: Communicator
 ) -> RankEvaluator:
     model = model_of(result)
-    reader, said = rows_for(model, open_data())
+    reader, sentence = rows_for(model, open_data())
     return RankEvaluator(
-        model, reader, split_range(reader.rows, world.size, world.rank), said
+        model, reader, split_range(reader.rows, world.size, world.rank), sentence
     )
 
 

@@ -89,13 +89,13 @@ def in_order(
     history: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return all records, with each event between the losses around it."""
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     waiting = list(events)
     for number, record in enumerate(history):
         while waiting and waiting[0]["evaluations"] <= number:
-            found.append(waiting.pop(0))
-        found.append(record)
-    return found + waiting
+            records.append(waiting.pop(0))
+        records.append(record)
+    return records + waiting
 
 
 def format_records(records: Sequence[dict[str, Any]]) -> str:
@@ -440,8 +440,8 @@ def figures(view: View, wide: bool = True) -> list[str]:
     """Loss, rate of rows, and words a step where there is room."""
     rate = view.rows / view.seconds if view.seconds > 0 else 0.0
     words = view.words() / view.steps if view.steps else 0.0
-    said = [f"loss {view.loss:.6g}", f"{rate:.3g} rows/s", f"{words:.0f} words/step"]
-    return said if wide else said[:2]
+    texts = [f"loss {view.loss:.6g}", f"{rate:.3g} rows/s", f"{words:.0f} words/step"]
+    return texts if wide else texts[:2]
 
 
 # Whether a run takes what it was expected to take: said once, nothing is changed.

@@ -113,11 +113,11 @@ class Recorder(Observer):
         weights = self.columns.join(self.to_host(state.host_array("weights")))
         if self.path is None:
             return
-        kept = self.states.setdefault(number, {})
-        kept[f"weights_{moment}"] = weights
+        arrays = self.states.setdefault(number, {})
+        arrays[f"weights_{moment}"] = weights
         intercept = state.host_array("intercept")
         if intercept is not None:
-            kept[f"intercept_{moment}"] = intercept.copy()
+            arrays[f"intercept_{moment}"] = intercept.copy()
 
     def _earlier(self, first: int) -> Recording:
         """Return what earlier legs of this run recorded up to exchange `first`."""
@@ -125,14 +125,14 @@ class Recorder(Observer):
         if self.path is None or first == 0 or not self.path.exists():
             return nothing
         try:
-            found = read_recording(self.path)
+            recording = read_recording(self.path)
         except DataError as error:
             log.warning("%s; the exchanges recorded before are lost", error)
             return nothing
-        if found.facts != self.facts_of_run:
+        if recording.facts != self.facts_of_run:
             return nothing
-        legs = [g | {"last": min(g["last"], first)} for g in found.legs]
-        states = {n: s for n, s in found.states.items() if n <= first}
+        legs = [g | {"last": min(g["last"], first)} for g in recording.legs]
+        states = {n: s for n, s in recording.states.items() if n <= first}
         return Recording(
             self.facts_of_run, [g for g in legs if g["first"] <= first], states
         )

@@ -33,8 +33,8 @@ def find_damage(live: AssembledRun) -> str:
     The data was finite when it was read, so such a value came later: from faulty
     memory, or from code that wrote where it should not. Called on all ranks.
     """
-    said = live.grid.world.exchange_objects(_first_bad(live))
-    places = [(rank, place) for rank, place in enumerate(said) if place]
+    rank_places = live.grid.world.exchange_objects(_first_bad(live))
+    places = [(rank, place) for rank, place in enumerate(rank_places) if place]
     if not places:
         return ""
     rank, (row, column) = places[0]
@@ -80,8 +80,10 @@ def smaller_grid(config: RunConfig, ranks: int) -> RunConfig:
 
 def last_common(world: Communicator, known: Sequence[Snapshot]) -> Snapshot | None:
     """Return the newest state that all ranks have: some may lack the last one."""
-    said = world.exchange_objects([checkpoint.exchanges for checkpoint in known])
-    common = set(said[0]).intersection(*said[1:])
+    rank_exchanges = world.exchange_objects(
+        [checkpoint.exchanges for checkpoint in known]
+    )
+    common = set(rank_exchanges[0]).intersection(*rank_exchanges[1:])
     if not common:
         return None
     return next(c for c in known if c.exchanges == max(common))
@@ -110,18 +112,18 @@ def _way_on(run: RunSection) -> str:
     if not run.out:
         return "nothing was saved: start again, with --out DIR to keep what is done"
     try:
-        found = CheckpointStore(Path(run.out), 1).newest()
+        newest = CheckpointStore(Path(run.out), 1).newest()
     except (HpcsgdError, OSError):
-        found = None
-    if found is None:
+        newest = None
+    if newest is None:
         # Another rank may be writing the first one: what it saves is to be taken.
         return (
             f"no checkpoint is in {run.out} yet: start the same command again with"
             " --resume auto"
         )
     return (
-        f"{found[0]} has the state after exchange {found[1].exchanges}: start the same"
-        " command again with --resume auto"
+        f"{newest[0]} has the state after exchange {newest[1].exchanges}: start the"
+        " same command again with --resume auto"
     )
 
 

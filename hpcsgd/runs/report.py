@@ -39,7 +39,7 @@ def profile(live: AssembledRun, setup: Mapping[str, float]) -> dict[str, Section
     exchanges = live.view.exchanges
     everyone = world.exchange_objects(measured(live, setup))
     return {
-        section: compare_ranks([own[section] for own in everyone], exchanges)
+        section: compare_ranks([sections[section] for sections in everyone], exchanges)
         for section in everyone[0]
     }
 
@@ -108,8 +108,8 @@ class ModelFile:
         self.failure: OSError | None = None
         try:
             with open(open_entry(path, CREATE), "wb") as file:
-                said = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(file, said)
+                header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
                 self.first = file.tell()
         except OSError as error:
             self.failure = error
@@ -149,9 +149,9 @@ def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) ->
     tiles = weights.tiles("control")
     nothing = slice(0), np.empty((0, K), weights.dtype)
     for number in range(-(-max(part.stop - part.start for part in parts) // height)):
-        _, own = next(tiles, nothing)
+        _, tile = next(tiles, nothing)
         pieces = [_piece(part, number * height, height) for part in parts]
-        for piece, words in zip(pieces, _all(own, pieces, columns, K), strict=True):
+        for piece, words in zip(pieces, _all(tile, pieces, columns, K), strict=True):
             file.put(piece.start, words)
     weights.check_reads()
     world.together(file.finish)
@@ -207,8 +207,8 @@ def report(
     if live.config.agreement.on_disk:
         weights = model_of(live)
     else:
-        held = live.task.backend.to_host(state.weights[:, :columns])
-        weights = live.columns.join(live.agreement.joined(held))
+        own_weights = live.task.backend.to_host(state.weights[:, :columns])
+        weights = live.columns.join(live.agreement.joined(own_weights))
     intercept = None if state.intercept is None else state.intercept[0].copy()
     # Several models stay side by side, whatever each of them has.
     scalar = live.task.family.targets != "classes" and live.task.models is None
@@ -244,12 +244,12 @@ def _judged(live: AssembledRun) -> dict[str, Any]:
     made_up = live.config.run.emulate_members  # then nobody knows a loss
     # A refinement has its figures in facts of its own.
     is_elsewhere = made_up or live.training.polish_facts is not None
-    found = {} if is_elsewhere else dict(live.view.more)
+    figures = {} if is_elsewhere else dict(live.view.more)
     if models is None:
-        return found
+        return figures
     first = history[0]["losses"] if history and not made_up else []
-    known = {"models": [vars(m) for m in models.each], "first_losses": first}
-    return {"losses": [None] * len(models)} | found | known
+    facts = {"models": [vars(m) for m in models.each], "first_losses": first}
+    return {"losses": [None] * len(models)} | figures | facts
 
 
 def _facts(
@@ -313,15 +313,17 @@ def _facts(
 
 def _agreement(live: AssembledRun) -> dict[str, Any]:
     """Return kind and method of the agreement, and the facts that it reports."""
-    asked = {name: getattr(live.config.agreement, name) for name in ("kind", "method")}
-    return {**asked, **live.agreement.facts()}
+    settings = {
+        name: getattr(live.config.agreement, name) for name in ("kind", "method")
+    }
+    return {**settings, **live.agreement.facts()}
 
 
 def _polished(live: AssembledRun) -> dict[str, Any]:
     """Return the facts of the refinement, if any, and whether F lacks a minimum."""
     facts = live.training.polish_facts
-    found = {} if facts is None else {"polish": facts}
-    return found if live.training.has_minimum else {**found, "has_minimum": False}
+    section = {} if facts is None else {"polish": facts}
+    return section if live.training.has_minimum else {**section, "has_minimum": False}
 
 
 def _precision(live: AssembledRun) -> dict[str, str]:
@@ -331,27 +333,27 @@ def _precision(live: AssembledRun) -> dict[str, str]:
 def _casts(live: AssembledRun) -> dict[str, int | float]:
     """Return counts of clipped updates, and of values that narrow formats cut off."""
     backend = live.task.backend
-    found: dict[str, int | float] = {}
+    counts: dict[str, int | float] = {}
     if live.task.clip is not None:
-        found["clipped_updates"] = live.task.clip.clipped
+        counts["clipped_updates"] = live.task.clip.clipped
     if backend.scaling is not None:
-        found |= {
+        counts |= {
             "matrix_saturated": backend.scaling.saturated,
             "matrix_flushed": backend.scaling.flushed,
         }
     if backend.loss_scale is not None:
         scale = backend.loss_scale
-        found |= {"loss_scale": scale.value, "skipped_exchanges": scale.skipped}
-    return found
+        counts |= {"loss_scale": scale.value, "skipped_exchanges": scale.skipped}
+    return counts
 
 
 def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
     """The largest resident set of any rank, and the energy of all, in one message."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts KiB, macOS bytes.
-    own *= 1 if sys.platform == "darwin" else 1024
-    everyone = live.grid.world.exchange_objects((own, live.training.energy))
-    energy, why = total(said for _, said in everyone)
+    peak_rss *= 1 if sys.platform == "darwin" else 1024
+    everyone = live.grid.world.exchange_objects((peak_rss, live.training.energy))
+    energy, why = total(energy_report for _, energy_report in everyone)
     return {
         "peak_rss_bytes": int(max(rss for rss, _ in everyone)),
         "energy": energy,

@@ -70,29 +70,29 @@ def fingerprint(weights: Array, intercept: Array | None) -> str:
 
 def link_weights(weights: Array, path: Path) -> None:
     """Link or copy the file that these weights are a view of to `path`."""
-    own = Path(str(weights.filename))  # type: ignore[attr-defined]
-    if path.exists() and path.samefile(own):
+    source = Path(str(weights.filename))  # type: ignore[attr-defined]
+    if path.exists() and path.samefile(source):
         return
     path.unlink(missing_ok=True)
     try:
-        os.link(own, path)
+        os.link(source, path)
     except OSError:  # another drive, or one without links
-        shutil.copyfile(own, path)
+        shutil.copyfile(source, path)
 
 
 def read_beside(path: Path, columns: int | None) -> Array:
     """Return a view of the weights of so many columns; None: of any."""
     try:
         check_entry(path)
-        found: Array = np.load(path, mmap_mode="r")
-        if columns is not None and len(found) != columns:
-            raise ValueError(f"{len(found)} columns, not {columns}")
+        weights: Array = np.load(path, mmap_mode="r")
+        if columns is not None and len(weights) != columns:
+            raise ValueError(f"{len(weights)} columns, not {columns}")
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path} holds no weights, and the result beside it needs them; bring the"
             " file back, or train again"
         ) from error
-    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+    return weights[:, 0] if weights.ndim == 2 and weights.shape[1] == 1 else weights
 
 
 def other_values(path: Path) -> DataError:
@@ -349,8 +349,8 @@ class Result:
     @property
     def events(self) -> list[dict[str, Any]]:
         """Alarms, and what was done about them."""
-        found = self.report.get("events")
-        return list(found) if isinstance(found, list) else []
+        events = self.report.get("events")
+        return list(events) if isinstance(events, list) else []
 
     @property
     def is_worse(self) -> bool:
@@ -370,14 +370,14 @@ class Result:
         help.
         """
         status = Status.WORSE if self.is_worse else self.status
-        said = status.advice or str(self.report.get("advice", ""))
+        advice = status.advice or str(self.report.get("advice", ""))
         tried = [e["change"] for e in self.events if e.get("event") == "fall-back"]
         if tried and status is Status.DIVERGED:
-            said += f"; tried before: {', '.join(tried)}"
+            advice += f"; tried before: {', '.join(tried)}"
         remedies = self.report.get("remedies")
-        if said and remedies:
-            said += f"; for these rows: {'; '.join(remedies)}"
-        return said
+        if advice and remedies:
+            advice += f"; for these rows: {'; '.join(remedies)}"
+        return advice
 
     @property
     def weights_sha256(self) -> str:
@@ -463,19 +463,19 @@ class Result:
         """
         folder = Path(folder)
         path = folder / "result.h5"
-        said = folder / "result.json"
+        json_path = folder / "result.json"
         with saving(path):
             folder.mkdir(parents=True, exist_ok=True)
             if ON_FILE in self.report:
                 link_weights(self.weights, folder / self.report[ON_FILE])
             write_sealed(path, KIND, VERSION, self.document(), self.arrays())
         try:
-            with saving(said):
-                write_text(said, self.json() + "\n")
+            with saving(json_path):
+                write_text(json_path, self.json() + "\n")
         except UnsavedFile:
             # An existing one describes another model.
             with suppress(OSError):
-                said.unlink(missing_ok=True)
+                json_path.unlink(missing_ok=True)
             raise
         return path
 
@@ -886,14 +886,14 @@ def load_result(path: str | Path) -> Result:
 def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
     """Return the result whose sealed file at `path` has these contents."""
     check_schema(path, document, SCHEMA)
-    kept = {key: document[key] for key in SCHEMA}
-    kept["config"] = without_retired(kept["config"])
-    status = _status(path, kept.pop("status"))
+    values = {key: document[key] for key in SCHEMA}
+    values["config"] = without_retired(values["config"])
+    status = _status(path, values.pop("status"))
     intercept = arrays.get("intercept")
     weights = arrays.get("weights")
-    beside = kept["report"].get(ON_FILE)
+    beside = values["report"].get(ON_FILE)
     if beside is not None:
-        columns = kept["report"].get("columns")
+        columns = values["report"].get("columns")
         weights = read_beside(path.parent / str(beside), columns)
     if weights is None or not _fits(weights, intercept):
         raise DataError(f"{path} holds no weights that make a model; train it again")
@@ -902,10 +902,10 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
         weights=weights,
         intercept=intercept,
         preparation=_preparation(path, document, arrays, len(weights)),
-        **kept,
+        **values,
     )
-    said = None if beside is None else document.get(HASH)  # earlier ones do not say
-    if said is not None and result.weights_sha256 != said:
+    digest = None if beside is None else document.get(HASH)  # earlier ones do not say
+    if digest is not None and result.weights_sha256 != digest:
         raise other_values(path.parent / str(beside))
     return result
 
@@ -914,15 +914,17 @@ def _preparation(
     path: Path, document: Any, arrays: Mapping[str, Array], columns: int
 ) -> Preparation | None:
     """Return the preparation of the rows; None for a result without one."""
-    said = document.get(PREPARATION)
-    if said is None:
+    description = document.get(PREPARATION)
+    if description is None:
         return None
     check_schema(path, document, {PREPARATION: {"columns": str, "unit_rows": bool}})
-    found = preparation_from(arrays, said["unit_rows"])
-    moments = found.arrays().values()
-    if found.columns != said["columns"] or any(len(a) != columns for a in moments):
+    preparation = preparation_from(arrays, description["unit_rows"])
+    moments = preparation.arrays().values()
+    if preparation.columns != description["columns"] or any(
+        len(a) != columns for a in moments
+    ):
         raise DataError(f"{path} lacks means and scales of its columns; train it again")
-    return found
+    return preparation
 
 
 def _status(path: Path, name: str) -> Status:

@@ -56,9 +56,11 @@ def resume(
     checkpoint = known
     path = None
     if known is None:
-        found = world.together(lambda: _find(config.run) if world.rank == 0 else None)
-        path, own = found or (None, None)
-        checkpoint = _share(world, own)
+        candidate = world.together(
+            lambda: _find(config.run) if world.rank == 0 else None
+        )
+        path, snapshot = candidate or (None, None)
+        checkpoint = _share(world, snapshot)
     if checkpoint is None:
         return False
     world.together(lambda: _check(config, live, checkpoint))
@@ -154,8 +156,10 @@ def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun |
     """
     if run.resume == "no":
         return None
-    own = world.together(lambda: _recorded_run(run) if world.rank == 0 else None)
-    recorded: CheckpointedRun | None = world.exchange_objects(own)[0]
+    local_record = world.together(
+        lambda: _recorded_run(run) if world.rank == 0 else None
+    )
+    recorded: CheckpointedRun | None = world.exchange_objects(local_record)[0]
     return recorded
 
 
@@ -167,9 +171,9 @@ def _recorded_run(run: RunSection) -> CheckpointedRun | None:
         paths = (
             CheckpointStore(path, 1).paths() if is_folder else [Path(realpath(path))]
         )
-        for one in paths:
+        for file in paths:
             with suppress(DataError):
-                return CheckpointedRun.of(read_checkpoint(one).document)
+                return CheckpointedRun.of(read_checkpoint(file).document)
     return None
 
 
@@ -189,12 +193,12 @@ def _find(run: RunSection) -> tuple[Path, Snapshot] | None:
     if not _is_folder(path):
         return path, read_checkpoint(Path(realpath(path)))
     # The folder of another run is read, not written.
-    found = CheckpointStore(path, 1).newest(tidies=_is_same(path, run.out))
-    if found is None:
+    newest = CheckpointStore(path, 1).newest(tidies=_is_same(path, run.out))
+    if newest is None:
         raise ConfigError(
             f"--resume {path} holds no checkpoints; name a run folder that does"
         )
-    return found
+    return newest
 
 
 def _is_folder(path: Path) -> bool:
@@ -238,24 +242,24 @@ def _share(world: Communicator, found: Snapshot | None) -> Snapshot | None:
     document, shapes = outline
     arrays = {}
     for name, (shape, dtype) in shapes.items():
-        own = found.arrays[name] if found is not None else np.empty(shape, dtype)
-        arrays[name] = world.broadcast(np.ascontiguousarray(own), 0)
+        array = found.arrays[name] if found is not None else np.empty(shape, dtype)
+        arrays[name] = world.broadcast(np.ascontiguousarray(array), 0)
     return Snapshot(document, arrays)
 
 
 def _check(config: RunConfig, live: AssembledRun, checkpoint: Snapshot) -> None:
     """Refuse to go on as another run than the one that was saved."""
-    said = checkpoint.document
-    if said["fingerprint"] != live.loaded.fingerprint:
+    document = checkpoint.document
+    if document["fingerprint"] != live.loaded.fingerprint:
         raise DataError(
             f"the data is not what this run was started on (now"
-            f" {live.loaded.fingerprint}, then {said['fingerprint']}); bring the file"
-            " back, or start anew with --resume no"
+            f" {live.loaded.fingerprint}, then {document['fingerprint']}); bring the"
+            " file back, or start anew with --resume no"
         )
     now = config.tables()
     usual = RunConfig().tables()
     for section in FIXED:  # older ones lack newer settings
-        then = usual[section] | said["config"].get(section, {})
+        then = usual[section] | document["config"].get(section, {})
         _check_section(section, then, now[section], config)
     _check_arrays(live, checkpoint)
 
@@ -275,8 +279,9 @@ def _check_place(config: RunConfig, live: AssembledRun, path: Path | None) -> No
 def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two sections [agreement] take the same steps."""
     return all(
-        settings_of(asked["kind"]).steps_of_gradient and asked["codec"] == "identity"
-        for asked in (one, other)
+        settings_of(section["kind"]).steps_of_gradient
+        and section["codec"] == "identity"
+        for section in (one, other)
     )
 
 
@@ -320,26 +325,26 @@ def _wanted(live: AssembledRun, checkpoint: Snapshot) -> dict[str, tuple[int, ..
     columns = live.task.shard.total_columns
     state = live.state
     agreement = live.agreement
-    wanted: dict[str, tuple[int, ...]] = {"weights": (columns, agreement.width(state))}
+    shapes: dict[str, tuple[int, ...]] = {"weights": (columns, agreement.width(state))}
     for name, width in agreement.widths(state).items():
-        wanted[MEMORY + name] = (columns, width)
-    for name, kept in state.shared.items():
-        wanted[SHARED + name] = kept.shape
+        shapes[MEMORY + name] = (columns, width)
+    for name, array in state.shared.items():
+        shapes[SHARED + name] = array.shape
     if state.intercept is not None:
-        wanted["intercept"] = state.intercept.shape
+        shapes["intercept"] = state.intercept.shape
         if "good_weights" in checkpoint.arrays:
-            wanted["good_intercept"] = state.intercept.shape
-    return wanted
+            shapes["good_intercept"] = state.intercept.shape
+    return shapes
 
 
 def _say(checkpoint: Snapshot, live: AssembledRun) -> None:
-    said = checkpoint.document
+    document = checkpoint.document
     replicas = live.grid.replicas.size
     log.info("going on after exchange %d", checkpoint.exchanges)
-    if said["replicas"] != replicas:
+    if document["replicas"] != replicas:
         log.warning(
             "the checkpoint was made by %d replicas and this run has %d: it goes on"
             " from their mean, with other batches than before",
-            said["replicas"],
+            document["replicas"],
             replicas,
         )

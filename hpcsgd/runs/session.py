@@ -88,9 +88,11 @@ class Start:
                 " given; leave them out, or use --agreement gradient"
             )
         agreement = live.agreement
-        own = weights[live.columns.own]
-        whole = np.zeros((len(own), agreement.width(state)), state.weights.dtype)
-        whole[:, :columns] = own
+        own_weights = weights[live.columns.own]
+        whole = np.zeros(
+            (len(own_weights), agreement.width(state)), state.weights.dtype
+        )
+        whole[:, :columns] = own_weights
         live.task.backend.round(whole, live.task.precision.weights)
         agreement.put_whole(state, whole)
 
@@ -106,9 +108,9 @@ def best_constant(live: AssembledRun) -> Array:
     kind = family.targets
     if kind in ("signed",) or family.name == "probit":
         return np.zeros(live.task.columns)
-    own = _sums(kind, c, y, o, live.task.columns)
+    own_sums = _sums(kind, c, y, o, live.task.columns)
     grid = live.grid
-    total = sum(grid.world.exchange_objects(own * (grid.member == 0)))
+    total = sum(grid.world.exchange_objects(own_sums * (grid.member == 0)))
     return _link(kind, np.asarray(total))
 
 
@@ -128,8 +130,8 @@ def _sums(kind: str, c: Array, y: Array, o: Array, columns: int) -> Array:
 
 def _by_class(c: Array, y: Array, columns: int) -> Array:
     labels = y[:, 0].astype(np.intp)
-    found: Array = np.bincount(labels, weights=c[:, 0], minlength=columns)
-    return found
+    class_weights: Array = np.bincount(labels, weights=c[:, 0], minlength=columns)
+    return class_weights
 
 
 def _link(kind: str, total: Array) -> Array:
@@ -137,21 +139,21 @@ def _link(kind: str, total: Array) -> Array:
 
     A label without rows counts as if it had a weight of one.
     """
-    found: Array
+    link: Array
     if kind == "real":
-        found = total[1:] / total[0]
+        link = total[1:] / total[0]
     elif kind in ("binary", "proportions"):
         some = max(1.0, 1e-9 * total[0])
         none = max(total[0] - total[1], some)
-        found = np.log(np.maximum(total[1:], some) / none)
+        link = np.log(np.maximum(total[1:], some) / none)
     elif kind == "classes":
         logs = np.log(np.maximum(total, 1.0))
-        found = logs - logs.mean()
+        link = logs - logs.mean()
     else:
         # Targets may be of any size; where all are 0 no intercept is best.
         mean = total[1:] / total[0]
-        found = np.log(np.where(mean > 0.0, mean, 1e-9))
-    return found
+        link = np.log(np.where(mean > 0.0, mean, 1e-9))
+    return link
 
 
 # Settings that must be the same on all ranks, since they decide what is sent.
@@ -177,14 +179,14 @@ def check_live(live: AssembledRun) -> None:
 
 def settings_of(config: RunConfig) -> dict[str, str]:
     """The settings that decide what is sent, by name."""
-    said = {
+    settings = {
         f"{section}.{key}": repr(value)
         for section, table in config.tables().items()
         for key, value in table.items()
     }
     # Ranks with a run folder take part in what is written there.
-    kept = "no folder" if config.run.out is None else "a folder"
-    return {n: v for n, v in said.items() if n not in OWN} | {"run.out": kept}
+    folder = "no folder" if config.run.out is None else "a folder"
+    return {n: v for n, v in settings.items() if n not in OWN} | {"run.out": folder}
 
 
 # One run on the ranks of a world, from its settings to a result.
@@ -428,10 +430,10 @@ class Session:
 
     def _leave_without_gpu(self, error: DeviceLost) -> NoReturn:
         """End this rank: weights that were on its GPU are gone."""
-        own = None if error.on_all_ranks else self.world.rank
-        refined = device_loss_error(error, own, self.live, self.config.run)
+        lost_rank = None if error.on_all_ranks else self.world.rank
+        refined = device_loss_error(error, lost_rank, self.live, self.config.run)
         shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
-        if shrinks and own is not None:
+        if shrinks and lost_rank is not None:
             log.error("%s; this rank leaves, the others may go on", refined)
             self.world.exit_abruptly()
         raise refined from error
@@ -446,8 +448,8 @@ class Session:
         world = self.world = self.world.survivors()
         config = smaller_grid(leg.config, world.size)
         saver = None if live is None else live.saver
-        known = [] if saver is None else list(saver.remembered)
-        snapshot = last_common(world, known) or leg.snapshot
+        snapshots = [] if saver is None else list(saver.remembered)
+        snapshot = last_common(world, snapshots) or leg.snapshot
         for callback in self.callbacks:
             if live is not None:
                 callback.on_end(live.view)
@@ -476,14 +478,14 @@ class Session:
         """
         good_states = live.training.good_states
         alarm = live.loop.alarm
-        rung = next_fallback_level(live.config, live.product_name)
-        if good_states is None or rung is None:
+        level = next_fallback_level(live.config, live.product_name)
+        if good_states is None or level is None:
             return None
         stopped = live.view.exchanges
         has_gap = alarm is not None
         if not good_states.put_back(live.state, live.view, has_gap):
             return None
-        careful = rung.apply(live.config)
+        careful = level.apply(live.config)
         if careful.schedule.steps != live.config.schedule.steps:
             # The number of the exchange changes, and would no longer show that
             # replicas differ.
@@ -491,7 +493,7 @@ class Session:
         taken = live.capture.take(live.state, live.view)
         snapshot = convert_checkpoint(taken, live.config, careful)
         snapshot.document["events"].append(
-            fallback_event(live.view, rung, alarm, stopped, snapshot.exchanges)
+            fallback_event(live.view, level, alarm, stopped, snapshot.exchanges)
         )
         requested = leg.requested or leg.config
         snapshot.document.setdefault(REQUESTED, requested.tables())

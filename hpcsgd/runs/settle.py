@@ -374,10 +374,12 @@ def _choose(config: RunConfig, facts: ChoiceFacts) -> RunChoice:
     steps = open_steps(config, facts.earlier)
     if config.agreement.shares_gradients:
         return _one_step(config)
-    kept = _kept_choice(config, facts)
-    if kept is not None:
+    earlier_choice = _kept_choice(config, facts)
+    if earlier_choice is not None:
         reasons = dict.fromkeys(LEFT_OPEN, RESUMED)
-        return RunChoice(kept.product, steps, kept.look_ahead, reasons=reasons)
+        return RunChoice(
+            earlier_choice.product, steps, earlier_choice.look_ahead, reasons=reasons
+        )
     over = config.update.clip_over
     how = config.update.clip
     clips = how != "none"
@@ -409,10 +411,10 @@ def _choose(config: RunConfig, facts: ChoiceFacts) -> RunChoice:
         best = choose_on_gpu(config, facts.job, machine, facts.gathers)
         reason = "least predicted time on a GPU"
         return chosen(best, reason, reason, figures=facts.machine.origin)
-    known = facts.machine.figures
+    figures = facts.machine.figures
     choices = [
-        replace(c, seconds=c.seconds * known.corrections.get(c.product, 1.0))
-        for c in candidates(kind, steps, facts.job, known.machine)
+        replace(c, seconds=c.seconds * figures.corrections.get(c.product, 1.0))
+        for c in candidates(kind, steps, facts.job, figures.machine)
         if not clips or may_clip(c.product, c.steps, over)
     ]
     ranked = sorted(choices, key=lambda choice: choice.seconds)
@@ -502,13 +504,15 @@ def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> Machi
     if path:
         file, key = MachineFile(Path(path)), _key(config, opened, job)
         # What rank 0 reads; where it has no figures of the kind, all ranks measure.
-        own = world.together(lambda: file.read(key) if world.rank == 0 else None)
-        known: MeasuredFigures | None = world.exchange_objects(own)[0]
-        if known is None:
-            known = measure()
+        local_figures = world.together(
+            lambda: file.read(key) if world.rank == 0 else None
+        )
+        figures: MeasuredFigures | None = world.exchange_objects(local_figures)[0]
+        if figures is None:
+            figures = measure()
             if world.rank == 0:
-                file.write(key, known)
-        return MachineFacts(known, path, key)
+                file.write(key, figures)
+        return MachineFacts(figures, path, key)
     if config.run.reproducible:  # figures that were measured are others every time
         return MachineFacts(assumed, ASSUMED_FIGURES)
     kind = config.products.kind

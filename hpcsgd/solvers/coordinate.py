@@ -45,17 +45,17 @@ class SampledItems:
 
     def products(self, vector: Array) -> Array:
         """Return this rank's part of the inner products with `vector`, (m,)."""
-        found: Array = self.wide @ vector
+        products: Array = self.wide @ vector
         if self.shift is not None:
-            found = found - self.shift * (self.along @ vector)
-        return found
+            products = products - self.shift * (self.along @ vector)
+        return products
 
     def combined(self, factors: Array) -> Array:
         """Return Σ_i factors_i item_i, (width,)."""
-        found: Array = self.wide.T @ factors
+        combination: Array = self.wide.T @ factors
         if self.shift is not None:
-            found = found - self.along * (self.shift @ factors)
-        return found
+            combination = combination - self.along * (self.shift @ factors)
+        return combination
 
 
 @dataclass(frozen=True)
@@ -197,10 +197,10 @@ class Exchanges:
         """
         sampled = task.items.take(numbers)
         self.clock.lap("gather")
-        known, z = self._sum(group, sampled, point.v, blocks)
+        facts, z = self._sum(group, sampled, point.v, blocks)
         one_by_one = len(blocks.sizes) == blocks.rows
         steps = _single_steps if one_by_one else _steps
-        moved = steps(point.x, numbers, blocks, known, z, task)
+        moved = steps(point.x, numbers, blocks, facts, z, task)
         self.clock.lap("inner")
         point.v += task.scale * sampled.combined(moved)
         self.clock.lap("update")
@@ -211,22 +211,22 @@ class Exchanges:
         """Return Gram matrix and curvatures of a group, and z; only z is summed where
         the others are known.
         """
-        known = self.known.get(group)
+        facts = self.known.get(group)
         m = blocks.rows
-        words = m if known is not None else m + m * (m + 1) // 2
+        words = m if facts is not None else m + m * (m + 1) // 2
         message = self.scratch.message(self.members, "coordinate", words, self.form)
         message.array[:m] = sampled.products(v)
         self.clock.lap("scores")
-        if known is None:
+        if facts is None:
             message.array[m:] = sampled.gram()[_triangle(m)]
             self.clock.lap("gram")
         total = message.sum("products")
         self.clock.lap("communicate")
-        if known is None:
-            known = _known(total[m:], blocks)
+        if facts is None:
+            facts = _known(total[m:], blocks)
             if self.caches_grams:
-                self.known[group] = known
-        return known, total[:m].astype(np.float64)
+                self.known[group] = facts
+        return facts, total[:m].astype(np.float64)
 
 
 def _known(packed: Array, blocks: Blocks) -> FormFacts:
@@ -267,12 +267,12 @@ def _steps(
     for j, curvature in enumerate(known.curvatures):
         first = blocks.starts[j]
         last = blocks.starts[j + 1]
-        own = numbers[first:last]
+        items = numbers[first:last]
         before = x[numbers[first:last]]
         slope = z[first:last] + scale * (known.gram[first:last, :first] @ moved[:first])
-        end = task.separable.step(own, before, slope, scale * curvature)
+        end = task.separable.step(items, before, slope, scale * curvature)
         moved[first:last] = end - before
-        x[own] = end
+        x[items] = end
     return moved
 
 

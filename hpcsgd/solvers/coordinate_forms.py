@@ -66,8 +66,8 @@ class Form(ABC):
         Collective. One pass over the rows, in float64, on exact values.
         """
         slope = self.objective.slope(*self.model(self.begin()))
-        own = float(np.abs(slope.weights).max(initial=0.0))
-        return float(max(self.objective.grid.world.exchange_objects(own)))
+        local_slope = float(np.abs(slope.weights).max(initial=0.0))
+        return float(max(self.objective.grid.world.exchange_objects(local_slope)))
 
     @property
     def count(self) -> int:
@@ -157,8 +157,8 @@ class ElasticNet:
 
     def bounds(self, numbers: Any) -> tuple[Any, Any]:
         """Return the lower and upper bounds of these columns."""
-        own = self.penalty.of(numbers)
-        return own.lower, own.upper
+        penalty = self.penalty.of(numbers)
+        return penalty.lower, penalty.upper
 
     def conjugate(self, u: Array) -> Array:
         """Return ψ*(u) of every column, inf where u x − ψ(x) has no maximum."""
@@ -484,17 +484,17 @@ class SampledClasses(SampledItems):
 
     def products(self, vector: Array) -> Array:
         """Return this rank's part of the inner products with `vector`, (m,)."""
-        found: Array = self.wide @ vector
+        products: Array = self.wide @ vector
         if self.shift is not None:
-            found = found - self.shift @ (self.along.T @ vector)
-        return found
+            products = products - self.shift @ (self.along.T @ vector)
+        return products
 
     def combined(self, factors: Array) -> Array:
         """Return Σ_i factors_i item_i, (n K,)."""
-        found: Array = self.wide.T @ factors
+        combination: Array = self.wide.T @ factors
         if self.shift is not None:
-            found = found - self.along @ (factors @ self.shift)
-        return found
+            combination = combination - self.along @ (factors @ self.shift)
+        return combination
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -712,13 +712,13 @@ class Sweeper:
         """
         h = model.h if model.shares is None else model.h * (1.0 - model.shares)
         h = np.ascontiguousarray(h)
-        found = self._arrays["curvatures"]
-        assert found is not None
+        curvatures = self._arrays["curvatures"]
+        assert curvatures is not None
         squares = getattr(library(), f"hpcsgd_curvatures_{self._kind}")
         place = ctypes.byref(self._quadratic)
-        squares(place, h.ctypes.data, len(model.columns), found.ctypes.data)
-        found -= np.einsum("ij,ij->i", model.bends, model.means)
-        np.maximum(found, 0.0, out=found)
+        squares(place, h.ctypes.data, len(model.columns), curvatures.ctypes.data)
+        curvatures -= np.einsum("ij,ij->i", model.bends, model.means)
+        np.maximum(curvatures, 0.0, out=curvatures)
 
     def sweep(self, order: Array) -> float:
         """Take a step over each of these items (int64, contiguous) in turn.
@@ -932,10 +932,10 @@ class NewtonForm(Form):
         if penalty.l2 or penalty.l1:
             rows = replace(self.rows, objective=self.objective)
             scores = rows.start(weights, intercept)
-            known = gap_at(rows, weights, intercept, scores)
-            self.slope = known.slope
+            optimality = gap_at(rows, weights, intercept, scores)
+            self.slope = optimality.slope
             loss, _ = rows.value(scores, weights)
-            return FormModel(loss, known.gradient, known.gap)
+            return FormModel(loss, optimality.gradient, optimality.gap)
         slope = self.objective.slope(weights, intercept)
         self.slope = slope.weights
         return FormModel(slope.loss, self.objective.norm(slope), None)
@@ -967,10 +967,12 @@ class NewtonForm(Form):
             self.farthest = 0.0
             return order
         roots = np.sqrt(h)
-        wanted = np.divide(residuals, roots, out=np.zeros_like(h), where=h > 0.0)
+        scaled_residuals = np.divide(
+            residuals, roots, out=np.zeros_like(h), where=h > 0.0
+        )
         if shares is None:
             self.items = Items(self.columns.matrix, self._shift(), roots[:, 0])
-            wanted -= self.pull * roots
+            scaled_residuals -= self.pull * roots
         else:
             items = ClassItems(
                 matrix=self.columns.matrix,
@@ -980,8 +982,10 @@ class NewtonForm(Form):
                 columns=self.chosen,
             )
             self.items = items
-            wanted -= (items.vectors() @ self.pull).reshape(wanted.shape)
-        point.v[...] = self.scale * wanted.reshape(-1)
+            scaled_residuals -= (items.vectors() @ self.pull).reshape(
+                scaled_residuals.shape
+            )
+        point.v[...] = self.scale * scaled_residuals.reshape(-1)
         self.whole = None
         if self.one_by_one and self._chooses and 0 < len(order) <= MOST_GRAM:
             self.whole = sum_gram(self.members, self.items.take(order), order, point.v)

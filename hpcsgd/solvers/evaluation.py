@@ -81,11 +81,11 @@ class Evaluation:
         """
         seen = self.agreement.consensus(state, view.exchanges).host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
-        own = seen.weights[self.own, : self.columns]
+        weights = seen.weights[self.own, : self.columns]
         with np.errstate(all="ignore"):
-            found = self._losses(own, intercept)
-            self._show(found, view)
-            view.more |= self._optimality(own, intercept)
+            losses = self._losses(weights, intercept)
+            self._show(losses, view)
+            view.more |= self._optimality(weights, intercept)
         if self.clipped and view.exchanges:
             log.warning(
                 "%d scores lie beyond the range of exp and were clipped;"
@@ -93,8 +93,8 @@ class Evaluation:
                 self.clipped,
                 extra=ONCE,
             )
-        said = (view.epoch, view.exchanges, view.loss)
-        log.debug("epoch %d, exchange %d: loss %.8g", *said, extra=ONCE)
+        figures = (view.epoch, view.exchanges, view.loss)
+        log.debug("epoch %d, exchange %d: loss %.8g", *figures, extra=ONCE)
         self.measured_at = view.exchanges
         if self.first_loss is None:
             self.first_loss = view.loss
@@ -122,8 +122,8 @@ class Evaluation:
         if self.known is not None and self.measured_at == exchanges:
             return seen, self.known
         intercept = None if seen.intercept is None else seen.intercept[0]
-        own = seen.weights[self.own, : self.columns]
-        return seen, self.objective.slope(own, intercept)
+        weights = seen.weights[self.own, : self.columns]
+        return seen, self.objective.slope(weights, intercept)
 
     def _optimality(self, own: Array, intercept: Array | None) -> dict[str, Any]:
         """Return the norm of the gradient, and the gap, where they are requested."""
@@ -187,8 +187,8 @@ class Evaluation:
         seen = self.agreement.consensus(state, exchanges).host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
         rows = open_rows(objective)
-        own = seen.weights[self.own, : self.columns].astype(np.float64)
-        return is_separated(rows, rows.start(own, intercept))
+        weights = seen.weights[self.own, : self.columns].astype(np.float64)
+        return is_separated(rows, rows.start(weights, intercept))
 
     def _show(self, found: Losses, view: View) -> None:
         """Write losses and clips into the view; the loss of several models is their
@@ -200,8 +200,8 @@ class Evaluation:
         view.loss = float(found.each[0] if is_one else min(finite, default=np.nan))
         view.more = {} if is_one else {"losses": numbers(found.each)}
         if found.held is not None:
-            held = numbers(found.held)
-            view.more["held"] = held[0] if is_one else held
+            holdout = numbers(found.held)
+            view.more["held"] = holdout[0] if is_one else holdout
 
     def has_broken_weights(self, state: State) -> bool:
         """Return whether nothing is left to train: a NaN, in each of several models."""
@@ -247,7 +247,7 @@ def is_good(loss: float, first: float | None) -> bool:
 
 def numbers(values: Array) -> list[float | None]:
     """Return the values for a record, with None for those that are not finite."""
-    return [float(one) if math.isfinite(one) else None for one in values]
+    return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def held_out_loss(record: Mapping[str, Any]) -> float:
@@ -255,8 +255,8 @@ def held_out_loss(record: Mapping[str, Any]) -> float:
 
     NaN would make the least of several losses depend on their order.
     """
-    found = record.get("held")
-    return float(found) if found is not None and math.isfinite(found) else math.inf
+    loss = record.get("held")
+    return float(loss) if loss is not None and math.isfinite(loss) else math.inf
 
 
 # When to stop: the goals that an evaluation may reach.
@@ -303,11 +303,11 @@ class StopConfig(Settings, section="stop"):
         if self.on == "none" or not history:
             return False
         if self.on == "loss":
-            return self._falls_no_more([float(one["loss"]) for one in history])
+            return self._falls_no_more([float(record["loss"]) for record in history])
         if self.on == "validation":
-            return self._falls_no_more([held_out_loss(one) for one in history])
-        found = history[-1].get(self.on)
-        return found is not None and float(found) <= self.limit(history, null_excess)
+            return self._falls_no_more([held_out_loss(record) for record in history])
+        value = history[-1].get(self.on)
+        return value is not None and float(value) <= self.limit(history, null_excess)
 
     def limit(
         self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
@@ -325,7 +325,7 @@ class StopConfig(Settings, section="stop"):
             return False
         before = losses[: -self.patience]
         since = losses[-self.patience :]
-        best = min((one for one in before if math.isfinite(one)), default=math.inf)
+        best = min((loss for loss in before if math.isfinite(loss)), default=math.inf)
         return min(since) >= best - self.tol * abs(best)
 
     def warn(
@@ -343,13 +343,13 @@ class StopConfig(Settings, section="stop"):
                 extra=ONCE,
             )
             return
-        found = history[-1].get(self.on) if history else None
-        if found is None:
+        value = history[-1].get(self.on) if history else None
+        if value is None:
             remedy = "a gap needs a ridge penalty (--l2); stop on the gradient instead"
         log.warning(
             "the goal is not reached: %s %s, not %.3g; %s",
             self.on,
-            "is not known" if found is None else f"{found:.3g}",
+            "is not known" if value is None else f"{value:.3g}",
             self.limit(history, null_excess) if history else self.tol,
             remedy,
             extra=ONCE,
@@ -411,15 +411,15 @@ class BestWeights(Observer):
         """Return the loss on held-out rows, as rank 0 has it, of weights not yet
         evaluated.
         """
-        known = self.evaluation
+        evaluation = self.evaluation
         seen = state.host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
-        weights = seen.weights[known.own, : self.columns]
+        weights = seen.weights[evaluation.own, : self.columns]
         with np.errstate(all="ignore"):
-            held = known.objective.measure(weights, intercept).held
-        own = None if held is None else float(held[0])
-        found: float | None = known.objective.grid.world.exchange_objects(own)[0]
-        return found
+            holdout = evaluation.objective.measure(weights, intercept).held
+        loss = None if holdout is None else float(holdout[0])
+        first: float | None = evaluation.objective.grid.world.exchange_objects(loss)[0]
+        return first
 
     def facts(self) -> dict[str, Any]:
         """Return epoch and held-out loss of the best weights, for the report."""
@@ -431,10 +431,10 @@ class BestWeights(Observer):
         record.
         """
         losses = [held_out_loss(record) for record in self.history]
-        own = (
+        local_number = (
             int(np.argmin(losses)) if min(losses, default=math.inf) < math.inf else None
         )
-        number = self.evaluation.objective.grid.world.exchange_objects(own)[0]
+        number = self.evaluation.objective.grid.world.exchange_objects(local_number)[0]
         return None if number is None else self.history[number]
 
 
@@ -539,8 +539,8 @@ class TailAverage(Observer):
         """Return `better` of rank 0: where both are as good, last bits differ among
         ranks.
         """
-        found = self.evaluation.objective.grid.world.exchange_objects(better)
-        return np.asarray(found[0])
+        copies = self.evaluation.objective.grid.world.exchange_objects(better)
+        return np.asarray(copies[0])
 
     def _count(self, state: State) -> int:
         """Return the number of iterates in the mean."""
@@ -562,10 +562,14 @@ class TailAverage(Observer):
 
     def _losses_now(self, state: State, exchanges: int) -> Array:
         """Return F of the last iterate, which is known if it was just evaluated."""
-        known = self.evaluation
-        is_one = known.objective.models is None
-        if is_one and known.measured_at == exchanges and known.good is not None:
-            return np.array([known.good.document["loss"]])
+        evaluation = self.evaluation
+        is_one = evaluation.objective.models is None
+        if (
+            is_one
+            and evaluation.measured_at == exchanges
+            and evaluation.good is not None
+        ):
+            return np.array([evaluation.good.document["loss"]])
         seen = state.host_state()
         return self.losses(seen.weights[:, : self.columns], seen.intercept)
 
@@ -576,12 +580,12 @@ class TailAverage(Observer):
             return self.evaluation.objective.measure(weights[self.own], first).each
 
     def _tell(self, better: Array, mean: Array, last: Array, count: int) -> None:
-        kept = ["mean" if one else "last" for one in better]
-        found: dict[str, Any] = {"kept": kept, "loss_of_mean": numbers(mean)}
-        found["loss_of_last"] = numbers(last)
+        choices = ["mean" if is_better else "last" for is_better in better]
+        figures: dict[str, Any] = {"kept": choices, "loss_of_mean": numbers(mean)}
+        figures["loss_of_last"] = numbers(last)
         if self.evaluation.objective.models is None:
-            found = {name: values[0] for name, values in found.items()}
-        self.figures |= {"iterates": count, **found}
+            figures = {name: values[0] for name, values in figures.items()}
+        self.figures |= {"iterates": count, **figures}
 
 
 def _move(mean: Array, towards: Array, share: float) -> None:
@@ -666,8 +670,8 @@ class SvrgSnapshots(Observer):
         K = self.evaluation.columns
         evaluation = self.evaluation
         seen, slope = evaluation.slope_of(state, epoch * self.exchanges_per_epoch)
-        own = seen.weights[evaluation.own, :K].astype(np.float64)
-        data = slope.weights - evaluation.objective.penalty.l2 * own
+        weights = seen.weights[evaluation.own, :K].astype(np.float64)
+        data = slope.weights - evaluation.objective.penalty.l2 * weights
         if self.columns.whole:
             grid = self.columns.grid
             parts = self.columns.parts

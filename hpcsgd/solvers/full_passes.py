@@ -93,8 +93,8 @@ class AllRows:
         all rows.
         """
         family = self.objective.family
-        found: Array = self.share * family.residual(scores, self.targets)
-        return found
+        residuals: Array = self.share * family.residual(scores, self.targets)
+        return residuals
 
     def loss(self, scores: Array) -> float:
         """Return Σ c ℓ / Σc of the local rows."""
@@ -156,10 +156,10 @@ class AllRows:
         buffer[-1] = h.sum(axis=0)
         for rows in self.blocks():
             block = self.objective.read(rows)
-            own = h[rows]
-            first += block.T @ own
+            block_h = h[rows]
+            first += block.T @ block_h
             for part in _cached_parts(block):
-                second += _squares(block[part]).T @ own[part]
+                second += _squares(block[part]).T @ block_h[part]
         self.grid.replicas.sum(buffer, "evaluate")
         return WeightedMoments(first, second, buffer[-1])
 
@@ -269,10 +269,12 @@ def _is_lower(ahead: _LevelTrial, before: _LevelTrial, step: Array) -> bool:
     """Return whether a step ends not too far past the minimum along it."""
     if not np.isfinite(ahead.loss):
         return False
-    there = float(ahead.slope @ step)
-    here = abs(float(before.slope @ step))
+    slope_ahead = float(ahead.slope @ step)
+    slope_before = abs(float(before.slope @ step))
     # Residuals that are all saturated have one size on both sides.
-    return abs(there) <= (here if there <= 0.0 else 0.5 * here)
+    return abs(slope_ahead) <= (
+        slope_before if slope_ahead <= 0.0 else 0.5 * slope_before
+    )
 
 
 def _newton(look: _LevelTrial, reach: float) -> Array:
@@ -329,18 +331,18 @@ def _bend(rows: AllRows, scores: Array, terms: LossTerms) -> tuple[Array, float]
     if family.targets == "classes":
         mean = terms.residuals + (rows.targets == np.arange(columns))
         each = rows.share * mean
-        found = np.diag(each.sum(axis=0)) - mean.T @ each
-        return found, 2.0 * float((each * (1.0 - mean) * grain).sum())
-    found = np.empty((columns, columns))
+        derivatives = np.diag(each.sum(axis=0)) - mean.T @ each
+        return derivatives, 2.0 * float((each * (1.0 - mean) * grain).sum())
+    derivatives = np.empty((columns, columns))
     rounding = 0.0
     width = max(STEP, GRAIN * float(np.spacing(np.abs(scores).max(initial=0.0))))
     for k in range(columns):
         away = np.zeros(columns)
         away[k] = width
         ahead = rows.residuals(scores + away) - rows.residuals(scores - away)
-        found[k] = ahead.sum(axis=0) / (2 * width)
+        derivatives[k] = ahead.sum(axis=0) / (2 * width)
         rounding += float(np.abs(ahead * np.spacing(scores)).sum()) / (2 * width)
-    return found, rounding
+    return derivatives, rounding
 
 
 # Other variables, in which badly scaled columns are no harder than good ones.
@@ -404,10 +406,10 @@ def bends(
         return terms.bends[:, :, None]
     if family.targets == "classes":
         mean = family.mean(scores)
-        found: Array = -mean[:, :, None] * mean[:, None, :]
+        derivatives: Array = -mean[:, :, None] * mean[:, None, :]
         diagonal = np.arange(scores.shape[1])
-        found[:, diagonal, diagonal] += mean
-        return found
+        derivatives[:, diagonal, diagonal] += mean
+        return derivatives
     return _quotient(family, scores, targets)[:, :, None]
 
 
@@ -415,8 +417,8 @@ def _quotient(
     family: Family, scores: Array, targets: Array, step: float = SCALING_STEP
 ) -> Array:
     ahead = family.residual(scores + step, targets)
-    found: Array = (ahead - family.residual(scores - step, targets)) / (2 * step)
-    return found
+    quotient: Array = (ahead - family.residual(scores - step, targets)) / (2 * step)
+    return quotient
 
 
 def exact_bends(family: Family, scores: Array, targets: Array) -> Array:
@@ -428,8 +430,8 @@ def exact_bends(family: Family, scores: Array, targets: Array) -> Array:
         return bends(family, scores, targets)
     near = _quotient(family, scores, targets)
     far = _quotient(family, scores, targets, 2 * SCALING_STEP)
-    found: Array = (near + (near - far) / 3.0)[:, :, None]
-    return found
+    derivatives: Array = (near + (near - far) / 3.0)[:, :, None]
+    return derivatives
 
 
 def curvatures(
@@ -443,18 +445,18 @@ def curvatures(
 
     All are raised by `floor` times the family's largest curvature.
     """
-    found: Array
+    diagonal: Array
     if family.targets == "classes":
         mean = family.mean(scores)
         # The same for all classes: a scaling of each class would turn gradients towards
         # equal shifts of all scores, which change nothing.
         each = (mean * (1.0 - mean)).mean(axis=1, keepdims=True)
-        found = np.broadcast_to(each, scores.shape).copy()
+        diagonal = np.broadcast_to(each, scores.shape).copy()
     else:
-        found = _quotient(family, scores, targets) if known is None else known.copy()
+        diagonal = _quotient(family, scores, targets) if known is None else known.copy()
     if np.isfinite(family.curvature):
-        found += floor * family.curvature
-    return found
+        diagonal += floor * family.curvature
+    return diagonal
 
 
 # How far weights are from the optimum: the norm of ∇F, and a bound of F − F*.
@@ -503,8 +505,8 @@ class Optimality:
         """Return the entries of a record of the history: `gradient`, and `gap` if
         requested.
         """
-        own: dict[str, float | None] = {"gradient": self.gradient}
-        return own | ({"gap": self.gap} if with_gap else {})
+        entries: dict[str, float | None] = {"gradient": self.gradient}
+        return entries | ({"gap": self.gap} if with_gap else {})
 
 
 def gradient_of(
@@ -563,18 +565,20 @@ def gap_at(
     slope, drift = rows.gradient(np.hstack(both))
     penalty = objective.penalty
     columns = weights.shape[1]
-    here = slope[:, :columns]
-    there = slope[:, -columns:]
-    smooth = here + penalty.l2 * weights
+    exact_slope = slope[:, :columns]
+    tangent_slope = slope[:, -columns:]
+    smooth = exact_slope + penalty.l2 * weights
     least = penalty.least(weights, smooth)
-    words = np.array([np.sum(np.square(least)), above_least(penalty, weights, there)])
+    words = np.array(
+        [np.sum(np.square(least)), above_least(penalty, weights, tangent_slope)]
+    )
     objective.grid.members.sum(words, "evaluate")
     if intercept is not None:
         words[0] += np.sum(np.square(drift[:columns]))
     above = float(words[1])
     touched = scores if best is None else scores + best.shift
     if not np.isfinite(above):
-        above = _scaled_gap(rows, weights, touched, there)
+        above = _scaled_gap(rows, weights, touched, tangent_slope)
     if exact is not None:
         above += _above_tangents(rows, exact, touched)
     elif best is not None:
@@ -665,10 +669,10 @@ class Centers:
 
     def centred(self, block: Array) -> Array:
         """Return a' of some rows, in float64."""
-        found = block.astype(np.float64)
-        found -= self.means
-        found[:, self.is_constant] = 0.0
-        return found
+        centred = block.astype(np.float64)
+        centred -= self.means
+        centred[:, self.is_constant] = 0.0
+        return centred
 
     def moved(self, objective: Objective, weights: Array) -> Array:
         """Return m·w over the columns of all members, (K,). Collective."""
@@ -689,8 +693,8 @@ def find_centers(rows: AllRows, moments: WeightedMoments) -> Centers | None:
     far = _are_far(means, (moments.second / total)[:, 0] - np.square(means))
     if not world.max_flag(int(far.any() and not rows.objective.shard.is_sparse)):
         return None
-    found = Centers(np.where(far, means, 0.0), np.zeros(len(means), dtype=bool))
-    centred = replace(rows, objective=centre(rows.objective, found))
+    first_centers = Centers(np.where(far, means, 0.0), np.zeros(len(means), dtype=bool))
+    centred = replace(rows, objective=centre(rows.objective, first_centers))
     exact = centred.moments(np.broadcast_to(rows.share, (rows.height, rows.columns)))
     spread = np.maximum(exact.second[:, 0] - np.square(exact.first[:, 0]), 0.0)
     is_constant = far & (np.sqrt(spread) <= CONSTANT * np.abs(means))
@@ -739,17 +743,17 @@ def is_separated(rows: AllRows, scores: Array) -> bool:
     One flag over all ranks; no pass over the matrix.
     """
     offsets = rows.objective.shard.offsets
-    own = scores if offsets is None else scores - offsets
+    model_scores = scores if offsets is None else scores - offsets
     counts = rows.share[:, 0] > 0.0
     if rows.objective.family.targets == "classes":
         label = rows.targets.astype(np.intp)
-        mine = np.take_along_axis(own, label, axis=1)
-        others = own.copy()
+        mine = np.take_along_axis(model_scores, label, axis=1)
+        others = model_scores.copy()
         np.put_along_axis(others, label, -np.inf, axis=1)
         margins = mine[:, 0] - others.max(axis=1)
     else:
         side = 2.0 * rows.targets - 1.0
         # A proportion between 0 and 1 is on no side: its loss has a minimum.
-        margins = np.where(np.abs(side) == 1.0, side * own, -1.0)[:, 0]
+        margins = np.where(np.abs(side) == 1.0, side * model_scores, -1.0)[:, 0]
     is_wrong = bool((counts & ~(margins > 0.0)).any())
     return not rows.grid.world.max_flag(int(is_wrong))

@@ -57,8 +57,8 @@ class CurvaturePairs:
     @property
     def gradient(self) -> Array:
         """Return this rank's part of g."""
-        found: Array = self.vectors[-1]
-        return found
+        gradient: Array = self.vectors[-1]
+        return gradient
 
     @property
     def square(self) -> float:
@@ -105,27 +105,29 @@ class CurvaturePairs:
 
     def direction(self) -> tuple[Array, float]:
         """Return this rank's part of p = −H g, and g·p of the whole vectors."""
-        found = self._coefficients()
-        return found @ self.vectors, float(found @ self.products[-1])
+        coefficients = self._coefficients()
+        return coefficients @ self.vectors, float(coefficients @ self.products[-1])
 
     def _coefficients(self) -> Array:
         """Return the coefficients of the vectors in p, by Nocedal's two loops."""
-        found = np.zeros(len(self.vectors))
+        coefficients = np.zeros(len(self.vectors))
         products = self.products
-        found[-1] = -1.0
+        coefficients[-1] = -1.0
         shares = {}
         for s in reversed(self.order):
             y = self.depth + s
-            shares[s] = found @ products[:, s] / products[s, y]
-            found[y] -= shares[s]
+            shares[s] = coefficients @ products[:, s] / products[s, y]
+            coefficients[y] -= shares[s]
         if self.order:
             s = self.order[-1]
             y = self.depth + self.order[-1]
-            found *= products[s, y] / products[y, y]
+            coefficients *= products[s, y] / products[y, y]
         for s in self.order:
             y = self.depth + s
-            found[s] += shares[s] - found @ products[:, y] / products[s, y]
-        return found
+            coefficients[s] += (
+                shares[s] - coefficients @ products[:, y] / products[s, y]
+            )
+        return coefficients
 
 
 # How far to go along a direction: no trial reads the matrix.
@@ -265,19 +267,19 @@ class Landscape:
         """Return the point of these weights: two passes."""
         scores = self.rows.start(weights, intercept)
         columns = weights.shape[1]
-        own = np.zeros(columns) if intercept is None else intercept
-        return self.evaluated(_unevaluated(weights, own, scores))
+        beta = np.zeros(columns) if intercept is None else intercept
+        return self.evaluated(_unevaluated(weights, beta, scores))
 
     def zero_point(self, weights: Array, intercept: Array | None) -> RefinementPoint:
         """Return the point of weights that are all zero, without its gradient: no
         pass.
         """
         columns = weights.shape[1]
-        own = np.zeros(columns) if intercept is None else intercept
-        scores = np.zeros((self.rows.height, columns)) + own
+        beta = np.zeros(columns) if intercept is None else intercept
+        scores = np.zeros((self.rows.height, columns)) + beta
         if self.rows.objective.shard.offsets is not None:
             scores += self.rows.objective.shard.offsets
-        return _unevaluated(weights, own, scores)
+        return _unevaluated(weights, beta, scores)
 
     def evaluated(self, point: RefinementPoint) -> RefinementPoint:
         """Return a point with residuals and gradient: one pass."""
@@ -303,9 +305,9 @@ class Landscape:
         and the move of β, to which one member alone adds `intercept`: all members have
         the same bits.
         """
-        own = [np.vdot(point.weights, v) for v in (point.weights, weights)]
-        given = intercept * self.is_member_0 - pull
-        words = np.array([*own, np.vdot(weights, weights), *given])
+        own_products = [np.vdot(point.weights, v) for v in (point.weights, weights)]
+        own_shift = intercept * self.is_member_0 - pull
+        words = np.array([*own_products, np.vdot(weights, weights), *own_shift])
         scores, total = self.rows.scores(weights, words)
         moved = total[3:] * self.has_intercept
         scores += moved
@@ -526,7 +528,9 @@ class LbfgsStatus:
     def request(self) -> Request:
         """Return the largest request of any rank."""
         counted = zip(REQUESTS, self.requests, strict=True)
-        return max((one for one, count in counted if count), default=Request.NONE)
+        return max(
+            (request for request, count in counted if count), default=Request.NONE
+        )
 
 
 # The requests that end a refinement: a word for each travels with the inner products.
@@ -620,8 +624,10 @@ class Lbfgs:
         """Return the moments of columns under the curvatures at the point: one pass."""
         rows = self.landscape.rows
         point = self.point
-        known = point.terms.bends
-        h = curvatures(self.landscape.family, point.scores, rows.targets, floor, known)
+        derivatives = point.terms.bends
+        h = curvatures(
+            self.landscape.family, point.scores, rows.targets, floor, derivatives
+        )
         return rows.moments(h * rows.share)
 
     def _forget(self) -> None:
@@ -691,9 +697,9 @@ class Lbfgs:
         """
         self.passes += 1
         for move, slope in self._directions():
-            found = self._walk(move, slope) if slope < 0.0 else None
-            if found is not None:
-                self.memory.put(found.step * move, self._scaled())
+            trial = self._walk(move, slope) if slope < 0.0 else None
+            if trial is not None:
+                self.memory.put(trial.step * move, self._scaled())
                 return True
         return False
 
@@ -723,21 +729,21 @@ class Lbfgs:
         width = point.weights.size
         weights = self.scaling.weights(move[:width].reshape(point.weights.shape))
         intercept = move[width:] / self.scaling.level
-        way = land.along(point, weights, intercept, self.scaling.pull(weights))
+        direction = land.along(point, weights, intercept, self.scaling.pull(weights))
         begin = Trial(0.0, self.here.value, slope, self.here.noise)
-        found, trials = search(lambda step: land.look(point, way, step), begin)
+        trial, trials = search(lambda step: land.look(point, direction, step), begin)
         self.trials += trials
-        if found is not None:
-            land.go(point, way, found.step)
-            self.here = found
-        return found
+        if trial is not None:
+            land.go(point, direction, trial.step)
+            self.here = trial
+        return trial
 
     def _take_status(self, request: Request) -> LbfgsStatus:
         """Sum inner products, sizes and requests over all ranks, in one message."""
         words = self.memory.words
         message = np.zeros(words + 3 + len(REQUESTS))
         message[words : words + 3] = self._sizes()
-        message[words + 3 :] = [request is one for one in REQUESTS]
+        message[words + 3 :] = [request is kind for kind in REQUESTS]
         if self.landscape.rows.grid.replica == 0:
             message[:words] = self.memory.parts(self._own())
         self.landscape.world.sum(message, "evaluate")

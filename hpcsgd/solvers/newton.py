@@ -93,9 +93,9 @@ class Hessian:
         h = bends(family, point.scores, targets, point.terms)
         h = h * self.rows.share[:, :, None]
         for rows in self.rows.blocks():
-            block, own = self.own_rows(self.rows.objective.read(rows))
+            block, own_rows = self.own_rows(self.rows.objective.read(rows))
             if block.shape[0]:
-                self.add(whole, block, h[rows][own])
+                self.add(whole, block, h[rows][own_rows])
         if not self.scales_rows:
             self._scale(whole)
         words[P * P :] = self._own_part(gradient, point.weights.size)
@@ -118,24 +118,24 @@ class Hessian:
         with the sum e of the curvatures of now.
         """
         scaling = self.scaling
-        found = np.zeros(self.variables)
+        errors = np.zeros(self.variables)
         if not self.landscape.has_intercept:
-            return found
+            return errors
         total = np.diagonal(whole)[-self.columns :] * np.square(scaling.level)
         squares = np.square(scaling.centers / scaling.roots) * total
-        found[: squares.size] = CENTRED * EPS * squares.reshape(-1)
-        return found
+        errors[: squares.size] = CENTRED * EPS * squares.reshape(-1)
+        return errors
 
     def _own_part(self, gradient: Array, width: int) -> Array:
         """Return this rank's part of the whole gradient, zero elsewhere."""
-        found = np.zeros(self.variables)
+        padded_gradient = np.zeros(self.variables)
         grid = self.rows.grid
         if grid.replica == 0:
             first = self.parts[grid.member].start * self.columns
-            found[first : first + width] = gradient[:width]
+            padded_gradient[first : first + width] = gradient[:width]
         if self.landscape.is_first and self.landscape.has_intercept:
-            found[-self.columns :] = gradient[width:]
-        return found
+            padded_gradient[-self.columns :] = gradient[width:]
+        return padded_gradient
 
     def add(self, whole: Array, block: Any, h: Array) -> None:
         """Add Σ ã B ãᵀ over some rows to `whole`, class by class, or Σ (a, 1) h (a, 1)ᵀ
@@ -144,11 +144,11 @@ class Hessian:
         K = self.columns
         if K == 1:
             # A curvature is never negative; a difference quotient may be, by rounding.
-            own = np.maximum(h[:, 0, 0], 0.0)
+            curvatures = np.maximum(h[:, 0, 0], 0.0)
             if isinstance(block, np.ndarray):
-                self._add_dense(whole, block, np.sqrt(own))
+                self._add_dense(whole, block, np.sqrt(curvatures))
             else:
-                self._add_sparse(whole, block, own)
+                self._add_sparse(whole, block, curvatures)
             return
         sides = [self.scaled(block, k) for k in range(K)]
         for k in range(K):
@@ -163,14 +163,14 @@ class Hessian:
         width = block.shape[1]
         for first in range(0, len(block), len(self.side)):
             rows = slice(first, first + len(self.side))
-            own = roots[rows, None]
+            row_roots = roots[rows, None]
             if self.scales_rows:
                 side = self.scaled(block[rows], 0, self.side)
-                side *= own
+                side *= row_roots
             else:
-                side = self.side[: len(own)]
-                np.multiply(block[rows], own, out=side[:, :width])
-                side[:, width:] = own
+                side = self.side[: len(row_roots)]
+                np.multiply(block[rows], row_roots, out=side[:, :width])
+                side[:, width:] = row_roots
             # Half of a symmetric product, which BLAS then mirrors.
             whole += np.dot(side.T, side, out=self.product)
 
@@ -208,12 +208,12 @@ class Hessian:
         width = block.shape[1]
         if room is None:
             room = np.empty((len(block), width + self.landscape.has_intercept))
-        found: Array = room[: len(block)]
-        columns = found[:, :width]
+        scaled_rows: Array = room[: len(block)]
+        columns = scaled_rows[:, :width]
         np.subtract(block, scaling.centers[:, k], out=columns)
         columns *= 1.0 / scaling.roots[:, k]
-        found[:, width:] = 1.0 / scaling.level[k]
-        return found
+        scaled_rows[:, width:] = 1.0 / scaling.level[k]
+        return scaled_rows
 
     def own_rows(self, stored: Any) -> tuple[Any, slice]:
         """Return all columns of this member's part of some rows, and that part.
@@ -229,16 +229,16 @@ class Hessian:
         if members.size == 1:
             return block, slice(0, block.shape[0])
         shares = [split_range(len(block), members.size, r) for r in range(members.size)]
-        own = shares[members.rank]
+        own_rows = shares[members.rank]
         widths = [part.stop - part.start for part in self.parts]
-        room = np.zeros((len(block), max(widths)))  # pieces are of one width
-        room[:, : block.shape[1]] = block
+        buffer = np.zeros((len(block), max(widths)))  # pieces are of one width
+        buffer[:, : block.shape[1]] = block
         counts = [(part.stop - part.start) * max(widths) for part in shares]
         out = np.empty(members.size * counts[members.rank])
-        members.exchange_pieces(room.reshape(-1), counts, out, "evaluate")
-        pieces = out.reshape(members.size, own.stop - own.start, max(widths))
+        members.exchange_pieces(buffer.reshape(-1), counts, out, "evaluate")
+        pieces = out.reshape(members.size, own_rows.stop - own_rows.start, max(widths))
         sides = [piece[:, :w] for piece, w in zip(pieces, widths, strict=True)]
-        return np.hstack(sides), own
+        return np.hstack(sides), own_rows
 
     def _joined(self, own: Array) -> Array:
         """Return (d, K) from the members' (d_c, K). Collective."""
@@ -254,8 +254,8 @@ def dense(block: Any) -> Array:
     """Return rows as an array, sparse ones in float64: their columns are few."""
     if isinstance(block, np.ndarray):
         return block
-    found: Array = block.astype(np.float64).toarray()
-    return found
+    array: Array = block.astype(np.float64).toarray()
+    return array
 
 
 # Newton's steps for few columns: where L-BFGS would take long, ten passes do.
@@ -369,8 +369,8 @@ class NewtonSystem:
         size = float(np.abs(self.whole).sum(axis=0).max(initial=0.0))
         if failed or dpocon(factor, size, uplo="L")[0] <= WELL_CONDITIONED:
             return None
-        found: Array = factor
-        return found
+        cholesky: Array = factor
+        return cholesky
 
     @cached_property
     def _eigen(self) -> tuple[Array, Array]:
@@ -458,8 +458,8 @@ class NewtonSolver(Lbfgs):
         width = point.weights.size
         weights = self.scaling.weights(move[:width].reshape(point.weights.shape))
         intercept = move[width:] / self.scaling.level
-        way = land.along(point, weights, intercept, self.scaling.pull(weights))
-        change = float(np.abs(way.scores).max(initial=0.0))
+        direction = land.along(point, weights, intercept, self.scaling.pull(weights))
+        change = float(np.abs(direction.scores).max(initial=0.0))
         return bool(land.world.max_flag(int(not change <= FAR)))
 
     def _expected_fall(
@@ -522,8 +522,8 @@ class NewtonSolver(Lbfgs):
             words[-1] = words[:-1] @ gradient
         world.broadcast(words, 0, "evaluate")
         columns = self.landscape.rows.columns
-        own = self.landscape.rows.objective.shard.columns
-        parts = [words[own.start * columns : own.stop * columns]]
+        own_columns = self.landscape.rows.objective.shard.columns
+        parts = [words[own_columns.start * columns : own_columns.stop * columns]]
         if self.landscape.has_intercept:
             parts.append(words[-1 - columns : -1])
         else:
@@ -561,11 +561,13 @@ def piece_rows(rows: int, variables: int, width: int, replicas: int) -> int:
     replicas : int
         The replicas, which sample their own rows.
     """
-    wanted = max(SAMPLED * variables, LEAST_SAMPLE)
-    piece = -(-wanted // (replicas * PIECES))
-    own = piece * PIECES
-    is_worth = rows >= WORTH * wanted and rows // replicas >= WORTH * own
-    return piece if is_worth and own * width <= MOST_VALUES else 0
+    sample_size = max(SAMPLED * variables, LEAST_SAMPLE)
+    piece = -(-sample_size // (replicas * PIECES))
+    replica_sample = piece * PIECES
+    is_worth = (
+        rows >= WORTH * sample_size and rows // replicas >= WORTH * replica_sample
+    )
+    return piece if is_worth and replica_sample * width <= MOST_VALUES else 0
 
 
 def bytes_of_sample(rows: int, columns: int, width: int, replicas: int) -> int:
@@ -625,15 +627,20 @@ def start_on_sample(
     steps = make_steps(part, rough, part.start_at(begin.weights, intercept), None)
     while steps.ending is None:
         steps.advance(Request.NONE)
-    own = steps.point.intercept
+    own_intercept = steps.point.intercept
     if steps.centers is not None:
-        own = own - steps.centers.moved(part.rows.objective, steps.point.weights)
-    found = land.start_at(steps.point.weights, own if land.has_intercept else None)
+        own_intercept = own_intercept - steps.centers.moved(
+            part.rows.objective, steps.point.weights
+        )
+    candidate = land.start_at(
+        steps.point.weights, own_intercept if land.has_intercept else None
+    )
     before, after = (
-        land.look(point, land.zero_direction(point), 0.0) for point in (begin, found)
+        land.look(point, land.zero_direction(point), 0.0)
+        for point in (begin, candidate)
     )
     is_lower = after.is_finite and after.value < before.value
-    return found if is_lower else land.evaluated(begin)
+    return candidate if is_lower else land.evaluated(begin)
 
 
 # The refinement to the optimum after the last step, if one is requested.
@@ -744,12 +751,14 @@ class Refinement:
         steps = self.steps
         grid = self.columns.grid
         weights = steps.point.weights
-        own = steps.point.intercept
+        own_intercept = steps.point.intercept
         if steps.centers is not None:
-            own = own - steps.centers.moved(self.evaluation.objective, weights)
+            own_intercept = own_intercept - steps.centers.moved(
+                self.evaluation.objective, weights
+            )
         if self.columns.whole:
             weights = Columns(grid, self.columns.parts, whole=False).join(weights)
-        intercept = grid.world.broadcast(own, 0, "evaluate")
+        intercept = grid.world.broadcast(own_intercept, 0, "evaluate")
         return State(
             weights, intercept[None, :] if steps.landscape.has_intercept else None
         )
@@ -785,8 +794,8 @@ class Refinement:
         if self.bounds_passes:
             land = steps.landscape
             intercept = point.intercept if land.has_intercept else None
-            known = gap_at(land.rows, point.weights, intercept, point.scores)
-            view.more["gap"] = known.gap
+            optimality = gap_at(land.rows, point.weights, intercept, point.scores)
+            view.more["gap"] = optimality.gap
         view.more["passes"] = steps.status.passes
 
     def _measure_end(self, ending: StopReason, final: State, view: View) -> None:
@@ -811,10 +820,10 @@ class Refinement:
         else:
             exact = rows.start(weights, intercept)
             view.loss, self.evaluation.clipped = rows.value(exact, weights)
-            known = gap_at(rows, weights, intercept, scores, exact)
-            view.more = {"gradient": known.gradient, "gap": known.gap}
+            optimality = gap_at(rows, weights, intercept, scores, exact)
+            view.more = {"gradient": optimality.gradient, "gap": optimality.gap}
             if ending.is_good:
-                is_met = certificate.meets(steps.landscape, known.gap, view.loss)
+                is_met = certificate.meets(steps.landscape, optimality.gap, view.loss)
                 ending = StopReason.UNCERTIFIED if is_met is False else ending
         view.more["passes"] = steps.passes
         family = objective.family.name
@@ -872,8 +881,8 @@ class Refinement:
         steps = self.steps
         ending = self.ending
         if ending not in REMEDY:
-            said = ("polish: %s after %d passes", ending.value, steps.status.passes)
-            log.info(*said, extra=ONCE)
+            message = ("polish: %s after %d passes", ending.value, steps.status.passes)
+            log.info(*message, extra=ONCE)
             return
         passes = steps.status.passes
         relative = steps.status.relative
@@ -914,15 +923,15 @@ def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
     The mean over classes is subtracted: equal shifts of all scores change nothing, and
     rounding errors of that kind would have to be removed along a flat direction.
     """
-    found = state.weights[evaluation.own, : evaluation.objective.columns].astype(
+    weights = state.weights[evaluation.own, : evaluation.objective.columns].astype(
         np.float64
     )
     intercept = None if state.intercept is None else state.intercept[0].copy()
     if evaluation.objective.columns > 1:
-        found -= found.mean(axis=1, keepdims=True)
+        weights -= weights.mean(axis=1, keepdims=True)
         if intercept is not None:
             intercept -= intercept.mean()
-    return found, intercept
+    return weights, intercept
 
 
 def amount(fall: float | None) -> str:

@@ -100,8 +100,8 @@ class Objective:
         The clips are the number of scores whose exponential was clipped: with any of
         them, the loss is a lower bound. Collective.
         """
-        found = self.measure(weights, intercept)
-        return float(found.each[0]), found.clips
+        losses = self.measure(weights, intercept)
+        return float(losses.each[0]), losses.clips
 
     def measure(self, weights: Array, intercept: Array | None) -> Losses:
         """Return F of every model, and its mean loss on the rows held out from it.
@@ -119,23 +119,25 @@ class Objective:
         """Return the losses at `point`, from which `_own_scores` computes scores, by
         blocks.
         """
-        held = self.shard.held
+        holdout = self.shard.held
         count = len(self.models or (0,))
-        sums = np.zeros((2 if held is None else 4) * count + 1)
+        sums = np.zeros((2 if holdout is None else 4) * count + 1)
         for rows in self._blocks():
             scores, targets, c = self._scores(rows, point, start)
             losses = self.family.loss(scores, targets)
-            found = [_whole(_summed(v), count) for v in (c * losses, c)]
+            block_sums = [_whole(_summed(v), count) for v in (c * losses, c)]
             clips = np.array([self.family.clipped(scores)])
-            if held is not None:
-                own = self._of_models(held[rows].astype(np.float64))
-                found += [_whole(_summed(v), count) for v in (own * losses, own)]
-            sums += np.concatenate([*found, clips])
+            if holdout is not None:
+                per_model = self._of_models(holdout[rows].astype(np.float64))
+                block_sums += [
+                    _whole(_summed(v), count) for v in (per_model * losses, per_model)
+                ]
+            sums += np.concatenate([*block_sums, clips])
         self.grid.replicas.sum(sums, "evaluate")
         totals = sums[:-1].reshape(-1, 2, count)
         means = totals[:, 0] / totals[:, 1]
-        own = means[0] + penalties()
-        return Losses(own, None if held is None else means[1], int(sums[-1]))
+        per_model = means[0] + penalties()
+        return Losses(per_model, None if holdout is None else means[1], int(sums[-1]))
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
         """Return F and ∇F, in one pass: a sum of scores over members for each block of
@@ -186,14 +188,14 @@ class Objective:
         models = self.models
         if models is None or len(models) == 1:
             return weights, intercept
-        one = np.ascontiguousarray(weights[:, : models.scores])
+        first_weights = np.ascontiguousarray(weights[:, : models.scores])
         start = None if intercept is None else intercept[: models.scores]
-        differs = not np.array_equal(weights, np.tile(one, len(models)))
+        differs = not np.array_equal(weights, np.tile(first_weights, len(models)))
         if intercept is not None and start is not None:
             differs |= not np.array_equal(intercept, np.tile(start, len(models)))
         if self.grid.world.max_flag(int(differs)):
             return weights, intercept
-        return one, start
+        return first_weights, start
 
     def _blocks(self) -> Iterator[slice]:
         """Yield the local rows of each block."""
@@ -228,9 +230,9 @@ class Objective:
         """Return sample weights as (m, 1) or (m, models)."""
         if self.models is None:
             return weights
-        found = self.models.sample_weights(weights)
-        assert found is not None
-        return found
+        by_model = self.models.sample_weights(weights)
+        assert by_model is not None
+        return by_model
 
     def _sums(self, scores: Array, targets: Array, c: Array) -> Array:
         """Return Σcℓ, Σc and the clips of these rows."""
@@ -307,17 +309,17 @@ class SlicedObjective(Objective):
         Collective.
         """
         assert self.tiles is not None
-        known = np.zeros((self.shard.height, weights.shape[1]))
+        scores = np.zeros((self.shard.height, weights.shape[1]))
         penalised = 0.0
-        own = vars(self).copy()
+        fields = vars(self).copy()
         for part, tile in self.tiles(weights):
             wide = tile.astype(np.float64)
             penalised += self.penalty.value(wide)
             for rows in self._blocks():
-                known[rows] += exact_scores(_columns(self.read(rows), part), wide)
-        del own["tiles"]
-        found = _ScoredRows(**own, known=known, penalised=penalised)
-        return found.measure(np.empty((0, weights.shape[1])), intercept)
+                scores[rows] += exact_scores(_columns(self.read(rows), part), wide)
+        del fields["tiles"]
+        scored_rows = _ScoredRows(**fields, known=scores, penalised=penalised)
+        return scored_rows.measure(np.empty((0, weights.shape[1])), intercept)
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
         """Raise ConfigError: the gradient would need all columns."""
@@ -331,8 +333,8 @@ def _columns(rows: Array, part: slice) -> Array:
     """Return the columns `part` of rows; the rows themselves if that is all columns."""
     if part.start == 0 and part.stop == rows.shape[1]:
         return rows
-    found: Array = rows[:, part]
-    return found
+    columns: Array = rows[:, part]
+    return columns
 
 
 # The objective at weights that are on disk: one pass over their tiles.

@@ -249,7 +249,9 @@ class Comparison:
     @property
     def rows(self) -> tuple[ComparisonRow, ...]:
         """The rows of the settings that ran."""
-        return tuple(one for one in self.entries if isinstance(one, ComparisonRow))
+        return tuple(
+            entry for entry in self.entries if isinstance(entry, ComparisonRow)
+        )
 
     @property
     def refused(self) -> tuple[Refusal, ...]:
@@ -382,7 +384,7 @@ class Comparison:
         briefs = [self._brief(entry) for entry in self.entries]
         rows = [{name: brief[name] for name in names} for brief in briefs]
         title = f"Comparison of {len(self.entries)} settings"
-        note = "; ".join(f"{one.name}: {one.why}" for one in self.refused)
+        note = "; ".join(f"{refusal.name}: {refusal.why}" for refusal in self.refused)
         return html(title, rows, lambda ax: self.plot(ax=ax), note)
 
     def save(self, folder: Path) -> None:
@@ -656,12 +658,12 @@ def compare(
         comm = open_world(_runnable(settings)[0].config.run.comm)
     entries = [on_ranks(entry, comm.size) for entry in settings]
     check(entries, repeats, allow_unequal)
-    refusals = {one.name: one for one in refusals_of(entries)}
+    refusals = {item.name: item for item in refusals_of(entries)}
     for setting in settings_of(entries):
         reason = _reason_to_refuse(setting, out, comm)
         if reason:
             refusals[setting.name] = Refusal(setting.name, reason)
-    accepted = [one for one in settings_of(entries) if one.name not in refusals]
+    accepted = [item for item in settings_of(entries) if item.name not in refusals]
     numbers = count()
     notebook = NotebookLine() if in_notebook() else None
 
@@ -672,18 +674,18 @@ def compare(
             notebook.show(next(numbers) / (repeats * len(accepted)), title)
         return _run(setting, _placed(setting, out, number), X, y, comm, callbacks)
 
-    results = {one.name: one for one in _in_turns(accepted, repeats, run)}
+    results = {item.name: item for item in _in_turns(accepted, repeats, run)}
     if notebook:
         notebook.show(1.0, f"{len(accepted)} settings, {repeats} runs each")
     comparison = Comparison(
-        tuple(results.get(one.name) or refusals[one.name] for one in entries)
+        tuple(results.get(item.name) or refusals[item.name] for item in entries)
     )
     if not comparison.rows:
         raise _no_rows(comparison.refused)
     if world is None:
         comm.close()
-    own = (row for row in comparison.rows if row.ranks == 1 and row.is_whole)
-    runs += tuple(OneRankRun.of_row(row) for row in own)
+    one_rank_rows = (row for row in comparison.rows if row.ranks == 1 and row.is_whole)
+    runs += tuple(OneRankRun.of_row(row) for row in one_rank_rows)
     return replace(comparison, one_rank_runs=runs)
 
 

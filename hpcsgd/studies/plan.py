@@ -532,12 +532,12 @@ Entry = NamedSetting | Refusal
 
 def settings_of(entries: Iterable[Entry]) -> list[NamedSetting]:
     """Return the settings among entries, without the refusals."""
-    return [one for one in entries if isinstance(one, NamedSetting)]
+    return [entry for entry in entries if isinstance(entry, NamedSetting)]
 
 
 def refusals_of(entries: Iterable[object]) -> tuple[Refusal, ...]:
     """Return the refusals among entries."""
-    return tuple(one for one in entries if isinstance(one, Refusal))
+    return tuple(entry for entry in entries if isinstance(entry, Refusal))
 
 
 def make_setting(name: str, base: Tables, over: Tables) -> NamedSetting:
@@ -579,7 +579,7 @@ def check_shared(base: Tables, configs: Sequence[RunConfig]) -> None:
         usual = value_of(name, USUAL)
         if value == usual or not configs or not is_conditional(name):
             continue
-        if all(value_of(name, one) == usual for one in configs):
+        if all(value_of(name, run_config) == usual for run_config in configs):
             raise ConfigError(
                 f"[{section}] {key} = {value!r} is given for all and read by none of"
                 " them; leave it out, or add a method or a setting that reads it"

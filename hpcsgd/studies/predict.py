@@ -363,20 +363,24 @@ def _point(hardware: Hardware, asked: PredictedRun, ranks: int) -> PredictedPoin
         for s in sums_over(hardware, grid[1])
     }
     plain = min(c.seconds for m in machines.values() for c in _plain(asked, job, m))
-    best, way = min(
-        ((c, way) for way, m in machines.items() for c in _avoiding(asked, job, m)),
+    best, algorithm = min(
+        (
+            (c, algorithm)
+            for algorithm, m in machines.items()
+            for c in _avoiding(asked, job, m)
+        ),
         key=lambda candidate: candidate[0].seconds,
     )
     # SGD has as many agreements in a number of steps as CA-SGD.
     agreement = _agreement(hardware, asked, job, grid) / (asked.period * best.steps)
-    parts = terms(best.product, best.steps, job, machines[way])
+    parts = terms(best.product, best.steps, job, machines[algorithm])
     parts["agreement"] = agreement
     return PredictedPoint(
         ranks=ranks,
         grid=grid,
         sgd=plain + agreement,
         best=replace(best, seconds=best.seconds + agreement),
-        by=way,
+        by=algorithm,
         terms=parts,
         agreement=agreement,
     )

@@ -261,8 +261,8 @@ def member_grams(case: Case) -> Array:
 def correction(case: Case, gram: Array) -> Array:
     """Return Σ_{i<j} C_ji |G_ji| |r_i| for given |G|."""
     of = case.exchange
-    found: Array = (np.abs(of.coupling) * gram) @ np.abs(of.path.residuals)
-    return found
+    sums: Array = (np.abs(of.coupling) * gram) @ np.abs(of.path.residuals)
+    return sums
 
 
 def inner(case: Case) -> float:
@@ -293,9 +293,9 @@ def residual(case: Case) -> float:
     c = np.ones((len(of.rows), 1)) if of.weights is None else of.weights
     size = c * (LIBRARY * mean_size(case) + np.abs(path.bare))
     size = size + (0.0 if of.weights is None else np.abs(path.residuals))
-    held = of.targets.astype(np.float64)
-    round_through(held, case.form.name)
-    if (held != of.targets).any():
+    rounded_targets = of.targets.astype(np.float64)
+    round_through(rounded_targets, case.form.name)
+    if (rounded_targets != of.targets).any():
         size = size + c * np.abs(of.targets)
     scores = case.from_scores(np.abs(path.scores))
     return case.unit * (scores + case.from_residuals(size))

@@ -165,7 +165,7 @@ def run_exact_steps(exchange: ExactExchange) -> ExactPath:
     w = exchange.before.astype(np.float64)
     shape = (len(exchange.rows), -1)
     beta = np.zeros(w.shape[1]) if exchange.intercept is None else exchange.intercept
-    kept: dict[str, list[Array]] = {
+    history: dict[str, list[Array]] = {
         name: [] for name in ("scores", "residuals", "bare", "intercepts")
     }
     iterates = []
@@ -174,14 +174,14 @@ def run_exact_steps(exchange: ExactExchange) -> ExactPath:
         t = Y @ w + beta + (0 if exchange.offsets is None else exchange.offsets[part])
         bare = exchange.family.residual(t.copy(), exchange.targets[part])
         r = bare if exchange.weights is None else bare * exchange.weights[part]
-        found = (t, r, bare, np.broadcast_to(beta, t.shape))
-        for name, values in zip(kept, found, strict=True):
-            kept[name].append(values)
+        arrays = (t, r, bare, np.broadcast_to(beta, t.shape))
+        for name, values in zip(history, arrays, strict=True):
+            history[name].append(values)
         iterates.append(w)
         w = (1 - rate * exchange.l2) * w - rate / len(Y) * (Y.T @ r)
         if exchange.intercept is not None:
             beta = beta - rate / len(Y) * r.sum(axis=0)
-    joined = {name: np.concatenate(v).reshape(shape) for name, v in kept.items()}
+    joined = {name: np.concatenate(v).reshape(shape) for name, v in history.items()}
     z = exchange.rows @ exchange.before
     return ExactPath(margins=z, iterates=tuple(iterates), after=w, **joined)
 
@@ -196,8 +196,8 @@ class Norms:
 
 def norms_of(exchange: ExactExchange) -> Norms:
     """Return the spectral norm of every batch; an intercept is a column of ones."""
-    found = [_norm(_extended(exchange, part)) for part in exchange.slices]
-    return Norms(np.array([value for value, _ in found]), all(ok for _, ok in found))
+    norms = [_norm(_extended(exchange, part)) for part in exchange.slices]
+    return Norms(np.array([value for value, _ in norms]), all(ok for _, ok in norms))
 
 
 def _extended(exchange: ExactExchange, part: slice) -> Array:

@@ -98,8 +98,8 @@ def draw_sample(
     For a family of classes, the sample has a row of every class.
     """
     fits = BYTES // (8 * row_words(reader))
-    wanted = max(min(max(ROWS, 4 * group_rows), fits), 2 * group_rows)
-    parts = _places(reader.rows, min(wanted, reader.rows), seed)
+    sample_rows = max(min(max(ROWS, 4 * group_rows), fits), 2 * group_rows)
+    parts = _places(reader.rows, min(sample_rows, reader.rows), seed)
     if family and get_family(family).targets in LABELLED:
         parts += _rare_labels(reader, parts)
     every = slice(0, reader.cols)
@@ -137,9 +137,9 @@ def _places(rows: int, wanted: int, seed: int) -> list[slice]:
         return [slice(0, rows)]
     count = max(min(SLICES, wanted), 1)
     length = wanted // count
-    room = rows // count
+    stride = rows // count
     rng = np.random.default_rng(seed)
-    starts = [i * room + int(rng.integers(room - length + 1)) for i in range(count)]
+    starts = [i * stride + int(rng.integers(stride - length + 1)) for i in range(count)]
     return [slice(start, start + length) for start in starts]
 
 
@@ -149,8 +149,8 @@ def _rare_labels(reader: RowReader, parts: list[slice]) -> list[slice]:
     labels, firsts = np.unique(y, return_index=True)
     if len(labels) > MOST_CLASSES:
         return []  # no classes: the encoder of targets raises the error
-    there = np.concatenate([np.unique(y[part]) for part in parts])
-    return [slice(int(i), int(i) + 1) for i in firsts[~np.isin(labels, there)]]
+    present = np.concatenate([np.unique(y[part]) for part in parts])
+    return [slice(int(i), int(i) + 1) for i in firsts[~np.isin(labels, present)]]
 
 
 def _rows(reader: RowReader, part: slice, columns: slice) -> Any:
@@ -168,8 +168,8 @@ def _stacked(parts: list[Any]) -> Any:
 
 
 def _joined(parts: list[Array | None]) -> Array | None:
-    found = [part for part in parts if part is not None]
-    return np.concatenate(found) if found else None
+    arrays = [part for part in parts if part is not None]
+    return np.concatenate(arrays) if arrays else None
 
 
 def loss_gaps(
@@ -214,8 +214,8 @@ def _curve(result: Result) -> list[float]:
 
 def on_first_rank(world: Communicator, action: Callable[[], Value]) -> Value:
     """Return on every rank what `action` returns on rank 0. Collective."""
-    own = world.together(lambda: None if world.rank else action())
-    first: Value = world.exchange_objects(own)[0]
+    local_value = world.together(lambda: None if world.rank else action())
+    first: Value = world.exchange_objects(local_value)[0]
     return first
 
 
@@ -412,13 +412,13 @@ class SamplePath:
         """The batch sizes of every exchange of an epoch."""
         schedule = self.config.schedule
         steps = schedule.steps or DEFAULT_STEPS
-        found = plan_groups(len(self.sample.y), schedule.batch, steps)
-        if len(found[0]) < steps or min(found[0]) < schedule.batch:
+        groups = plan_groups(len(self.sample.y), schedule.batch, steps)
+        if len(groups[0]) < steps or min(groups[0]) < schedule.batch:
             raise ConfigError(
                 f"{len(self.sample.y)} rows are fewer than the {schedule.batch} x"
                 f" {steps} of one exchange; use a smaller --batch or --steps"
             )
-        return found
+        return groups
 
     def exchanges(self, count: int, apart: int) -> list[ExactExchange]:
         """Return `count` exchanges: each `apart`-th one of the exact run."""
@@ -464,8 +464,8 @@ class SamplePath:
 
     @cached_property
     def _weights(self) -> Array | None:
-        given = self.sample.weights
-        return None if given is None else (given / given.mean())[:, None]
+        weights = self.sample.weights
+        return None if weights is None else (weights / weights.mean())[:, None]
 
     def _exchange(
         self, number: int, weights: Array, intercept: Array | None
@@ -506,8 +506,8 @@ class SamplePath:
                 " use a smaller --batch or --steps"
             )
         part = self.sample.X[rows]
-        found: Array = part.toarray() if hasattr(part, "toarray") else part
-        return found.astype(np.float64)
+        block: Array = part.toarray() if hasattr(part, "toarray") else part
+        return block.astype(np.float64)
 
 
 def _advanced(exchange: ExactExchange) -> Array:
@@ -607,7 +607,7 @@ def _network_seconds(
         parts = [("gram_wire", sum(size for _, size in parts))]
     calls = sum(2 if _is_narrow(getattr(precision, name)) else 1 for name, _ in parts)
     carried = communicator.sum_bytes(sum(size for _, size in parts), members)
-    return min(one.seconds(calls, carried) for one in sums)
+    return min(algorithm.seconds(calls, carried) for algorithm in sums)
 
 
 def _is_narrow(name: str) -> bool:
@@ -622,17 +622,17 @@ def exchange_seconds(exchange: ExactExchange, precision: Precision) -> float:
     core, only make them longer.
     """
     part = exchange.parts[0]
-    own = np.ascontiguousarray(exchange.rows[:, part])
+    block = np.ascontiguousarray(exchange.rows[:, part])
     backend = make_backend(precision)
     form = get_format(precision.matrix)
     if form.wants_scale:
-        peaks = np.abs(own).max(axis=0)
-        backend.scaling = make_scaling(form, peaks, slice(0, own.shape[1]), "column")
-    copies = max(min(int(COPIES / max(own.nbytes, 1)), 64), 1)
-    matrix = np.tile(backend.store(own), (copies, 1))
+        peaks = np.abs(block).max(axis=0)
+        backend.scaling = make_scaling(form, peaks, slice(0, block.shape[1]), "column")
+    copies = max(min(int(COPIES / max(block.nbytes, 1)), 64), 1)
+    matrix = np.tile(backend.store(block), (copies, 1))
     once = _once(exchange, precision, backend, matrix)
     rng = np.random.default_rng(0)
-    draws = [rng.permutation(len(matrix))[: len(own)] for _ in range(REPEATS + 1)]
+    draws = [rng.permutation(len(matrix))[: len(block)] for _ in range(REPEATS + 1)]
     return fastest_of(lambda i: (once(draws[i]),), REPEATS)[0]
 
 
@@ -641,7 +641,7 @@ def _once(
 ) -> Any:
     """Return a function from row numbers of `matrix` to the seconds of an exchange."""
     blocks, batch = exchange.blocks, _batch(exchange, precision)
-    room = np.empty((blocks.rows, matrix.shape[1]), dtype=precision.working)
+    buffer = np.empty((blocks.rows, matrix.shape[1]), dtype=precision.working)
     gram = np.empty(blocks.gram_words, get_format(precision.gram_wire).carrier)
     shape = (blocks.rows, exchange.before.shape[1])
     margins = np.empty(shape, get_format(precision.margin_sum).carrier)
@@ -650,7 +650,7 @@ def _once(
 
     def once(numbers: Array) -> float:
         began = perf_counter()
-        rows = backend.gather(matrix, numbers, room)
+        rows = backend.gather(matrix, numbers, buffer)
         backend.strict_gram(rows, blocks, gram)
         backend.scores(rows, weights, margins)
         if precision.margin != precision.margin_sum:
@@ -703,23 +703,23 @@ def resolve_precision(
     def choose() -> tuple[PrecisionConfig, dict[str, Any]]:
         if recorded is not None:
             how = recorded.precision_auto
-            known = {} if how is None else {PRECISION_AUTO: how}
-            return PrecisionConfig(**recorded.requested["precision"]), known
+            facts = {} if how is None else {PRECISION_AUTO: how}
+            return PrecisionConfig(**recorded.requested["precision"]), facts
         ranks = config.run.emulate_members or world.size
-        found = choose_recipe(config, ranks, reader(SerialCommunicator()))
-        chosen = replace(config.precision, recipe=found.recipe)
-        return chosen, {PRECISION_AUTO: found.as_dict()}
+        choice = choose_recipe(config, ranks, reader(SerialCommunicator()))
+        chosen = replace(config.precision, recipe=choice.recipe)
+        return chosen, {PRECISION_AUTO: choice.as_dict()}
 
     # Each rank needs a copy, to which the run adds facts.
-    precision, said = deepcopy(on_first_rank(world, choose))
-    if said:
-        found = said[PRECISION_AUTO]
+    precision, report = deepcopy(on_first_rank(world, choose))
+    if report:
+        choice = report[PRECISION_AUTO]
         log.info(
             "precision: %s, whose loss is expected within %.2g %% of fp64's",
-            *(found["recipe"], 100 * found["predicted_gap"]),
+            *(choice["recipe"], 100 * choice["predicted_gap"]),
             extra={"on_all_ranks": True},
         )
-    return replace(config, precision=precision), said
+    return replace(config, precision=precision), report
 
 
 def recipe_reason(notes: Mapping[str, Any]) -> str:
@@ -738,24 +738,24 @@ def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeCho
     finally:
         reader.close()
     planned = planned_exchanges(config, reader.rows)
-    asked = affordable(config.precision)
-    gaps = loss_gaps(config, sample, asked, members, planned)
+    candidates = affordable(config.precision)
+    gaps = loss_gaps(config, sample, candidates, members, planned)
     (exchange,) = SamplePath(config, sample, min(members, reader.cols)).exchanges(1, 1)
     sums = [_sum_of(config, members)]
     costs = {
-        name: cost_of(exchange, one.resolve(), sums, seconds=True).total
-        for name, one in asked.items()
+        name: cost_of(exchange, precision.resolve(), sums, seconds=True).total
+        for name, precision in candidates.items()
     }
     if config.run.reproducible:  # measured seconds differ from run to run
-        costs = {name: float(ORDER.index(name)) for name in asked}
-    good = [n for n in asked if gaps[n].predicted <= config.precision.tolerance]
+        costs = {name: float(ORDER.index(name)) for name in candidates}
+    good = [n for n in candidates if gaps[n].predicted <= config.precision.tolerance]
     best = min(good, key=lambda name: costs[name], default=WIDEST)
     return RecipeChoice(
         recipe=best,
         predicted_gap=gaps[best].predicted,
         considered={
             name: {"seconds": costs[name], "predicted_gap": gaps[name].predicted}
-            for name in asked
+            for name in candidates
         },
     )
 

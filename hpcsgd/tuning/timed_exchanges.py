@@ -193,8 +193,8 @@ class Stage:
         loaded = self.opened.loaded
         replicas = self.opened.grid.replicas.size
         first = TimedSetting(FIRST[setting.product], setting.steps, setting.batch)
-        known = self._runs.get(first)
-        each = known.each if known and known.each else self.first_epoch / FEW
+        run = self._runs.get(first)
+        each = run.each if run and run.each else self.first_epoch / FEW
         count = max(int(self.first_epoch / each), LEAST)
         # The same number for every replica: the last ones may have one row less.
         height = min(self.rows, count * setting.rows)
@@ -253,18 +253,20 @@ class _TimedRun:
         """Return the seconds of an exchange on the slowest rank, polls included."""
         loop = self.live.loop
         world = self.live.grid.world
-        looks = world.ledger.entries["control"]
+        polls = world.ledger.entries["control"]
         view = loop.view
-        control = (looks.calls, looks.seconds)
+        control = (polls.calls, polls.seconds)
         before = view.seconds
         with np.errstate(all="ignore"):
             groups = self.live.feed.groups(view.exchanges)
             self.live.run_exchanges(groups, count)
-        calls = looks.calls - control[0]
-        waited = looks.seconds - control[1]
-        own = (view.seconds - before - waited) / count
-        own += waited / max(calls, 1) / poll_every(self.live.config, self.live.task)
-        return float(max(*world.exchange_objects(own), 1e-9))
+        calls = polls.calls - control[0]
+        waited = polls.seconds - control[1]
+        own_seconds = (view.seconds - before - waited) / count
+        own_seconds += (
+            waited / max(calls, 1) / poll_every(self.live.config, self.live.task)
+        )
+        return float(max(*world.exchange_objects(own_seconds), 1e-9))
 
 
 # The seconds of a tuning: every part queries the time that is left, and ends in time.
@@ -287,9 +289,9 @@ class TimeBudget:
     @property
     def spent(self) -> float:
         """Return the seconds since the beginning. Collective."""
-        own = self.clock() - self.began
-        said: float = self.world.exchange_objects(own)[0]
-        return said
+        own_seconds = self.clock() - self.began
+        root_seconds: float = self.world.exchange_objects(own_seconds)[0]
+        return root_seconds
 
     def until(self, share: float) -> float:
         """Return the seconds until `share` of the time is spent, or 0. Collective."""
@@ -320,8 +322,8 @@ class FirstRows:
 
     def targets(self, rows: slice) -> Array:
         """Return the targets of rows; among all of them is every label."""
-        found: Array = self._y[rows]
-        return found
+        targets: Array = self._y[rows]
+        return targets
 
     def sample_weight(self, rows: slice) -> Array | None:
         """Return the sample weights of rows, or None."""
@@ -394,12 +396,12 @@ def fit_machine(times: Sequence[TimeSample], start: Machine) -> Machine:
     for _ in range(ROUNDS):
         parts = np.array([parts_of(model, costs) for model in models])
         # Casts of narrow sums belong to no constant.
-        given = np.array([model(costs) for model in models]) - parts @ costs
+        casts = np.array([model(costs) for model in models]) - parts @ costs
         scaled = parts * unit / y[:, None] * weights[:, None]
         rows = np.concatenate([scaled, pull])
-        aims = np.concatenate([weights * (1.0 - given / y), PULL * first / unit])
+        aims = np.concatenate([weights * (1.0 - casts / y), PULL * first / unit])
         costs = unit * (least + _bounded(rows, aims - rows @ least))
-        off = np.abs((parts @ costs + given) / y - 1.0)
+        off = np.abs((parts @ costs + casts) / y - 1.0)
         usual = max(STRANGE, float(np.median(off)))
         weights = np.minimum(1.0, usual / np.maximum(off, 1e-9))
     return machine_of(costs)
@@ -419,8 +421,8 @@ def _bounded(rows: Array, aims: Array) -> Array:
     """Return the solution of least squares without negative entries."""
     from scipy.optimize import nnls  # slow to import; other commands do not need it
 
-    found: Array = nnls(rows, aims)[0]
-    return found
+    solution: Array = nnls(rows, aims)[0]
+    return solution
 
 
 # The cost model after a fit: seconds of a step of any setting.

@@ -100,11 +100,15 @@ class TuningQuestion:
 
     def _check_kind(self) -> None:
         """Refuse agreements whose times are neither modelled nor measured."""
-        asked = self.config.agreement
-        if asked.kind in KINDS:
+        agreement = self.config.agreement
+        if agreement.kind in KINDS:
             return
-        by = f"method={asked.method}" if asked.method else f"agreement={asked.kind}"
-        bucket = " agreement.bucket=1" if asked.shares_gradients else ""
+        by = (
+            f"method={agreement.method}"
+            if agreement.method
+            else f"agreement={agreement.kind}"
+        )
+        bucket = " agreement.bucket=1" if agreement.shares_gradients else ""
         rows = " ".join(
             f"--setting '{name}: {by} batch={batch}{more}'"
             for name, batch, more in (("a", 16, ""), ("b", 32, bucket))
@@ -138,21 +142,21 @@ def parse_batches(text: str) -> tuple[int, ...]:
     if text == "auto":
         return BATCHES
     try:
-        found = {int(word) for word in text.split(",")}
+        batches = {int(word) for word in text.split(",")}
     except ValueError:
-        found = {0}
-    if min(found) < 1:
+        batches = {0}
+    if min(batches) < 1:
         raise ConfigError(
             f"--batch {text}: give a whole number, several as 8,16,32, or auto"
         )
-    return tuple(sorted(found))
+    return tuple(sorted(batches))
 
 
 def probing_steps(batch: int, rows: int, most: int) -> list[int]:
     """Return the numbers of steps that are timed for the fit, small and large ones."""
     fits = [s for s in STEPS if s * batch <= min(rows, most)]
-    wanted = [s for s in PROBED if s in fits]
-    return wanted or fits[-1:]
+    steps = [s for s in PROBED if s in fits]
+    return steps or fits[-1:]
 
 
 PROBED = (2, 6, 20, 48, 128)
@@ -208,14 +212,14 @@ def ways_of(
     same one, and one that is proportional to the rows of a step.
     """
     first = LearningSetting(min(batches), config.rate.value)
-    found = {first: None}
+    settings = {first: None}
     for replicas, _ in grids:
         for batch in batches:
             for local in LOCAL if replicas > 1 else (1,):
-                way = replace(first, batch=batch, replicas=replicas, local=local)
-                grown = first.rate * way.rows / first.rows
-                found |= {way: None, replace(way, rate=grown): None}
-    return list(found)
+                setting = replace(first, batch=batch, replicas=replicas, local=local)
+                grown = first.rate * setting.rows / first.rows
+                settings |= {setting: None, replace(setting, rate=grown): None}
+    return list(settings)
 
 
 LOCAL = (8, 32)  # steps between agreements that are tried
@@ -229,26 +233,26 @@ def learn(
     The iterates depend on batches and replicas only, not on the number of ranks that
     share the columns: replicas are threads of this process, without a network.
     """
-    found: list[Learnt] = []
+    penalties: list[Learnt] = []
     goal = 0.0
     needed = 1.0
     longest = 0.0
     end = perf_counter() + seconds
-    for number, way in enumerate(ways):
+    for number, setting in enumerate(ways):
         began = perf_counter()
-        if found and began + longest > end:
-            said = (
+        if penalties and began + longest > end:
+            message = (
                 "no time to try %d of %d batches, rates or grids; give more --seconds"
             )
-            log.warning(said, len(ways) - number, len(ways))
+            log.warning(message, len(ways) - number, len(ways))
             break
-        result = learning_run(config, sample, way)
-        if not found:
+        result = learning_run(config, sample, setting)
+        if not penalties:
             goal = _goal(result)
             needed = rows_to(result, _goal(result))
-        found.append(Learnt(way, rows_to(result, goal) / needed, result.loss))
+        penalties.append(Learnt(setting, rows_to(result, goal) / needed, result.loss))
         longest = max(longest, perf_counter() - began)
-    return found
+    return penalties
 
 
 def learning_run(config: RunConfig, sample: Sample, way: LearningSetting) -> Result:
@@ -281,8 +285,8 @@ def rows_to(result: Result, goal: float) -> float:
     """
     if result.status is Status.DIVERGED:
         return inf
-    looks = [(float(r["epoch"]), float(r["loss"])) for r in result.history]
-    for (begin, above), (end, below) in zip(looks, looks[1:], strict=False):
+    evaluations = [(float(r["epoch"]), float(r["loss"])) for r in result.history]
+    for (begin, above), (end, below) in zip(evaluations, evaluations[1:], strict=False):
         if below <= goal:
             return begin + (end - begin) * _part(above, below, goal)
     return inf
@@ -396,10 +400,10 @@ class CandidateGroup:
     ) -> list[Candidate]:
         """Return all candidates for the open settings, with seconds by the model."""
         return [
-            Candidate(self.grid, self.recipe, way, setting, self._step(setting))
-            for way in ways
-            if way.way.replicas == self.grid[0]
-            for setting in self.settings(question, way.way.batch, way.way.local)
+            Candidate(self.grid, self.recipe, learnt, setting, self._step(setting))
+            for learnt in ways
+            if learnt.way.replicas == self.grid[0]
+            for setting in self.settings(question, learnt.way.batch, learnt.way.local)
         ]
 
     def settings(
@@ -411,20 +415,20 @@ class CandidateGroup:
         job = replace(model.job, batch=batch)
         replicas = self.grid[0]
         fixed = config.schedule.steps if replicas == 1 or local == 0 else 0
-        for one in candidates(config.products.kind, fixed, job, Machine()):
-            if replicas > 1 and local % one.steps:
+        for choice in candidates(config.products.kind, fixed, job, Machine()):
+            if replicas > 1 and local % choice.steps:
                 continue
             clip = config.update.clip != "none"
             over = config.update.clip_over
-            if clip and not may_clip(one.product, one.steps, over):
+            if clip and not may_clip(choice.product, choice.steps, over):
                 continue
-            period = local // one.steps if replicas > 1 else 0
-            plain = TimedSetting(one.product, one.steps, batch, period=period)
+            period = local // choice.steps if replicas > 1 else 0
+            plain = TimedSetting(choice.product, choice.steps, batch, period=period)
             if not self.stage.fits(plain):
                 continue
-            if not (one.product == "gram" and config.products.look_ahead == "on"):
+            if not (choice.product == "gram" and config.products.look_ahead == "on"):
                 yield plain
-            if self._may_look_ahead(question, one.product):
+            if self._may_look_ahead(question, choice.product):
                 yield replace(plain, look_ahead=True)
 
     def fit(
@@ -435,20 +439,20 @@ class CandidateGroup:
         share: float,
     ) -> None:
         """Time bursts of some settings in turns, as time allows; fit the model."""
-        wanted = self._probes(question, batches)
-        each = budget.until(share) / (OVERHEAD * ROUNDS * max(len(wanted), 1))
+        probes = self._probes(question, batches)
+        each = budget.until(share) / (OVERHEAD * ROUNDS * max(len(probes), 1))
         each = min(max(each, SHORTEST), BURST)
         self.stage.first_epoch = FIRST * each
         taken: dict[TimedSetting, list[Burst]] = {}
         for _ in range(ROUNDS):
-            for setting in wanted:
+            for setting in probes:
                 if taken and budget.until(share) <= 0.0:
                     break
                 taken.setdefault(setting, []).append(self.stage.burst(setting, each))
-        found = [self._typical(bursts) for bursts in taken.values()]
-        found += [self.stage.first(b.setting) for b in found if b.later]
+        new_bursts = [self._typical(bursts) for bursts in taken.values()]
+        new_bursts += [self.stage.first(b.setting) for b in new_bursts if b.later]
         self.stage.forget()
-        self.bursts += found
+        self.bursts += new_bursts
         self.model = self.model.fitted(self.bursts)
 
     def _typical(self, bursts: list[Burst]) -> Burst:
@@ -458,32 +462,32 @@ class CandidateGroup:
         self, question: TuningQuestion, batches: Sequence[int]
     ) -> list[TimedSetting]:
         """Return settings to time of each product: few and many steps, end batches."""
-        found: dict[str, list[TimedSetting]] = {}
+        probes: dict[str, list[TimedSetting]] = {}
         for batch in sorted({min(batches), max(batches)}):
             every = [replace(s, period=0) for s in self.settings(question, batch)]
             steps = probing_steps(batch, self.stage.rows, MOST_ROWS)
             chosen = [s for s in every if s.steps in steps] or every
             for setting in dict.fromkeys(chosen):
-                found.setdefault(setting.kind, []).append(setting)
+                probes.setdefault(setting.kind, []).append(setting)
         # One setting of each kind precedes a second one, as time may be short.
-        turns = zip_longest(*found.values())
+        turns = zip_longest(*probes.values())
         return [setting for turn in turns for setting in turn if setting is not None]
 
     def _may_look_ahead(self, question: TuningQuestion, product: str) -> bool:
-        wish = question.config.products.look_ahead
-        if product != "gram" or self.model.job.members == 1 or wish == "off":
+        look_ahead = question.config.products.look_ahead
+        if product != "gram" or self.model.job.members == 1 or look_ahead == "off":
             return False
-        return wish == "on" or self.figures.directions[0].latency >= WORTH_HIDING
+        return look_ahead == "on" or self.figures.directions[0].latency >= WORTH_HIDING
 
     def _step(self, setting: TimedSetting) -> float:
         """Return the seconds of a step by the model, with averages of replicas."""
-        found = self.model.step(replace(setting, period=0))
+        seconds = self.model.step(replace(setting, period=0))
         replicas = self.figures.directions[1]
         words = self.model.job.local_columns
         if replicas.ranks == 1 or not setting.period:
-            return found
+            return seconds
         size = WORD * words * self.model.job.scores * self.model.job.states
-        return found + replicas.seconds(size) / (setting.period * setting.steps)
+        return seconds + replicas.seconds(size) / (setting.period * setting.steps)
 
 
 def open_candidate_group(
@@ -522,8 +526,8 @@ def measure_figures(
     seconds = budget.until(share) / 4
     directions = []
     for name, group in (("members", grid.members), ("replicas", grid.replicas)):
-        own = measure_network(name, group, seconds=seconds)
-        everyone = world.exchange_objects(own)
+        own_network = measure_network(name, group, seconds=seconds)
+        everyone = world.exchange_objects(own_network)
         directions.append(max(everyone, key=lambda network: network.latency))
     batch = min(batch, stage.rows)
     machine = measure_machine(task, batch, world, directions[0])
@@ -607,8 +611,8 @@ def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
     finally:
         reader.close()
     groups = _open_groups(question, gaps, world, sample, budget)
-    usable = [one for one in learnt if one.penalty < float("inf")]
-    batches = sorted({one.way.batch for one in usable})
+    usable = [setting for setting in learnt if setting.penalty < float("inf")]
+    batches = sorted({setting.way.batch for setting in usable})
     for number, group in enumerate(groups, start=1):
         ends = OPENED + (FITTED - OPENED) * number / len(groups)
         group.fit(question, batches, budget, ends)
@@ -662,15 +666,15 @@ def _learn(
 ) -> list[Learnt]:
     """Return the penalty of every open batch and number of replicas. Collective."""
     config = question.config
-    ways = ways_of(config, question.batches, question.grids(world.size))
-    if len(ways) == 1:
-        return [Learnt(ways[0], 1.0)]
+    settings = ways_of(config, question.batches, question.grids(world.size))
+    if len(settings) == 1:
+        return [Learnt(settings[0], 1.0)]
     seconds = budget.until(LEARNT)
 
     def measure() -> list[Learnt]:
         seed = config.sampling.seed
         family = config.problem.family
-        return learn(config, draw_sample(reader, 1, seed, family), ways, seconds)
+        return learn(config, draw_sample(reader, 1, seed, family), settings, seconds)
 
     return on_first_rank(world, measure)
 
@@ -690,14 +694,14 @@ def _gaps(
         sample = draw_sample_of(largest, reader)
         planned = planned_exchanges(largest, reader.rows)
         recipes = affordable(config.precision)
-        found = {"fp64": 0.0}
+        predictions = {"fp64": 0.0}
         for name in [n for n in PREFERRED if n in recipes and n != "fp64"]:
-            if len(found) > 1 and perf_counter() > end:
+            if len(predictions) > 1 and perf_counter() > end:
                 break
-            wanted = {name: recipes[name]}
-            gaps = loss_gaps(largest, sample, wanted, world.size, planned)
-            found[name] = gaps[name].predicted
-        return found
+            precisions = {name: recipes[name]}
+            gaps = loss_gaps(largest, sample, precisions, world.size, planned)
+            predictions[name] = gaps[name].predicted
+        return predictions
 
     return on_first_rank(world, measure)
 
@@ -718,16 +722,16 @@ def _open_groups(
     # A fit with too few bursts is worse than one grid or recipe less.
     most = max(int((FITTED - OPENED) * budget.seconds / ROOM_SECONDS), 1)
     if len(places) > most:
-        said = "time for %d of %d grids and recipes; give more --seconds"
-        log.warning(said, most, len(places), extra={"on_all_ranks": True})
+        message = "time for %d of %d grids and recipes; give more --seconds"
+        log.warning(message, most, len(places), extra={"on_all_ranks": True})
     places = places[:most]
     groups: list[CandidateGroup] = []
     slowest = 0.0
     for grid, recipe in places:
         before = budget.until(FITTED)
         if groups and before <= slowest:
-            said = "no time for %dx%d in %s; give more --seconds"
-            log.warning(said, *grid, recipe, extra={"on_all_ranks": True})
+            message = "no time for %dx%d in %s; give more --seconds"
+            log.warning(message, *grid, recipe, extra={"on_all_ranks": True})
             continue
         ends = RECIPES + (OPENED - RECIPES) * (len(groups) + 1) / len(places)
         groups.append(
@@ -749,26 +753,30 @@ def time_best_candidates(
     """Time the candidates of the best scores, in turns; measured times may bring up
     others.
     """
-    known: dict[Candidate, list[float]] = {}
+    timings: dict[Candidate, list[float]] = {}
     ratios: dict[tuple[Any, ...], float] = {}
     each = budget.until(RUN) / (OVERHEAD * 2 * BEST * TURNS)
     each = min(max(each, SHORTEST), LONGEST)
-    wanted = sorted(every, key=lambda c: c.score)[:BEST]
-    while wanted:
-        known |= {candidate: [] for candidate in wanted}
-        _take_turns(known, wanted, groups, budget, each)
-        for candidate in wanted:
-            seen = median(known[candidate])
+    shortlist = sorted(every, key=lambda c: c.score)[:BEST]
+    while shortlist:
+        timings |= {candidate: [] for candidate in shortlist}
+        _take_turns(timings, shortlist, groups, budget, each)
+        for candidate in shortlist:
+            seen = median(timings[candidate])
             ratios[candidate.kind] = seen / candidate.predicted
-        best = min(_measured(c, times).score for c, times in known.items())
+        best = min(_measured(c, times).score for c, times in timings.items())
         ranked = sorted(every, key=lambda c: _corrected(c, ratios))[:BEST]
-        wanted = [
-            c for c in ranked if c not in known and _corrected(c, ratios) < CLOSE * best
+        shortlist = [
+            c
+            for c in ranked
+            if c not in timings and _corrected(c, ratios) < CLOSE * best
         ]
-        if budget.until(RUN) <= OVERHEAD * TURNS * each * len(wanted):
+        if budget.until(RUN) <= OVERHEAD * TURNS * each * len(shortlist):
             break
-    found = sorted((_measured(c, t) for c, t in known.items()), key=lambda c: c.score)
-    return found[:BEST]
+    results = sorted(
+        (_measured(c, t) for c, t in timings.items()), key=lambda c: c.score
+    )
+    return results[:BEST]
 
 
 def _take_turns(
@@ -820,9 +828,9 @@ def document(found: TuningResult) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "chosen": row(found.chosen, found.ranks),
-        "best": [row(one, found.ranks) for one in found.best],
+        "best": [row(item, found.ranks) for item in found.best],
         "considered": found.considered,
-        "learning": [_learnt(one) for one in found.learnt],
+        "learning": [_learnt(item) for item in found.learnt],
         "recipes": found.gaps,
         "tolerance": found.question.config.precision.tolerance,
         "figures": {
@@ -858,7 +866,7 @@ def _figures(group: CandidateGroup, sample: TimedRows) -> dict[str, Any]:
 def row(one: Candidate, ranks: int) -> dict[str, Any]:
     """Return the figures of one candidate, a row of the table."""
     setting = one.setting
-    way = one.learnt.way
+    learning_setting = one.learnt.way
     return {
         "ranks": ranks,
         "grid": f"{one.grid[0]}x{one.grid[1]}",
@@ -868,7 +876,7 @@ def row(one: Candidate, ranks: int) -> dict[str, Any]:
         "steps": setting.steps,
         "batch": setting.batch,
         "period": setting.period,
-        "rate": way.rate,
+        "rate": learning_setting.rate,
         "predicted": one.predicted,
         "measured": one.measured,
         "penalty": one.learnt.penalty,
@@ -899,10 +907,10 @@ def explained(found: dict[str, Any], path: str | None) -> Iterator[str]:
         f" step, the best of {found['considered']} settings by the model and of"
         f" {len(found['best'])} that were run"
     )
-    tried = [one for one in found["learning"] if one["penalty"] is not None]
+    tried = [entry for entry in found["learning"] if entry["penalty"] is not None]
     if len(found["learning"]) > 1:
-        said = [f"{one['way']}: {one['penalty']:.2f}" for one in tried]
-        yield f"rows for the same loss, over those of the first: {'; '.join(said)}"
+        penalties = [f"{entry['way']}: {entry['penalty']:.2f}" for entry in tried]
+        yield f"rows for the same loss, over those of the first: {'; '.join(penalties)}"
     yield (
         f"timed on {found['rows_timed']} of {found['rows']} rows,"
         f" {found['seconds']:.1f} s in all"

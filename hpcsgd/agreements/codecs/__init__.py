@@ -56,16 +56,16 @@ def kept_bytes(
     Checkpoints save all of them. This function allocates nothing.
     """
     kind = get_codec(name)
-    ways = [config]
+    regimes = [config]
     words = len(kind.remembers)
     tables = 0
     if name == "accordion":
         kind = get_codec(accordion.codec)
-        ways = [*accordion.regimes(config)]
+        regimes = [*accordion.regimes(config)]
         words = words + len(kind.remembers)
         tables = FIRST.nbytes
     words += config.remembers_errors(kind.wants_feedback)
-    tables += sum(kind.table_bytes(bucket, way) for way in ways)
+    tables += sum(kind.table_bytes(bucket, regime) for regime in regimes)
     return words * bucket.words * bucket.dtype.itemsize + tables
 
 
@@ -82,11 +82,11 @@ def owed(
     steps, of which `rate` makes gradients.
     """
     kind = get_codec(accordion.codec if name == "accordion" else name)
-    found = kind.owes(kept, config)
+    gradient = kind.owes(kept, config)
     if ERROR in kept:  # in steps, as long as the rate was
         error = kept[ERROR] / rate
-        found = error if found is None else found + error
-    return found
+        gradient = error if gradient is None else gradient + error
+    return gradient
 
 
 def register(name: str, kind: type[Codec]) -> None:

@@ -46,11 +46,13 @@ class Accordion(Codec):
         settings: AccordionConfig | None = None,
     ) -> None:
         super().__init__(bucket, config)
-        asked = settings or AccordionConfig()
+        accordion = settings or AccordionConfig()
         # Both codecs share their arrays: what one has stored the other sends.
         shared = replace(bucket, room=_once(bucket.remember))
-        kind = get_codec(asked.codec)
-        self.low, self.high = (kind(shared, way) for way in asked.regimes(config))
+        kind = get_codec(accordion.codec)
+        self.low, self.high = (
+            kind(shared, codec_config) for codec_config in accordion.regimes(config)
+        )
         both = self.low, self.high
         self.unbiased = all(codec.unbiased for codec in both)
         self.wants_feedback = kind.wants_feedback
@@ -58,11 +60,11 @@ class Accordion(Codec):
         self.wants_norm = any(codec.wants_norm for codec in both)
         self.mean_roundoff = max(codec.mean_roundoff for codec in both)
         total = bucket.remember(TOTAL)
-        self.regime = Regime(total, asked.eta, asked.interval)
+        self.regime = Regime(total, accordion.eta, accordion.interval)
         self.kept["regime"] = self.regime.record
         self._square = 0.0  # |G|² of the epoch that is over
         for name, codec in zip(("low", "high"), both, strict=True):
-            self.kept |= {f"{name}_{key}": kept for key, kept in codec.kept.items()}
+            self.kept |= {f"{name}_{key}": array for key, array in codec.kept.items()}
 
     @classmethod
     def of(
@@ -95,9 +97,9 @@ class Accordion(Codec):
         finish = codec.start(part, line, moment)
 
         def note() -> Decoded:
-            told = finish()
+            decoded = finish()
             self.regime.count(moment)
-            return replace(told, payload=told.payload + ahead)
+            return replace(decoded, payload=decoded.payload + ahead)
 
         return note
 

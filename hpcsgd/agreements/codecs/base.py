@@ -297,17 +297,17 @@ class AccordionConfig(Settings, section="accordion"):
 def _read(key: str, said: str) -> Mapping[str, Any]:
     """Return the [codec] settings in a text `name=value, name=value`, by name."""
     kinds = {f.name: type(f.default) for f in fields(CodecConfig)}
-    found = {}
+    settings = {}
     for item in filter(None, (part.strip() for part in said.split(","))):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not equals or name not in kinds or name in BOTH:
-            known = ", ".join(name for name in kinds if name not in BOTH)
+            names = ", ".join(name for name in kinds if name not in BOTH)
             raise ConfigError(
                 f"[accordion] {key} = {said!r} must be settings of [codec], as"
-                f" 'rank=2, start=0'; known: {known}"
+                f" 'rank=2, start=0'; known: {names}"
             )
-        found[name] = _value(key, item, kinds[name], value)
-    return found
+        settings[name] = _value(key, item, kinds[name], value)
+    return settings
 
 
 def _value(key: str, item: str, kind: Any, value: str) -> Any:
@@ -318,8 +318,8 @@ def _value(key: str, item: str, kind: Any, value: str) -> Any:
             return kind(value)
     except ValueError:
         pass
-    wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-    raise ConfigError(f"[accordion] {key}: {item!r} must be {wanted}")
+    domain = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+    raise ConfigError(f"[accordion] {key}: {item!r} must be {domain}")
 
 
 # The protocol of codecs.
@@ -757,15 +757,15 @@ class GatheredCodec(Codec):
         moment: Moment,
         payload: int,
     ) -> Decoded:
-        own = None
+        own_decoded = None
         mean = self._nothing()
         if self.needs_own:
-            own = self._nothing()
-            self.add_decoded(records[line.rank], own, moment)
+            own_decoded = self._nothing()
+            self.add_decoded(records[line.rank], own_decoded, moment)
         for record in records:
             self.add_decoded(record, mean, moment)
         mean /= line.size
-        return Decoded(mean, own, payload)
+        return Decoded(mean, own_decoded, payload)
 
     def _nothing(self) -> Array:
         return np.zeros(self.bucket.words, dtype=self.bucket.dtype)
@@ -895,12 +895,12 @@ class Feedback(Codec):
         finish = self.codec.start(part, line, moment)
 
         def remember() -> Decoded:
-            told = finish()
-            if told.own is None:
+            decoded = finish()
+            if decoded.own is None:
                 self.error[...] = 0.0
             else:
-                self.error -= told.own
-            return told
+                self.error -= decoded.own
+            return decoded
 
         return remember
 

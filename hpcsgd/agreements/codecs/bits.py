@@ -47,13 +47,13 @@ class Cast(Codec):
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
         """Start the sum of part / R, rounded: the total is the mean."""
         part /= line.size
-        own = self._rounded(part) * line.size if self.needs_own else None
+        own_part = self._rounded(part) * line.size if self.needs_own else None
         arrive = line.start_sum(part, self.form)
         payload = self.payload_bytes(line.size, line.rank)
 
         def finish() -> Decoded:
             mean = arrive().astype(self.bucket.dtype, copy=False)
-            return Decoded(mean, own, payload)
+            return Decoded(mean, own_part, payload)
 
         return finish
 
@@ -79,9 +79,9 @@ class Cast(Codec):
         """
         form = get_format(self.form)
         words = self.bucket.words
-        own = words * (rank + 1) // ranks - words * rank // ranks
+        own_words = words * (rank + 1) // ranks - words * rank // ranks
         heads = (ranks + 1) * int(form.wants_scale)
-        return int((words + own + heads) * form.dtype.itemsize)
+        return int((words + own_words + heads) * form.dtype.itemsize)
 
 
 class Bf16(Cast):
@@ -231,9 +231,11 @@ def start_two_phase(
         means = form.decode(records, each)
         if not needs_own:
             return EncodedMean(means.reshape(-1)[: part.size], np.empty(0))
-        own = form.decode(sent, each)
-        own[line.rank] -= line.size * (piece - means[line.rank])
-        return EncodedMean(means.reshape(-1)[: part.size], own.reshape(-1)[: part.size])
+        own_pieces = form.decode(sent, each)
+        own_pieces[line.rank] -= line.size * (piece - means[line.rank])
+        return EncodedMean(
+            means.reshape(-1)[: part.size], own_pieces.reshape(-1)[: part.size]
+        )
 
     return finish
 
@@ -293,10 +295,10 @@ class ByteGrad(Codec):
         payload = self.payload_bytes(line.size, line.rank)
 
         def finish() -> Decoded:
-            said = arrive()
+            encoded_mean = arrive()
             kind = self.bucket.dtype
-            own = said.own.astype(kind) if self.needs_own else None
-            return Decoded(said.mean.astype(kind), own, payload)
+            own_part = encoded_mean.own.astype(kind) if self.needs_own else None
+            return Decoded(encoded_mean.mean.astype(kind), own_part, payload)
 
         return finish
 

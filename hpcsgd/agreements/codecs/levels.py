@@ -209,10 +209,10 @@ class Mixture:
         for start in range(0, len(weights), BLOCK):
             part = slice(start, start + BLOCK)
             below = ndtr((signed - means[part, None]) / deviations[part, None])
-            found = np.diff(below, axis=1)
-            found *= weights[part, None] / found.sum(axis=1, keepdims=True)
+            cell_masses = np.diff(below, axis=1)
+            cell_masses *= weights[part, None] / cell_masses.sum(axis=1, keepdims=True)
             # Not by BLAS, whose bits differ from machine to machine.
-            masses += found.sum(axis=0)
+            masses += cell_masses.sum(axis=0)
         middle = len(EDGES) - 1
         folded = masses[middle:] + masses[:middle][::-1]
         folded /= folded.sum()
@@ -224,27 +224,29 @@ class Mixture:
     def cdf(self, x: Array) -> Array:
         """Return F(x), which is 0 at 0 and 1 at 1."""
         cell = self._cell(x)
-        found: Array = self._mass[cell] + self._density[cell] * (x - EDGES[cell])
-        return found
+        probabilities: Array = self._mass[cell] + self._density[cell] * (
+            x - EDGES[cell]
+        )
+        return probabilities
 
     def first(self, x: Array) -> Array:
         """Return ∫ r dF from 0 to x."""
         cell = self._cell(x)
         more = self._density[cell] * (x**2 - EDGES[cell] ** 2) / 2.0
-        found: Array = self._first[cell] + more
-        return found
+        moments: Array = self._first[cell] + more
+        return moments
 
     def second(self, x: Array) -> Array:
         """Return ∫ r² dF from 0 to x."""
         cell = self._cell(x)
         more = self._density[cell] * (x**3 - EDGES[cell] ** 3) / 3.0
-        found: Array = self._second[cell] + more
-        return found
+        moments: Array = self._second[cell] + more
+        return moments
 
     def inverse(self, q: Array) -> Array:
         """Return F⁻¹(q) in [0, 1], for q in [0, 1]."""
-        found: Array = np.interp(q, self._mass, EDGES)
-        return found
+        quantiles: Array = np.interp(q, self._mass, EDGES)
+        return quantiles
 
     def companded(self, count: int) -> Array:
         """Return `count` levels from 0 to 1, as dense as the cube root of the density.
@@ -252,9 +254,9 @@ class Mixture:
         Of many levels these are the ones that cost least (Panter and Dite, 1951).
         """
         share = _running(np.cbrt(self._density) * np.diff(EDGES))
-        found: Array = np.interp(np.linspace(0.0, share[-1], count), share, EDGES)
-        found[0] = 0.0
-        return found
+        levels: Array = np.interp(np.linspace(0.0, share[-1], count), share, EDGES)
+        levels[0] = 0.0
+        return levels
 
     def variance(self, levels: Array) -> float:
         """Return Ψ, what rounding to ± `levels` costs.
@@ -274,8 +276,8 @@ class Mixture:
     def _cell(self, x: Array) -> Array:
         """Return the cell that each x lies in; 1 lies in the last one."""
         above = np.searchsorted(EDGES, x, side="right")
-        found: Array = np.minimum(above, len(EDGES) - 1) - 1
-        return found
+        cells: Array = np.minimum(above, len(EDGES) - 1) - 1
+        return cells
 
 
 def _merged(sums: Array) -> tuple[Array, Array, Array]:
@@ -470,8 +472,12 @@ class Amq(Adaptive):
         best = int(np.argmin([cost(p) for p in tried]))
         bounds = tried[max(best - 1, 0)], tried[min(best + 1, RATIOS - 1)]
         refined = minimize_scalar(cost, bounds=bounds, method="bounded").x
-        ways = powers(tried[best], count), powers(refined, count), self.levels.copy()
-        return min(ways, key=law.variance)
+        candidates = (
+            powers(tried[best], count),
+            powers(refined, count),
+            self.levels.copy(),
+        )
+        return min(candidates, key=law.variance)
 
 
 def sweep(law: Mixture, levels: Array, times: int) -> Array:
@@ -497,5 +503,5 @@ def sweep(law: Mixture, levels: Array, times: int) -> Array:
 
 def powers(p: float, count: int) -> Array:
     """Return p^(count − 1), ..., p, 1."""
-    found: Array = p ** np.arange(count - 1.0, -1.0, -1.0)
-    return found
+    levels: Array = p ** np.arange(count - 1.0, -1.0, -1.0)
+    return levels

@@ -51,8 +51,8 @@ def orthogonal(columns: Array) -> Array:
 def outer(left: Array, right: Array) -> Array:
     """Return left · rightᵀ, added column by column."""
     out = np.zeros((len(left), len(right)), dtype=right.dtype)
-    for one, other in zip(left.T, right.T, strict=True):
-        out += np.multiply.outer(one, other)
+    for left_column, right_column in zip(left.T, right.T, strict=True):
+        out += np.multiply.outer(left_column, right_column)
     return out
 
 
@@ -136,11 +136,13 @@ class PowerSgd(Codec):
     ) -> Decoded:
         basis = orthogonal(seen).astype(matrix.dtype)
         mine = np.ascontiguousarray(matrix.T @ basis)
-        own = self._flat(outer(basis, mine * line.size)) if self.needs_own else None
+        own_words = (
+            self._flat(outer(basis, mine * line.size)) if self.needs_own else None
+        )
         mean = line.sum(mine)
         self._remember(mean, moment)
         payload = self.rank * sum(self.shape) * self.bucket.dtype.itemsize
-        return Decoded(self._flat(outer(basis, mean)), own, payload)
+        return Decoded(self._flat(outer(basis, mean)), own_words, payload)
 
     def _flat(self, matrix: Array) -> Array:
         return matrix.reshape(-1)[: self.bucket.words]

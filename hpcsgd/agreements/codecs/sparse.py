@@ -93,14 +93,14 @@ class RecordCodec(Sparse):
 
         def finish() -> Decoded:
             records = arrive()
-            own, mean = None, self.nothing()
+            contribution, mean = None, self.nothing()
             if self.needs_own:
-                own = self.nothing()
-                self.add(records[line.rank], heads[line.rank], own)
-            for said, head in zip(records, heads, strict=True):
-                self.add(said, head, mean)
+                contribution = self.nothing()
+                self.add(records[line.rank], heads[line.rank], contribution)
+            for message, head in zip(records, heads, strict=True):
+                self.add(message, head, mean)
             mean /= line.size
-            return Decoded(mean, own, ahead + record.nbytes)
+            return Decoded(mean, contribution, ahead + record.nbytes)
 
         return finish
 
@@ -196,8 +196,10 @@ def largest(part: Array, count: int) -> Array:
 
 def _selected(sizes: Array, count: int) -> Array:
     first = sizes.size - count
-    found: Array = np.argpartition(sizes, first)[first:] if first else np.arange(count)
-    return found
+    indices: Array = (
+        np.argpartition(sizes, first)[first:] if first else np.arange(count)
+    )
+    return indices
 
 
 def _low(sizes: Array, count: int) -> Any:
@@ -259,11 +261,11 @@ class RandomK(Sparse):
         dice = self.bucket.dice(moment)
         drawn = dice.choice(part.size, count, replace=False, shuffle=False)
         values = part[drawn] * part.dtype.type(self._factor(count))
-        own = self._spread(drawn, values) if self.needs_own else None
+        contribution = self._spread(drawn, values) if self.needs_own else None
         values /= line.size
         arrive = line.start_sum(values)
         payload = values.nbytes
-        return lambda: Decoded(self._spread(drawn, arrive()), own, payload)
+        return lambda: Decoded(self._spread(drawn, arrive()), contribution, payload)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """Return the bytes of k words; None with a warm-up, which changes k."""
@@ -344,12 +346,12 @@ def magnitude_of_share(sizes: Array, count: float) -> float:
     falling = np.sort(sizes)[::-1]
     sure = np.arange(falling.size)  # words that are always sent
     rest = np.cumsum(falling[::-1])[::-1]
-    room = count - sure
-    fits = (room > 0) & (falling * room <= rest)
+    budget = count - sure
+    fits = (budget > 0) & (falling * budget <= rest)
     if not fits.any():
         return 0.0
     first = int(np.argmax(fits))
-    return float(rest[first] / room[first])
+    return float(rest[first] / budget[first])
 
 
 def magnitude_of_budget(sizes: Array, budget: float) -> float:
@@ -390,14 +392,14 @@ class Wangni(RecordCodec):
         sure = chance >= 1.0
         dice = self.bucket.dice(moment, 1 + line.rank)
         drawn = np.flatnonzero((dice.random(part.size) < chance) & ~sure)
-        kept = np.flatnonzero(sure)
-        expected = self._length(kept.size, round(float(chance[~sure].sum())))
-        own = np.array([expected, kept.size, drawn.size], dtype=np.int64)
-        heads = line.start_gather(own)()
+        sure_indices = np.flatnonzero(sure)
+        expected = self._length(sure_indices.size, round(float(chance[~sure].sum())))
+        local_head = np.array([expected, sure_indices.size, drawn.size], dtype=np.int64)
+        heads = line.start_gather(local_head)()
         # By expected lengths: a decision by the drawn lengths would bias the mean.
         if self.is_dense_smaller([int(head[0]) for head in heads]):
             return self.start_dense(part, line, HEAD)
-        record = self._pack(part, kept, drawn, size)
+        record = self._pack(part, sure_indices, drawn, size)
         lengths = [self._length(int(head[1]), int(head[2])) for head in heads]
         return self.start_records(record, heads, lengths, line, HEAD)
 
@@ -422,9 +424,9 @@ class Wangni(RecordCodec):
         """Return a² (1 / p − 1) for each word, with p after the warm-up."""
         after = Moment(0, self.config.warm_up, 1.0, 1.0)
         chance = self._chances(part, after)[1]
-        there = chance > 0.0
+        nonzero = chance > 0.0
         variance = np.zeros(part.size)
-        variance[there] = part[there] ** 2 * (1.0 / chance[there] - 1.0)
+        variance[nonzero] = part[nonzero] ** 2 * (1.0 / chance[nonzero] - 1.0)
         return variance
 
     def _chances(self, part: Array, moment: Moment) -> tuple[float, Array]:
@@ -507,14 +509,14 @@ class Dgc(Codec):
         finish = self.codec.start(part, line, moment)
 
         def forget() -> Decoded:
-            told = finish()
-            if told.own is None or sends_all:
+            result = finish()
+            if result.own is None or sends_all:
                 self.velocity[...] = 0.0
-                return told
-            self.velocity -= told.own
+                return result
+            self.velocity -= result.own
             if self.config.masking:
-                self.momentum[told.own != 0.0] = 0.0
-            return told
+                self.momentum[result.own != 0.0] = 0.0
+            return result
 
         return forget
 

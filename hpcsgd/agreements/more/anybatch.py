@@ -152,8 +152,8 @@ class TimedRounds:
         """Set the deadline after a first round, if it is not known. Collective."""
         if self.deadline:
             return
-        told = self.grid.world.exchange_objects(np.diff(self._looks).tolist())
-        each = [float(np.median(seconds)) for seconds in told if seconds]
+        durations = self.grid.world.exchange_objects(np.diff(self._looks).tolist())
+        each = [float(np.median(seconds)) for seconds in durations if seconds]
         if each:
             self.deadline = half_round(self.most) * float(np.median(each))
 
@@ -167,8 +167,8 @@ def as_csv(chunks: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> st
     """Return a table of a line for each round: chunks, then rows, of every replica."""
     head = [f"{name}{r}" for name in (CHUNKS, ROWS) for r in range(len(chunks))]
     lines = [["round", *head]]
-    for number, found in enumerate(zip(*chunks, *rows, strict=True)):
-        lines.append([str(number), *map(str, found)])
+    for number, counts in enumerate(zip(*chunks, *rows, strict=True)):
+        lines.append([str(number), *map(str, counts)])
     return "".join(",".join(line) + "\n" for line in lines)
 
 
@@ -199,9 +199,9 @@ def _columns(lines: list[str], path: str, replicas: int) -> Array:
             f"{path} has rounds of {len(named)} replicas and the run has {replicas};"
             " replay it on as many, as --grid says"
         )
-    wanted = [head.index(name) for name in named]
+    places = [head.index(name) for name in named]
     try:
-        table = [[int(line.split(",")[k]) for k in wanted] for line in lines[1:]]
+        table = [[int(line.split(",")[k]) for k in places] for line in lines[1:]]
     except (ValueError, IndexError) as error:
         raise DataError(
             f"{path} is not a log of rounds ({error}); give one that a run wrote"
@@ -229,11 +229,11 @@ def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
     number of chunks that its stream has given so far.
     """
     rows = np.zeros_like(chunks)
-    for own, counts, (sizes, taken) in zip(rows, chunks, streams, strict=True):
+    for replica_rows, counts, (sizes, taken) in zip(rows, chunks, streams, strict=True):
         edges = taken - counts.sum() + np.concatenate([[0], np.cumsum(counts)])
         whole = np.concatenate([[0], np.cumsum(sizes)])
         each = max(len(sizes), 1)
-        own[...] = np.diff(edges // each * whole[-1] + whole[edges % each])
+        replica_rows[...] = np.diff(edges // each * whole[-1] + whole[edges % each])
     return rows
 
 
@@ -278,8 +278,8 @@ class ReplicaGraph:
     def row(self, rank: int, time: int) -> dict[int, float]:
         """Return peer -> weight of one replica, itself included, in rank order."""
         weights = self.at(time)[rank]
-        found = {int(r): float(weights[r]) for r in np.flatnonzero(weights)}
-        return found | {rank: float(weights[rank])} if rank not in found else found
+        row = {int(r): float(weights[r]) for r in np.flatnonzero(weights)}
+        return row | {rank: float(weights[rank])} if rank not in row else row
 
 
 _known_graph = lru_cache(maxsize=4)(ReplicaGraph)
@@ -401,14 +401,14 @@ class RoundMixer:
     def _iterate(self, words: Array, logs: int, time: int) -> None:
         weights = self.graph.row(self.replicas.rank, time)
         parts = self._parts(words, [r for r in weights if r != self.replicas.rank])
-        found = [parts[r] for r in weights]
+        terms = [parts[r] for r in weights]
         shares = np.array(list(weights.values()))[:, None]
         if logs:
             with np.errstate(divide="ignore"):
-                logged = np.stack([part[:logs] for part in found]) + np.log(shares)
+                logged = np.stack([part[:logs] for part in terms]) + np.log(shares)
             words[:logs] = log_sum(logged.astype(np.float64))
         mixed = np.zeros(words.size - logs)
-        for share, part in zip(shares, found, strict=True):
+        for share, part in zip(shares, terms, strict=True):
             mixed += share * part[logs:]
         words[logs:] = mixed
 
@@ -421,8 +421,8 @@ class RoundMixer:
             peer: self.replicas.start_swap(words, np.empty_like(words), peer, PURPOSE)
             for peer in peers
         }
-        found = {peer: swap.wait() for peer, swap in swaps.items()}
-        return found | {self.replicas.rank: words.copy()}
+        parts = {peer: swap.wait() for peer, swap in swaps.items()}
+        return parts | {self.replicas.rank: words.copy()}
 
 
 def flatten_arrays(arrays: Sequence[Array], dtype: np.dtype) -> Array:
@@ -451,9 +451,9 @@ def divide_by_weight(words: Array, logs: int) -> float:
 
 def relative_disagreement(world: Communicator, own: Array, mean: Array) -> float:
     """Return sqrt(mean_i |x_i − x̄|²) / |x̄| over all ranks. Collective."""
-    found = np.array([np.square(own - mean).sum(), np.square(mean).sum()])
-    world.sum(found, "control")
-    return float(np.sqrt(found[0] / found[1])) if found[1] else 0.0
+    squares = np.array([np.square(own - mean).sum(), np.square(mean).sum()])
+    world.sum(squares, "control")
+    return float(np.sqrt(squares[0] / squares[1])) if squares[1] else 0.0
 
 
 # Any-batch mirror descent: rounds of a fixed time, on replicas of any speed.
@@ -744,11 +744,13 @@ class Anybatch(Gradient):
             mean = self._mean(state, purpose, 1.0)
         if mean is None:
             return
-        own = state.weights.astype(np.float64)
+        local_weights = state.weights.astype(np.float64)
         intercept = state.become(mean)
         if intercept is not None and self.grid.members.size > 1:
             self.grid.members.broadcast(intercept, 0, purpose)
-        self.disagreement = relative_disagreement(self.grid.world, own, state.weights)
+        self.disagreement = relative_disagreement(
+            self.grid.world, local_weights, state.weights
+        )
 
     def _mean(self, state: State, purpose: str, share: float) -> Array | None:
         words = state.portion(share, self.grid.replicas)
@@ -763,11 +765,11 @@ class Anybatch(Gradient):
 
     def logs(self) -> dict[str, Array]:
         """Return the chunks of every round so far, (R, rounds). Collective."""
-        own = np.array(self._chunks, dtype=np.int64)
-        found = np.array(self.grid.replicas.exchange_objects(own))
-        none = np.zeros_like(found)
+        local_chunks = np.array(self._chunks, dtype=np.int64)
+        chunks = np.array(self.grid.replicas.exchange_objects(local_chunks))
+        none = np.zeros_like(chunks)
         return {
-            CHUNK_TABLE: np.concatenate([self._before, found], axis=1),
+            CHUNK_TABLE: np.concatenate([self._before, chunks], axis=1),
             SKIPPED: np.concatenate([self._skipped, none], axis=1),
         }
 
@@ -793,14 +795,14 @@ class Anybatch(Gradient):
 
         `facts` has the rows that the replicas really took.
         """
-        own = self.stream.rows_in(self._started, self._taken)
-        return own * self.grid.replicas.size
+        rows = self.stream.rows_in(self._started, self._taken)
+        return rows * self.grid.replicas.size
 
     def facts(self) -> dict[str, Any]:
         """Return what the report of a run contains. Collective."""
         chunks = self.logs()[CHUNK_TABLE]
-        own = list(self.stream.sizes), self.stream.taken
-        rows = rows_of(chunks, self.grid.replicas.exchange_objects(own))
+        stream = list(self.stream.sizes), self.stream.taken
+        rows = rows_of(chunks, self.grid.replicas.exchange_objects(stream))
         return {
             "graph": self.mixer.graph.kind,
             "iterations": self.mixer.iterations,
@@ -819,17 +821,19 @@ class Anybatch(Gradient):
 
         How many rows a round has depends on the clock; what is mixed after it does not.
         """
-        asked = shape.settings
+        settings = shape.settings
         mirror = shape.config.mirror.kind
         has_logs = mirror in LOGARITHMIC
-        words = shape.classes * (shape.local_columns + shape.intercept) + asked.weighted
+        words = (
+            shape.classes * (shape.local_columns + shape.intercept) + settings.weighted
+        )
         if mirror == "eg":  # both signs, and the slack
             words += shape.classes * (shape.local_columns + 1)
-        if asked.graph == "full" and not has_logs:
+        if settings.graph == "full" and not has_logs:
             shared = shape.to_members(shape.classes) if shape.intercept else []
             return shape.sum(words) + shared
-        graph = _known_graph(asked.graph, shape.replicas, shape.config.sampling.seed)
-        iterations = 1 if asked.graph == "full" else asked.mixing
+        graph = _known_graph(settings.graph, shape.replicas, shape.config.sampling.seed)
+        iterations = 1 if settings.graph == "full" else settings.mixing
         first = (exchanges - 1) * iterations
         peers = [len(graph.row(0, first + k)) - 1 for k in range(iterations)]
         return [shape.sent(words)] * sum(peers)
@@ -850,10 +854,10 @@ class Anybatch(Gradient):
         """Return the arrays of a map, the gradient, and neighbours, in float64."""
         mirror = shape.config.mirror.kind
         travels = {"entropy": 1, "eg": 2}.get(mirror, 0)
-        kept = 2 if mirror == "diagonal" else travels
+        map_arrays = 2 if mirror == "diagonal" else travels
         few = {"ring": 2, "rings": 2, "matching": 1, "full": 0}
         others = shape.replicas - 1
         if travels:  # logarithms have no sum: all peers of a full graph
             del few["full"]
         peers = min(others, few.get(shape.settings.graph, others))
-        return 1 + kept + max(travels, 1) * (3 * peers + 5)
+        return 1 + map_arrays + max(travels, 1) * (3 * peers + 5)

@@ -319,13 +319,15 @@ class MixPairs:
         replicas, theirs = self.grid.replicas, np.empty_like(words)
         peer = partner(replicas.rank, number, replicas.size)
         pending = replicas.start_swap(words, theirs, peer, PURPOSE)
-        own = self.rows[replicas.rank]
-        other = self.rows[peer]
+        own_rows = self.rows[replicas.rank]
+        peer_rows = self.rows[peer]
 
         def arrive() -> Array:
             pending.wait()
             parts = (words, theirs) if replicas.rank < peer else (theirs, words)
-            counts = (own, other) if replicas.rank < peer else (other, own)
+            counts = (
+                (own_rows, peer_rows) if replicas.rank < peer else (peer_rows, own_rows)
+            )
             return weighted(parts, counts)
 
         return arrive
@@ -403,17 +405,17 @@ class LowPrecision(OwnSteps):
         size = grid.replicas.size
         rank = grid.replicas.rank
         self.peers = (rank - 1) % size, (rank + 1) % size
-        own = self.rows[rank]
-        self.shares = [mixing_share(own, self.rows[peer]) for peer in self.peers]
+        own_rows = self.rows[rank]
+        self.shares = [mixing_share(own_rows, self.rows[peer]) for peer in self.peers]
         self.resync = inputs.settings.resync
         self._land: Callable[[], None] | None = None
 
     def prepare(self, state: State) -> None:
         """Allocate copies of both neighbours' weights, which `start` receives."""
         super().prepare(state)
-        own = flat_positions(state, self.columns)
-        self.words = len(own) - self.buffer.sums  # what is encoded
-        self.neighbours = [own.copy(), own.copy()]
+        flat_weights = flat_positions(state, self.columns)
+        self.words = len(flat_weights) - self.buffer.sums  # what is encoded
+        self.neighbours = [flat_weights.copy(), flat_weights.copy()]
 
     def start(self, state: State, exchanges: int) -> None:
         """Receive the weights of both neighbours. Collective.
@@ -465,10 +467,10 @@ class LowPrecision(OwnSteps):
 
         The function waits for their records, and adds them to the copies.
         """
-        rooms = [np.empty_like(record) for _ in self.peers]
+        buffers = [np.empty_like(record) for _ in self.peers]
         pending = [
-            self.grid.replicas.start_swap(record, room, peer, PURPOSE)
-            for room, peer in zip(rooms, self.peers, strict=True)
+            self.grid.replicas.start_swap(record, buffer, peer, PURPOSE)
+            for buffer, peer in zip(buffers, self.peers, strict=True)
         ]
 
         def land() -> None:
@@ -486,11 +488,11 @@ class LowPrecision(OwnSteps):
                 land()
 
     def _ask(self, state: State, purpose: str) -> None:
-        own = flat_positions(state, self.columns)
+        flat_weights = flat_positions(state, self.columns)
         replicas = self.grid.replicas
         # Both at once: around a ring, one after the other would wait for ever.
         pending = [
-            replicas.start_swap(own, theirs, peer, purpose)
+            replicas.start_swap(flat_weights, theirs, peer, purpose)
             for theirs, peer in zip(self.neighbours, self.peers, strict=True)
         ]
         for arriving in pending:

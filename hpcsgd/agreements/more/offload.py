@@ -322,8 +322,8 @@ class Offload(ShardedAgreement):
 
     def _fetch(self, number: int, cut: Cut) -> None:
         """Copy a slice of the gradient to the host, and wait for it."""
-        own = self.scatter.own(number, cut)
-        self.link.down(own, self.incoming[cut.place])()
+        local_slice = self.scatter.own(number, cut)
+        self.link.down(local_slice, self.incoming[cut.place])()
 
     def _raise(
         self, state: State, cut: Cut, stepped: "Future[None] | None" = None
@@ -347,10 +347,10 @@ class Offload(ShardedAgreement):
             self.link.up(rising, tile)
         else:
             self._turn += 1
-            room = self.risen.tile(self._turn, rising.size)
-            own = room.reshape(-1, self.columns)
-            self.link.up(rising, own)
-            self.joining.start(own, cut, tile, PURPOSE)
+            buffer = self.risen.tile(self._turn, rising.size)
+            local_slice = buffer.reshape(-1, self.columns)
+            self.link.up(rising, local_slice)
+            self.joining.start(local_slice, cut, tile, PURPOSE)
         state.mark_written("weights")
 
     def _apply(self, host: "_Host", gradient: Array, moment: Moment) -> None:
@@ -362,9 +362,11 @@ class Offload(ShardedAgreement):
         self, host: "_Host", cut: Cut, gradient: Array, factor: float, moment: Moment
     ) -> None:
         """Step one slice, as every stage does; the gradient is used up."""
-        own = host.weights[cut.place]
-        kept = {name: host.memory[name][cut.place] for name in self._stepped()}
-        self.steps.step_slice(WordRange(own, own, kept), gradient, factor, moment)
+        weights = host.weights[cut.place]
+        memory = {name: host.memory[name][cut.place] for name in self._stepped()}
+        self.steps.step_slice(
+            WordRange(weights, weights, memory), gradient, factor, moment
+        )
 
     def consensus(self, state: State, exchanges: int) -> State:
         """Return the state with the late gradient taken, on copies."""

@@ -345,8 +345,8 @@ class Search:
 
         for _ in range(SECTIONS):
             before = self.best[axis]
-            known = [(log(x), self.costs[at(x)]) for x in (low, before, high)]
-            value = exp(between(*known))
+            points = [(log(x), self.costs[at(x)]) for x in (low, before, high)]
+            value = exp(between(*points))
             yield from self._new(at(value))
             worse = before if self.best[axis] == value else value
             low, high = (worse, high) if worse < self.best[axis] else (low, worse)
@@ -376,10 +376,10 @@ class PartitionTuner:
         self.agreement = agreement
         self.replicas = agreement.grid.replicas
         buffer = agreement.buffer
-        tile = max(buffer.with_tail(one).nbytes for one in buffer.tiles) / 2**20
+        largest = max(buffer.with_tail(tile).nbytes for tile in buffer.tiles) / 2**20
         whole = buffer.flat.nbytes / 2**20
-        least = min(SMALLEST, tile)
-        self.search = Search(log_grid(least, tile), log_grid(least, whole))
+        least = min(SMALLEST, largest)
+        self.search = Search(log_grid(least, largest), log_grid(least, whole))
         self.costs = state.rank_arrays.setdefault(COSTS, np.full(MOST, np.nan))
         self._told = -1  # costs so far; -1: no point is in use yet
         self._since = 0.0
@@ -475,20 +475,20 @@ class Scheduled(Gradient):
     def prepare(self, state: State) -> None:
         """Allocate the buffer; make the wire, its queue, and the tuner. Collective."""
         super().prepare(state)
-        asked = self.inputs.settings
+        settings = self.inputs.settings
         self.wire = self._open()
-        self.order = self.buffer.in_order(asked.order)
+        self.order = self.buffer.in_order(settings.order)
         self.buffer.send_order = [self.buffer.tiles[number] for number in self.order]
         # No polls where two fits take turns: a turn ends only at waits of the program.
         has_turns = self.grid.world.ledger.gives_way is not None
         polls = self.order == sorted(self.order) and not has_turns
-        self.partition = asked.partition
-        self.queue = Queue(self.wire, asked.credit * 2**20, polls)
+        self.partition = settings.partition
+        self.queue = Queue(self.wire, settings.credit * 2**20, polls)
         self._travels = [False] * len(self.buffer.tiles)
         self._coming = 0
         self._is_begun = False
         self._is_good = True
-        self.tuning = PartitionTuner(self, state) if asked.tune_schedule else None
+        self.tuning = PartitionTuner(self, state) if settings.tune_schedule else None
 
     def _open(self) -> AsTheyAre | EncodedTiles:
         """Return the wire of the pieces, with a communicator of its own. Collective.
@@ -523,16 +523,16 @@ class Scheduled(Gradient):
         `point` is not used: it is older than these steps.
         """
         tiles = self.buffer.tiles
-        room = None
+        workspace = None
         for number, tile in enumerate(tiles):
             self._need(state, number, task)
-            there = probed(task, state.weights[tile.columns])
+            tile_weights = probed(task, state.weights[tile.columns])
             if number == 0:
-                task.backend.scores(self._columns(rows, tile), there, out)
+                task.backend.scores(self._columns(rows, tile), tile_weights, out)
                 continue
-            room = np.empty_like(out) if room is None else room
-            task.backend.scores(self._columns(rows, tile), there, room)
-            out += room
+            workspace = np.empty_like(out) if workspace is None else workspace
+            task.backend.scores(self._columns(rows, tile), tile_weights, workspace)
+            out += workspace
             self.queue.pump()
 
     def ready(self, task: Task, state: State) -> Iterator[slice]:
@@ -622,12 +622,12 @@ class Scheduled(Gradient):
         Return None where the pieces are tuned, since time decides how many there are,
         and where what `Gradient` sends is not known.
         """
-        asked = shape.settings
-        if asked.tune_schedule:
+        settings = shape.settings
+        if settings.tune_schedule:
             return None
-        if is_coded(shape.config) or asked.hierarchical != "off":
+        if is_coded(shape.config) or settings.hierarchical != "off":
             return super().messages(shape, exchanges)
-        return sent_for_gradient(shape, partition=asked.partition)
+        return sent_for_gradient(shape, partition=settings.partition)
 
     def _begin(self, number: int) -> None:
         super()._begin(number)

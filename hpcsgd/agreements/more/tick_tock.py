@@ -222,10 +222,10 @@ class TickTock(Gradient):
         Return None for a delayed gradient whose tail is broadcast to members, since
         every evaluation of the state broadcasts it, too.
         """
-        asked = shape.settings
-        if asked.mode == "delayed":
+        settings = shape.settings
+        if settings.mode == "delayed":
             return None if shape.shares_tail else sent_in_place(shape)
-        if shape.own_rows <= shape.config.schedule.batch * asked.accumulate:
+        if shape.own_rows <= shape.config.schedule.batch * settings.accumulate:
             return sent_for_gradient(shape)
         return 2 * sent_in_place(shape) + shape.to_members(shape.tail)
 
@@ -261,10 +261,10 @@ class TickTock(Gradient):
     def _step(self, state: State, task: Task | None) -> None:
         """Add the sums of both items, and step along them."""
         tick, tock = self.items
-        for own, other in zip(tick.buffer, tock.buffer, strict=True):
-            tick.receive(own)
-            tock.receive(other)
-            own.gradient[...] += other.gradient
+        for tick_tile, tock_tile in zip(tick.buffer, tock.buffer, strict=True):
+            tick.receive(tick_tile)
+            tock.receive(tock_tile)
+            tick_tile.gradient[...] += tock_tile.gradient
         tick.buffer.tail[...] += tock.buffer.tail
         self._take_whole(state, tick.buffer.gradient, tick.buffer.tail, task)
 
@@ -360,8 +360,8 @@ class LateTickTock(TickTock):
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Return True where codecs keep nothing: what is late is the same."""
-        own = set(state.memory) - {GRADIENT, *self.steps.rule.state_names}
-        return self.grid.replicas.size == 1 or not own
+        codec_names = set(state.memory) - {GRADIENT, *self.steps.rule.state_names}
+        return self.grid.replicas.size == 1 or not codec_names
 
     @property
     def is_full(self) -> bool:
@@ -503,11 +503,11 @@ def run_alternately(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
 
 def duplicate_communicator(world: Communicator) -> Communicator:
     """Return a communicator of the same ranks with a ledger of its own."""
-    one: Communicator | None = world.split(0, world.rank)
-    found = one
+    layer: Communicator | None = world.split(0, world.rank)
+    communicator = layer
     ledger = Ledger()
-    while one is not None:  # through what it is wrapped in
-        one.ledger = ledger
-        one = getattr(one, "inner", None)
-    assert found is not None
-    return found
+    while layer is not None:  # through what it is wrapped in
+        layer.ledger = ledger
+        layer = getattr(layer, "inner", None)
+    assert communicator is not None
+    return communicator

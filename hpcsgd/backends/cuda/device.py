@@ -211,18 +211,18 @@ class Slots:
         self._turn = (self._turn + 1) % len(self._buffers)
         if self._copies[turn] is not None:
             self._layer.wait(self._copies[turn])
-        room = self._room(turn, array.nbytes)
-        host = room[: array.nbytes].view(array.dtype)
+        buffer = self._room(turn, array.nbytes)
+        host = buffer[: array.nbytes].view(array.dtype)
         write(host.reshape(array.shape))
         self._layer.to_device(host, array, self._stream)
         self._copies[turn] = self._layer.record(self._stream)
 
     def _room(self, turn: int, size: int) -> Array:
-        held = self._buffers[turn]
-        if held is None or held.size < size:
-            held = self._layer.pinned(1 << max(size - 1, 1023).bit_length(), np.uint8)
-            self._buffers[turn] = held
-        return held
+        buffer = self._buffers[turn]
+        if buffer is None or buffer.size < size:
+            buffer = self._layer.pinned(1 << max(size - 1, 1023).bit_length(), np.uint8)
+            self._buffers[turn] = buffer
+        return buffer
 
 
 def bytes_of_uploads(row: int) -> int:
@@ -245,10 +245,10 @@ class Uploads:
             self.put(array, _copying(values))
             return
         flat = array.reshape(-1)
-        given = np.ascontiguousarray(values).reshape(-1)
-        step = PIECE // given.itemsize
-        for first in range(0, given.size, step):
-            part = given[first : first + step]
+        flat_values = np.ascontiguousarray(values).reshape(-1)
+        step = PIECE // flat_values.itemsize
+        for first in range(0, flat_values.size, step):
+            part = flat_values[first : first + step]
             self.put(flat[first : first + step], _copying(part))
 
     def put(self, array: Any, write: Write) -> None:
@@ -307,8 +307,8 @@ class CudaDevice:
 
     def memory(self) -> tuple[int, int]:
         """Return (free bytes, all bytes) of the GPU's memory."""
-        found: tuple[int, int] = self.layer.memory()
-        return found
+        sizes: tuple[int, int] = self.layer.memory()
+        return sizes
 
     def clear(self, array: Any) -> None:
         """Set all values of an array without gaps to 0."""
@@ -340,9 +340,9 @@ class CudaDevice:
         """Return a copy on the host, after all earlier requests."""
         self.settle()
         with self.stream:
-            found: Array = self.cupy.asnumpy(array, stream=self.stream)
+            host_copy: Array = self.cupy.asnumpy(array, stream=self.stream)
         self.stream.synchronize()
-        return found
+        return host_copy
 
     def kernel(self, build: Build) -> Callable[..., None]:
         """Return launch(grid, block, arguments, shared=0, cluster=1) of `build`."""

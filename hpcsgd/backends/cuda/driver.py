@@ -77,10 +77,10 @@ def out_of_memory_error(place: str, asked: int, free: int, total: int) -> Config
     known.
     """
     more = f"{format_bytes(asked)} more" if asked else "what it was asked for"
-    there = (
+    figures = (
         f" ({format_bytes(free)} of {format_bytes(total)} are free)" if total else ""
     )
-    return ConfigError(f"the GPU {place} has no room for {more}{there}; {SMALLER}")
+    return ConfigError(f"the GPU {place} has no room for {more}{figures}; {SMALLER}")
 
 
 def device_lost_error(place: str, why: str) -> DeviceLost:
@@ -106,10 +106,10 @@ def guard(method: Callable[..., Any]) -> Callable[..., Any]:
         except HpcsgdError:
             raise
         except Exception as error:
-            found = self.faults.as_package_error(error)
-            if found is error:
+            package_error = self.faults.as_package_error(error)
+            if package_error is error:
                 raise
-            raise found from error
+            raise package_error from error
 
     return call
 
@@ -141,12 +141,12 @@ def _use_locale() -> Any:
     It returns the locale before the call; with NULL it changes nothing.
     """
     try:
-        found = ctypes.CDLL(None).uselocale
+        uselocale = ctypes.CDLL(None).uselocale
     except (AttributeError, OSError, TypeError):  # TypeError: Windows
         return None
-    found.argtypes = [ctypes.c_void_p]
-    found.restype = ctypes.c_void_p
-    return found
+    uselocale.argtypes = [ctypes.c_void_p]
+    uselocale.restype = ctypes.c_void_p
+    return uselocale
 
 
 # Kernels of the table as CuPy compiles and launches them on one GPU.
@@ -186,21 +186,21 @@ class RawKernels:
                 and function.max_dynamic_shared_size_bytes < shared
             ):
                 function.max_dynamic_shared_size_bytes = shared
-            given = tuple(np.uint64(0) if a is None else a for a in arguments)
+            values = tuple(np.uint64(0) if a is None else a for a in arguments)
             with stream:
-                function(_three(grid), (block, 1, 1), given, shared_mem=shared)
+                function(_three(grid), (block, 1, 1), values, shared_mem=shared)
 
         return launch
 
     def _function(self, build: Build) -> Any:
         folder = asset_path(f"kernels/{FOLDER}")
         text = ascii_of(folder / f"{build.source}.cu")
-        given = (*options(build, str(folder)), _headers(folder))
+        compile_options = (*options(build, str(folder)), _headers(folder))
         try:
             with kept_locale():
                 if compiled_for(build, self.arch) != self.arch:
-                    return self._of_one_arch(build, text, given)
-                module = self.cupy.RawModule(code=text, options=given)
+                    return self._of_one_arch(build, text, compile_options)
+                module = self.cupy.RawModule(code=text, options=compile_options)
                 return module.get_function(build.entry)
         except self.cupy.cuda.compiler.CompileException as error:
             raise self._uncompiled(build, error) from error
@@ -631,8 +631,8 @@ class Cublas:
         zero = ctypes.c_float(0.0)
         # A new stream resets the workspace, so it is set again each time.
         self._call("cublasSetStream_v2", _pointer(stream.ptr))
-        room = _pointer(self._room.data.ptr), ctypes.c_size_t(self._room.nbytes)
-        self._call("cublasSetWorkspace_v2", *room)
+        workspace = _pointer(self._room.data.ptr), ctypes.c_size_t(self._room.nbytes)
+        self._call("cublasSetWorkspace_v2", *workspace)
         self._call(  # what is columns to cuBLAS is rows here
             *("cublasGemmEx", ctypes.c_int(TURNED), ctypes.c_int(AS_IT_IS)),
             *(ctypes.c_int(size) for size in (n, m, inner)),

@@ -56,14 +56,14 @@ class GramTiles:
         side = self.side
         blocks = self._blocks
         parts = tiles.reshape(-1, side, side)
-        found = np.empty(blocks.gram_words, dtype=tiles.dtype)
+        gram = np.empty(blocks.gram_words, dtype=tiles.dtype)
         for j, (first, last) in enumerate(pairwise(blocks.starts)):
             rows = np.arange(first, last)[:, None]
             columns = np.arange(first)
             place = self._at[rows // side, columns // side]
             panel = parts[place, rows % side, columns % side]
-            found[blocks.gram_starts[j] : blocks.gram_starts[j + 1]] = panel.ravel()
-        return found
+            gram[blocks.gram_starts[j] : blocks.gram_starts[j + 1]] = panel.ravel()
+        return gram
 
 
 @dataclass(frozen=True)
@@ -200,12 +200,12 @@ class DenseProducts:
         """Plan the launch of the update, and allocate its partial sums."""
         cols = self.matrix.width
         plan = kernels.update(*(self.count, self.matrix.width, item))
-        room = kernels.update_room(cols, plan) if self.widths.weights == 1 else 0
+        workspace = kernels.update_room(cols, plan) if self.widths.weights == 1 else 0
         self._update = plan
         self._parts = (
             np.int32(kernels.update_rows(self.count, plan.grid[1])),
-            self.device.empty((room,), np.float32),
-            self.device.zeros((plan.grid[0] if room else 1,), np.uint32),
+            self.device.empty((workspace,), np.float32),
+            self.device.zeros((plan.grid[0] if workspace else 1,), np.uint32),
         )
 
     def fetched(self, numbers: Any) -> Array:
@@ -219,8 +219,8 @@ class DenseProducts:
         plan = kernels.gather_rows(self.count)
         kernel = "gather_rows" if wide else "gather_rows_wide"
         self._launch(kernel, *plan[:2], rows)
-        found: Array = device.fetch(block)[:, : matrix.width]
-        return found / np.float32(matrix.scale)
+        values: Array = device.fetch(block)[:, : matrix.width]
+        return values / np.float32(matrix.scale)
 
     def _gram(self, numbers: Any, out: Any, weights: Any, margins: Any) -> None:
         plan = self._launch_of(margins is not None)
@@ -301,11 +301,11 @@ def put_csr(device: Device, matrix: Csr, element: str, scale: float = 1.0) -> De
 
 
 def _put(device: Device, values: Array) -> Any:
-    held = device.empty(values.shape, values.dtype)
+    buffer = device.empty(values.shape, values.dtype)
     step = PIECE // values.itemsize
     for first in range(0, len(values), step):
-        device.fill(held[first : first + step], values[first : first + step])
-    return held
+        device.fill(buffer[first : first + step], values[first : first + step])
+    return buffer
 
 
 class SparseProducts:
@@ -718,7 +718,7 @@ class DeviceFusedSteps:
         """Launch all steps; weights and intercept advance in place."""
         rows = self.rows
         matrix = self.matrix
-        given = (
+        arguments = (
             *(self._starts, self._steps, np.int32(matrix.width)),
             *(rows.targets, rows.weights, rows.offsets, *self._setting),
             *self._coefficients.arrays,
@@ -730,7 +730,7 @@ class DeviceFusedSteps:
         self._kernel(
             shape.grid,
             shape.block,
-            (*head, *given, *self._between),
+            (*head, *arguments, *self._between),
             shared=shape.shared,
             cluster=shape.grid[0],  # all blocks at once
         )
@@ -747,11 +747,11 @@ class DeviceFusedSteps:
         width = self.matrix.width
         self._shape = kernels.direct_steps(width, item, tall, device.multiprocessors)
         partials = kernels.direct_partials(self._shape, tall)
-        room = kernels.direct_room(self._shape, item, tall)
+        chunks = kernels.direct_room(self._shape, item, tall)
         ahead = kernels.direct_ahead(width, item, tall, device.cache)
         self._between = (
             *(device.empty((partials,), np.float32), np.int32(tall)),
-            *(np.int32(room), np.int32(ahead), device.zeros((2,), np.uint32)),
+            *(np.int32(chunks), np.int32(ahead), device.zeros((2,), np.uint32)),
         )
 
 

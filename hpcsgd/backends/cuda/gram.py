@@ -101,8 +101,8 @@ class WgmmaGram(OtherGram):
         rows = matrix.values, matrix.stride, numbers
         sizes = np.int32(self.count), np.int32(matrix.width), tiles.numbers
         line = np.int32(tiles.count), np.int32(plan.splits), np.int32(plan.per_split)
-        room = out, margins, self._workspace, self._tickets
-        arguments = (*rows, *sizes, *line, weights, *room)
+        buffers = out, margins, self._workspace, self._tickets
+        arguments = (*rows, *sizes, *line, weights, *buffers)
         shape = plan.grid, plan.block
         self._launch(KERNEL, matrix.element, shape, arguments, shared=plan.shared)
 
@@ -126,15 +126,15 @@ def check_wgmma(own: DenseProducts) -> None:
     """Raise ConfigError if wgmma does not support the matrix or the GPU of `own`."""
     element = own.matrix.element
     arch = own.device.arch
-    asked = "[products] gram_kernel = 'wgmma' needs"
+    prefix = "[products] gram_kernel = 'wgmma' needs"
     if element not in ELEMENTS:
         raise ConfigError(
-            f"{asked} a matrix in {' or '.join(ELEMENTS)}, and this is in {element};"
+            f"{prefix} a matrix in {' or '.join(ELEMENTS)}, and this is in {element};"
             " use --precision c, or gram_kernel = 'auto'"
         )
     if not serves(KERNEL, element, arch):
         raise ConfigError(
-            f"{asked} a GPU of sm_90 (H100, H200), and this is of sm_{arch}; use"
+            f"{prefix} a GPU of sm_90 (H100, H200), and this is of sm_{arch}; use"
             " gram_kernel = 'auto'"
         )
 
@@ -178,11 +178,11 @@ class CublasGram(OtherGram):
         return self._rows, self._square
 
     def _room(self) -> tuple[Any, Any]:
-        own = self.own
+        products = self.own
         stride = int(self.own.matrix.stride)
-        pitch = kernels.pitch_of(own.count, own.tiles.side)
-        rows = self.device.empty((own.count, stride), np.uint16)
-        return rows, self.device.empty((own.count, pitch), np.float32)
+        pitch = kernels.pitch_of(products.count, products.tiles.side)
+        rows = self.device.empty((products.count, stride), np.uint16)
+        return rows, self.device.empty((products.count, pitch), np.float32)
 
     def gram(self, numbers: Any, out: Any) -> None:
         """Compute out ← tiles of Y Yᵀ."""
@@ -198,8 +198,8 @@ class CublasGram(OtherGram):
         for first, last in self.strips:
             part = square[first:, first:last]
             self.device.gemm_bf16(part, rows[first:], rows[first:last])
-        given = square, np.int64(square.shape[1]), m, tiles.shift, tiles.numbers, out
-        self._launch("pack_tiles", "fp32", kernels.pack(tiles.count), given)
+        operands = square, np.int64(square.shape[1]), m, tiles.shift, tiles.numbers, out
+        self._launch("pack_tiles", "fp32", kernels.pack(tiles.count), operands)
 
 
 # The choice of the Gram kernel of an exchange: our kernel, or a faster one.
@@ -247,10 +247,10 @@ def choose_gram(
     asks = [name for name in ASKS.get(kind, ()) if _can(name, kind, own)]
     if not asks or (kind == "auto" and own.count <= WORTH_ASKING):
         return GramChoice("own", own, {})
-    ways: dict[str, Products] = {"own": own}
+    candidates: dict[str, Products] = {"own": own}
     for name in asks:
-        ways |= WAYS[name](own, kind)
-    seconds = add(measured_seconds(own, ways))
+        candidates |= WAYS[name](own, kind)
+    seconds = add(measured_seconds(own, candidates))
     name = _best(seconds, may_stay=kind == "auto")
     if seconds[name] == float("inf"):
         raise ConfigError(
@@ -258,7 +258,7 @@ def choose_gram(
             " used (the log says why); use gram_kernel = 'own'"
         )
     _say(name, seconds, own.count)
-    return GramChoice(name, ways[name], seconds)
+    return GramChoice(name, candidates[name], seconds)
 
 
 def _can(name: str, kind: str, own: DenseProducts) -> bool:
@@ -359,18 +359,22 @@ def measured_seconds(own: DenseProducts, ways: Mapping[str, Products]) -> Second
     spread = np.linspace(0, own.matrix.height - 1, own.count).astype(np.int64)
     numbers = sent(device, spread)
     out = device.empty((own.tiles.words,), np.float32)
-    found = dict.fromkeys(ways, float("inf"))
-    asked = {name: way for name, way in ways.items() if way is not own or name == "own"}
+    seconds = dict.fromkeys(ways, float("inf"))
+    candidates = {
+        name: products
+        for name, products in ways.items()
+        if products is not own or name == "own"
+    }
     for name in UNPROVED:
-        if name in asked and not _agrees(own, asked[name], numbers, out):
+        if name in candidates and not _agrees(own, candidates[name], numbers, out):
             log.warning("the Gram is not asked of %s: its tiles are others", name)
-            del asked[name]
+            del candidates[name]
     for turn in range(TURNS):
-        for name, way in asked.items():
-            taken = _seconds(device, way, numbers, out)
+        for name, products in candidates.items():
+            taken = _seconds(device, products, numbers, out)
             if turn:  # the first one compiles and wakes up
-                found[name] = min(found[name], taken)
-    return found
+                seconds[name] = min(seconds[name], taken)
+    return seconds
 
 
 def _agrees(own: DenseProducts, way: Products, numbers: Any, out: Any) -> bool:
@@ -379,9 +383,11 @@ def _agrees(own: DenseProducts, way: Products, numbers: Any, out: Any) -> bool:
     ours = own.device.fetch(out).reshape(own.tiles.count, -1)
     way.gram(numbers, out)
     others = own.device.fetch(out).reshape(own.tiles.count, -1)
-    held = np.isfinite(ours)  # entries that are not finite do not count
-    size = np.abs(ours, where=held, out=np.zeros_like(ours)).max(axis=1, keepdims=True)
-    off = np.abs(others - ours, where=held, out=np.zeros_like(ours))
+    finite = np.isfinite(ours)  # entries that are not finite do not count
+    size = np.abs(ours, where=finite, out=np.zeros_like(ours)).max(
+        axis=1, keepdims=True
+    )
+    off = np.abs(others - ours, where=finite, out=np.zeros_like(ours))
     return bool((off <= NEAR * size).all())
 
 
@@ -394,5 +400,7 @@ def _seconds(device: Device, way: Products, numbers: Any, out: Any) -> float:
 
 
 def _say(name: str, seconds: Seconds, count: int) -> None:
-    listed = ", ".join(f"{one} {1e6 * taken:.0f}" for one, taken in seconds.items())
+    listed = ", ".join(
+        f"{kernel} {1e6 * taken:.0f}" for kernel, taken in seconds.items()
+    )
     log.info("the Gram of %d rows is made by %s (us: %s)", count, name, listed)

@@ -89,11 +89,11 @@ def _tf32_grams(tile: int) -> tuple[Variant, ...]:
 
 def _direct_steps(family: int) -> tuple[Variant, ...]:
     """Return variants of plain steps; fp8 values do not fit into registers of sm_70."""
-    own = (f"FAMILY={family}",)
+    defines = (f"FAMILY={family}",)
     low = ("fp8-e4m3", "fp8-e5m2")
     return (
-        Variant("direct_steps", ("bf16", "fp16", "fp32"), defines=own),
-        Variant("direct_steps", low, 75, defines=own),
+        Variant("direct_steps", ("bf16", "fp16", "fp32"), defines=defines),
+        Variant("direct_steps", low, 75, defines=defines),
     )
 
 
@@ -189,13 +189,13 @@ def all_builds(arch: str) -> list[Build]:
 
     Kernels of one text are compiled together: one of their names stands for all.
     """
-    found = {}
+    builds = {}
     for kernel, variants in VARIANTS.items():
         for element in sorted({name for v in variants for name in v.elements}):
             if serves(kernel, element, arch):
                 build = build_of(kernel, element, arch)
-                found[build.source, build.defines] = build
-    return list(found.values())
+                builds[build.source, build.defines] = build
+    return list(builds.values())
 
 
 def options(build: Build, folder: str) -> tuple[str, ...]:
@@ -288,11 +288,11 @@ def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
 
     def cost(splits: int) -> int:
         blocks = -(-tiles * splits // sms)
-        own = -(-steps // splits)
+        stages = -(-steps // splits)
         if splits == 1:
-            return blocks * own + STAGES
+            return blocks * stages + STAGES
         joining = -(-tiles // sms) * splits * partial
-        return blocks * (own + partial) + STAGES + joining
+        return blocks * (stages + partial) + STAGES + joining
 
     best = min(range(1, min(MOST_SPLITS, steps) + 1), key=cost)
     each = -(-steps // best)
@@ -394,9 +394,11 @@ def coefficients(unrolled: UnrolledSteps) -> KernelCoefficients:
     One entry is appended to couple, which is empty for s = 1.
     """
     couple = np.concatenate([*unrolled.couple, np.zeros(1)])
-    own = (unrolled.lead, couple, unrolled.free, unrolled.push, unrolled.probe)
-    kept = (np.ascontiguousarray(each, np.float32) for each in (*own, unrolled.gain))
-    return KernelCoefficients(*kept)
+    values = (unrolled.lead, couple, unrolled.free, unrolled.push, unrolled.probe)
+    arrays = (
+        np.ascontiguousarray(each, np.float32) for each in (*values, unrolled.gain)
+    )
+    return KernelCoefficients(*arrays)
 
 
 def cluster_for(rows: int, arch: str) -> int:
@@ -419,8 +421,8 @@ def recurrence_launch(
 ) -> RecurrenceLaunch:
     """Return the launch for at most `rows` rows in batches of at most `batch`."""
     _check(rows, states)
-    own = -(-rows // cluster)
-    shared = FRONT + 4 * BUFFERS * recurrence_pitch_of(batch) + (4 + 2) * own
+    block_rows = -(-rows // cluster)
+    shared = FRONT + 4 * BUFFERS * recurrence_pitch_of(batch) + (4 + 2) * block_rows
     most = shared_of(arch)
     if shared > most:
         raise ConfigError(
@@ -439,8 +441,8 @@ def softmax_launch(rows: int, states: int) -> RecurrenceLaunch:
 
 def shared_of(arch: str) -> int:
     """Return the bytes of shared memory of a block; of an older GPU if unknown."""
-    known = [number for number in SHARED if number <= number_of(arch)]
-    return 1024 * SHARED[max(known, default=min(SHARED))]
+    architectures = [number for number in SHARED if number <= number_of(arch)]
+    return 1024 * SHARED[max(architectures, default=min(SHARED))]
 
 
 def _check(rows: int, states: int) -> None:
@@ -575,8 +577,8 @@ def direct_steps(cols: int, item: int, tall: int, processors: int) -> StepLaunch
     blocks = min(_pieces(cols, item), processors)
     needed = _parts(_pieces(cols, item), blocks) * _parts(tall, ROWS_AT_ONCE)
     base = _direct_base(item, tall)
-    room = max(min(needed, (PLAIN_SHARED - base) // KEPT), 0)
-    return StepLaunch((blocks,), BLOCK, base + KEPT * room)
+    chunks = max(min(needed, (PLAIN_SHARED - base) // KEPT), 0)
+    return StepLaunch((blocks,), BLOCK, base + KEPT * chunks)
 
 
 def direct_room(launch: StepLaunch, item: int, tall: int) -> int:

@@ -73,12 +73,12 @@ def put_matrix(
     check_element(element)
     height, width = matrix.shape
     shape = height, stride_of(width, matrix.dtype.itemsize)
-    held = device.empty(shape, matrix.dtype)
-    if matrix.is_in_memory or not matrix.straight(held, device):
-        _send(device, held, width, matrix.read_into)
+    values = device.empty(shape, matrix.dtype)
+    if matrix.is_in_memory or not matrix.straight(values, device):
+        _send(device, values, width, matrix.read_into)
     if element == TF32:
-        return DeviceMatrix(held, "fp32", height, width, scale, "gram-tf32")
-    return DeviceMatrix(held, element, height, width, scale)
+        return DeviceMatrix(values, "fp32", height, width, scale, "gram-tf32")
+    return DeviceMatrix(values, element, height, width, scale)
 
 
 def _send(
@@ -178,9 +178,16 @@ class DeviceSampled:
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the kernel `sample`, which fills the arrays."""
         order = self.order
-        own = (self.targets, self._weights, self._offsets)
+        outputs = (self.targets, self._weights, self._offsets)
         count = np.int32(len(self.numbers))
-        return (order.rows, order.position, count, *order.columns, self.numbers, *own)
+        return (
+            order.rows,
+            order.position,
+            count,
+            *order.columns,
+            self.numbers,
+            *outputs,
+        )
 
 
 def sent(device: Device, values: Array) -> Any:
@@ -210,15 +217,17 @@ class DeviceCoefficients:
         if unrolled is self._loaded:
             return
         self._loaded = unrolled
-        own = coefficients(unrolled)
-        own = replace(own, couple=own.couple * self._down, gain=own.gain * self._down)
+        factors = coefficients(unrolled)
+        factors = replace(
+            factors, couple=factors.couple * self._down, gain=factors.gain * self._down
+        )
         carry = np.ravel(unrolled.carry).astype(np.float32)
-        given = [np.ravel(part) for part in (*own.arrays, carry)]
+        arrays = [np.ravel(part) for part in (*factors.arrays, carry)]
         if self._room is None:
-            ends = np.cumsum([0, *map(len, given)]).tolist()
+            ends = np.cumsum([0, *map(len, arrays)]).tolist()
             self._places = [slice(*pair) for pair in pairwise(ends)]
             self._room = self._device.empty((ends[-1],), np.float32)
-        values = np.concatenate(given)
+        values = np.concatenate(arrays)
         if self._values is None or not np.array_equal(values, self._values):
             self._device.fill(self._room, values)
             self._values = values
@@ -276,10 +285,10 @@ class DeviceMemberRows:
     def pack(self, numbers: Any) -> None:
         """Pack this member's columns of the rows `numbers`, as they are sent."""
         count = np.int32(self.rows)
-        own = self.own
-        columns = np.int32(own.width)
-        given = (own.values, own.stride, numbers, count, columns, self.packed)
-        self._launch("pack_rows", given)
+        matrix = self.own
+        columns = np.int32(matrix.width)
+        arguments = (matrix.values, matrix.stride, numbers, count, columns, self.packed)
+        self._launch("pack_rows", arguments)
 
     def join(self, whole: DeviceMatrix, numbers: Any = None) -> None:
         """Write the gathered rows into `whole`: in order, or at the row `numbers`."""

@@ -137,11 +137,11 @@ class DeviceSums:
         return self.device_members is not None and get_format(form).is_wide
 
     def _message(self, members: DeviceCommunicator, array: Any) -> DeviceNarrowSum:
-        kept = self._narrow.get(id(array))
-        if kept is None:  # the array is kept, too, and so its number stays its own
+        entry = self._narrow.get(id(array))
+        if entry is None:  # the array is kept, too, and so its number stays its own
             message = DeviceNarrowSum(members, len(array), array)
-            kept = self._narrow[id(array)] = array, message
-        return kept[1]
+            entry = self._narrow[id(array)] = array, message
+        return entry[1]
 
     def _written(
         self, name: str, array: Any, form: str, travels: bool = False
@@ -241,17 +241,17 @@ class CudaSequence:
         if self.sums.members.size == 1:
             self._branched(ahead).run()
             return NO_SUMS
-        own = self.start()
+        own_sums = self.start()
         ahead._first.run()
-        own.wait()
+        own_sums.wait()
         earlier.wait()
         following = ahead._begin()
         self._last.run()
         return following
 
     def _branched(self, ahead: "CudaSequence") -> GraphAction:
-        known = self._beside.get(id(ahead))
-        if known is None:
+        entry = self._beside.get(id(ahead))
+        if entry is None:
 
             def action() -> None:
                 with self.device.aside():
@@ -260,8 +260,8 @@ class CudaSequence:
                 call(self.after)
                 self.device.join()
 
-            known = self._beside[id(ahead)] = ahead, GraphAction(self.device, action)
-        return known[1]
+            entry = self._beside[id(ahead)] = ahead, GraphAction(self.device, action)
+        return entry[1]
 
     def _begin(self) -> Pending:
         pending = [self.sums.start(m.name, m.array, m.form) for m in self.messages]
@@ -275,11 +275,11 @@ class CudaSequence:
     def _send(self) -> None:
         """Sum all messages, one after the other."""
         for message in self.messages:
-            given = message.name, message.array, message.form
+            arguments = message.name, message.array, message.form
             if message.travels:
-                self.sums.start(*given).wait()
+                self.sums.start(*arguments).wait()
             else:
-                self.sums.sum(*given)
+                self.sums.sum(*arguments)
 
     def _record(self) -> None:
         call(self.before)
@@ -387,16 +387,16 @@ class CudaExchange:
 
     def keep(self) -> Any:
         """Return the buffer of the summed Gram; the next Gram has another one."""
-        kept = self.launches.message
+        gram = self.launches.message
         self._is_kept = True
         try:
-            self._spare = self.device.zeros((len(kept),), np.float32)
+            self._spare = self.device.zeros((len(gram),), np.float32)
         except ConfigError as error:
             raise ConfigError(
                 "[products] kind = 'cached' keeps the Gram of every exchange on the"
                 f" GPU, and {error}; use kind = 'gram'"
             ) from error
-        return kept
+        return gram
 
     def use(self, kept: Any) -> None:
         """Take the steps with a Gram that was kept, and margins behind it."""
@@ -414,8 +414,8 @@ class CudaExchange:
             rows = self.launches.rows
             assert isinstance(rows, DenseProducts | OtherGram)
             return DenseRows(rows.fetched(self.launches.sampled.numbers))
-        room = room_for_rows(self.task, self.maker.scratch, self.blocks)
-        return gather_rows(self.task, self.group, room)
+        buffer = room_for_rows(self.task, self.maker.scratch, self.blocks)
+        return gather_rows(self.task, self.group, buffer)
 
     def host_gram(self) -> Array:
         """Return the Gram as it was summed, of rows that are not scaled."""
@@ -557,11 +557,11 @@ class CudaRows:
     """Gathered rows with all columns: of one exchange in order, or all by number."""
 
     def __init__(self, maker: "CudaExchanges", rows: int, keeps: bool) -> None:
-        own = maker.shard.matrix
-        assert not own.is_sparse  # a choice of a product refuses sparse rows
+        own_matrix = maker.shard.matrix
+        assert not own_matrix.is_sparse  # a choice of a product refuses sparse rows
         self.maker = maker
         self.keeps = keeps
-        self.own = own
+        self.own = own_matrix
         self.widths = tuple(part.stop - part.start for part in maker.task.shard.parts)
         self.pieces: dict[int, tuple[DeviceSampled, DeviceMemberRows]] = {}
         self.matrix = self._room(self.own, rows)
@@ -711,21 +711,21 @@ class CudaExchanges:
             return CudaSequence(self.device, self.sums, before, sums, after, once=True)
         names = (part.__name__ for part in (*before, *after))
         key = id(exchange), *map(id, arrays), *names
-        known = self._sequences.get(key)
-        if known is None:
+        entry = self._sequences.get(key)
+        if entry is None:
             full = len(self._sequences) >= GRAPHS
-            found = CudaSequence(self.device, self.sums, before, sums, after, full)
+            sequence = CudaSequence(self.device, self.sums, before, sums, after, full)
             if full:
-                return found
-            known = self._sequences[key] = arrays, found
-        return known[1]
+                return sequence
+            entry = self._sequences[key] = arrays, sequence
+        return entry[1]
 
     def plain(self, blocks: Blocks) -> CudaPlainSteps:
         """Return steps that are taken one by one."""
-        found = self._plain.get(blocks)
-        if found is None:
-            found = self._plain[blocks] = self.make_plain(blocks)
-        return found
+        steps = self._plain.get(blocks)
+        if steps is None:
+            steps = self._plain[blocks] = self.make_plain(blocks)
+        return steps
 
     def make_plain(self, blocks: Blocks) -> CudaPlainSteps:
         """Return new steps that are taken one by one."""
@@ -734,14 +734,14 @@ class CudaExchanges:
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> CudaGatheredSteps:
         """Return steps on rows of all columns; `keeps`: gathered rows are kept."""
-        found = self._gathered.get(blocks)
-        if found is None:
+        steps = self._gathered.get(blocks)
+        if steps is None:
             rows = self.task.shard.height if keeps else blocks.rows
             whole = self._rows.get(rows)
             if whole is None:
                 whole = self._rows[rows] = CudaRows(self, rows, keeps)
-            found = self._gathered[blocks] = CudaGatheredSteps(self, blocks, whole)
-        return found
+            steps = self._gathered[blocks] = CudaGatheredSteps(self, blocks, whole)
+        return steps
 
     def launches_of(
         self, blocks: Blocks, shard: DeviceShard, read: int
@@ -773,7 +773,10 @@ class CudaExchanges:
     def _added(self, seconds: Seconds) -> Seconds:
         """Return the seconds summed over members: all wait for a slow member."""
         every = self.task.members.exchange_objects(seconds)
-        return {name: sum(one[name] for one in every) for name in seconds}
+        return {
+            name: sum(member_seconds[name] for member_seconds in every)
+            for name in seconds
+        }
 
     def sum_words(self) -> None:
         """Sum the words of the monitor's last check over members, and judge them."""

@@ -83,8 +83,13 @@ class DeviceMemory:
 
         Weights are divided by `part.scale`; what is kept beside them is not.
         """
-        name, kept, numbers = _step_of(rule)(rule, l2, part.scale, factor, turn)
-        arrays = part.weights, part.to, *(part.arrays[one] for one in kept), gradient
+        name, state_names, numbers = _step_of(rule)(rule, l2, part.scale, factor, turn)
+        arrays = (
+            part.weights,
+            part.to,
+            *(part.arrays[state] for state in state_names),
+            gradient,
+        )
         self._launch(name, gradient.size, (*arrays, *map(np.float32, numbers)))
 
     def _launch(self, name: str, count: int, arguments: tuple[Any, ...]) -> None:
@@ -221,8 +226,8 @@ class DeviceAverage:
 
     def portion(self, weights: Any, intercept: Any, share: float) -> Any:
         """Return the buffer: both arrays times `share`, rounded as on the host."""
-        own = weights, self._held, self._scale, intercept, self._more
-        self._launch("portion", (*own, np.float32(share), self.buffer))
+        arguments = weights, self._held, self._scale, intercept, self._more
+        self._launch("portion", (*arguments, np.float32(share), self.buffer))
         return self.buffer
 
     def become(self, weights: Any, intercept: Any) -> None:

@@ -122,14 +122,14 @@ def _is_header(path: Path, asked: str | bool, fields: list[bytes]) -> bool:
         return asked in ("yes", True)
     if asked != "auto":
         raise ConfigError(f"header {asked!r}: known: auto, yes, no")
-    told = [field for field in fields if field.lower() not in MISSING]
-    numbers = sum(parse_number(field) is not None for field in told)
-    if numbers and numbers < len(told):
+    values = [field for field in fields if field.lower() not in MISSING]
+    numbers = sum(parse_number(field) is not None for field in values)
+    if numbers and numbers < len(values):
         raise DataError(
             f"{path}: its first line mixes numbers with other words; say whether it is"
             " a header: yes or no"
         )
-    return bool(told) and not numbers
+    return bool(values) and not numbers
 
 
 def find_label(
@@ -146,19 +146,19 @@ def find_label(
         for role, column in (("weight", weight), ("offset", offset))
         if column is not None
     ]
-    found = [
+    numbers = [
         number
         for number, name in enumerate(head.names)
         if name.lower() in LABELS and number not in taken
     ]
-    if len(found) == 1:
-        return found[0], f"column {head.names[found[0]]!r}"
-    known = ", ".join(LABELS[:-1]) + f" or {LABELS[-1]}"
-    if found:
-        several = " and ".join(repr(head.names[number]) for number in found)
+    if len(numbers) == 1:
+        return numbers[0], f"column {head.names[numbers[0]]!r}"
+    label_names = ", ".join(LABELS[:-1]) + f" or {LABELS[-1]}"
+    if numbers:
+        several = " and ".join(repr(head.names[number]) for number in numbers)
         fact = f"several columns may hold its labels: {several}"
     else:
-        fact = f"none of its columns is called {known}: {_shown(head.names)}"
+        fact = f"none of its columns is called {label_names}: {_shown(head.names)}"
     raise DataError(
         f"{path} does not say which column holds the labels, {fact}; name it with"
         " --label-column NAME, or give --label-column none where there are no labels"
@@ -251,10 +251,10 @@ def _field(path: Path, head: Head, role: str, column: str | int) -> int:
     try:
         number = -1 if column == "last" else int(column)
     except ValueError:
-        known = _shown(head.names or ("none, for there is no header",))
+        names = _shown(head.names or ("none, for there is no header",))
         raise ConfigError(
             f"{path} has no {role} column {column!r}"
-            f"{did_you_mean(str(column), head.names or ())}; its names: {known}"
+            f"{did_you_mean(str(column), head.names or ())}; its names: {names}"
         ) from None
     if not -head.fields <= number < head.fields:
         raise ConfigError(
@@ -310,13 +310,13 @@ class CsvSource(TextSource):
 
     def follow(self, like: Like) -> None:
         """Take the levels of columns of text, and of labels, from another file."""
-        given = set(self.categories)
+        categories = set(self.categories)
         levels = like.categories or {}
-        if given and given != set(levels):
-            known = ", ".join(levels) or "none"
+        if categories and categories != set(levels):
+            names = ", ".join(levels) or "none"
             raise ConfigError(
                 f"--categories {','.join(self.categories)}: {like.path} has"
-                f" {known}; leave it out where --like says it"
+                f" {names}; leave it out where --like says it"
             )
         self.categories = tuple(levels)
         self.levels = levels
@@ -378,12 +378,12 @@ class CsvSource(TextSource):
         spans = self._parse(piece)[2]
         levels: dict[str, list[str]] = {}
         for number, column in enumerate(self.roles.texts):
-            found = set[bytes]()
+            tokens = set[bytes]()
             for start, stop in spans[:, number].tolist():
                 token = piece.text[start:stop]
-                if token not in found and not self._is_missing(piece, start, stop):
-                    found.add(token)
-            levels[column] = [self._decoded(piece, token) for token in found]
+                if token not in tokens and not self._is_missing(piece, start, stop):
+                    tokens.add(token)
+            levels[column] = [self._decoded(piece, token) for token in tokens]
         return {"end": piece.end, "levels": levels}
 
     def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
@@ -467,12 +467,12 @@ class CsvSource(TextSource):
         token = piece.text[start:stop]
         code = codes.get(self._decoded(piece, token).encode())
         if code is None:
-            known = _shown(tuple(self.levels[column]))
+            levels = _shown(tuple(self.levels[column]))
             source = self.like or self.path
             raise self._refused_text(
                 piece,
                 start,
-                f"{_quoted(token)} is no level of {source} ({known}); leave that line"
+                f"{_quoted(token)} is no level of {source} ({levels}); leave that line"
                 " out, or convert the training again with rows of this level",
             )
         return code
@@ -495,11 +495,11 @@ class CsvSource(TextSource):
             if number is None:
                 number = numbers.get(self._decoded(piece, token).encode())
             if number is None:
-                known = ", ".join(self.label_numbers)
+                labels = ", ".join(self.label_numbers)
                 raise self._refused_text(
                     piece,
                     start,
-                    f"the label {_quoted(token)} has no number, --label knows {known};"
+                    f"the label {_quoted(token)} has no number, --label knows {labels};"
                     " give it one, or leave that line out",
                 )
             y[row] = number

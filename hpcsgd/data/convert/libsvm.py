@@ -50,11 +50,11 @@ class LibsvmSource(TextSource):
 
         Columns of X are the indices as written, less 1 if `index_base` is 1.
         """
-        found = self._parse(piece, self.least, keep)
-        lowest = found.lowest if found.count else PassCounts.lowest
-        tally = PassCounts(found.rows, found.count, lowest, found.highest, piece.end)
-        width = max(found.highest - self.least + 1, 1)
-        return tally, _matrix(found, width) if keep else None
+        pairs = self._parse(piece, self.least, keep)
+        lowest = pairs.lowest if pairs.count else PassCounts.lowest
+        tally = PassCounts(pairs.rows, pairs.count, lowest, pairs.highest, piece.end)
+        width = max(pairs.highest - self.least + 1, 1)
+        return tally, _matrix(pairs, width) if keep else None
 
     def outline_of(self, tally: PassCounts, moments: ColumnMoments) -> Outline:
         """Return the outline; for base "auto", an index 0 means columns from 0."""
@@ -70,8 +70,8 @@ class LibsvmSource(TextSource):
                 f"{self.path} has {cols} columns and --cols says {self.cols}; give a"
                 f" number of at least {cols}"
             )
-        found = Outline(tally.rows, cols, tally.stored, True, tally.end, base)
-        return found if self.cols is None else replace(found, cols=self.cols)
+        outline = Outline(tally.rows, cols, tally.stored, True, tally.end, base)
+        return outline if self.cols is None else replace(outline, cols=self.cols)
 
     def moments_of(self, outline: Outline, moments: ColumnMoments) -> ColumnMoments:
         """Return the moments of the columns of X, with zeros for other values."""
@@ -81,12 +81,12 @@ class LibsvmSource(TextSource):
     def rows(self, piece: TextChunk, outline: Outline) -> SourceRows:
         """Return the rows of a piece: sparse X, labels, and groups if any."""
         base = outline.index_base or 0
-        found = self._parse(piece, base, keep=True)
-        if found.highest - base >= outline.cols:
+        pairs = self._parse(piece, base, keep=True)
+        if pairs.highest - base >= outline.cols:
             raise DataError(f"{self.path} changed since it was counted; start anew")
-        queries = found.queries if self.queried else None
-        X = _matrix(found, outline.cols)
-        return SourceRows(X, found.labels, piece.end, queries=queries)
+        queries = pairs.queries if self.queried else None
+        X = _matrix(pairs, outline.cols)
+        return SourceRows(X, pairs.labels, piece.end, queries=queries)
 
     def _parse(self, piece: TextChunk, base: int, keep: bool) -> Pairs:
         try:

@@ -166,12 +166,18 @@ class Crew:
         """
         if self.is_asked_to_stop and self.size > 1:
             fault = fault or KeyboardInterrupt()
-        said = self.ranks.exchange_objects((fault, word))
-        found = next((r for r, (e, _) in enumerate(said) if e is not None), None)
-        if found is None:
-            return [word for _, word in said]
+        reports = self.ranks.exchange_objects((fault, word))
+        failed_rank = next(
+            (r for r, (e, _) in enumerate(reports) if e is not None), None
+        )
+        if failed_rank is None:
+            return [word for _, word in reports]
         # The local exception has its cause and traceback, which are not sent.
-        raised: Fault = fault if found == self.ranks.rank and fault else said[found][0]
+        raised: Fault = (
+            fault
+            if failed_rank == self.ranks.rank and fault
+            else reports[failed_rank][0]
+        )
         if isinstance(raised, HpcsgdError):
             raised.on_all_ranks = True
         raise raised
@@ -186,8 +192,8 @@ class Crew:
         if self.is_root:
             with self._alone():
                 made, fault = _attempt(action)
-        given: Made = self.agree(fault, made)[0]
-        return given
+        result: Made = self.agree(fault, made)[0]
+        return result
 
     def on_root_for_long(self, action: Callable[[], Made]) -> Made:
         """Return the result like `on_root`; rank 0 may call `beat` in `action`.
@@ -205,8 +211,8 @@ class Crew:
         self._beats_at = None
         if is_told and fault is not None:
             raise fault
-        given: Made = self.agree(fault, (True, made))[0][1]
-        return given
+        result: Made = self.agree(fault, (True, made))[0][1]
+        return result
 
     def beat(self) -> None:
         """Send a sign of life from rank 0 to the waiting ranks, at most every BEAT s.
@@ -258,11 +264,13 @@ class Crew:
         fault: Fault | None = None
         left = iter(tasks)
         while dealt := list(islice(left, sum(pace.shares))):
-            own = part_of_rank(dealt, pace.shares, self.ranks.rank)
-            made, fault = ([], fault) if fault else self._made(own, work, pace.making)
-            words = self.agree(fault, (pace.advise(), [say(one) for one in made]))
+            own_tasks = part_of_rank(dealt, pace.shares, self.ranks.rank)
+            made, fault = (
+                ([], fault) if fault else self._made(own_tasks, work, pace.making)
+            )
+            words = self.agree(fault, (pace.advise(), [say(result) for result in made]))
             pace.of_root = words[0][0]
-            heard = [word for _, said in words for word in said]
+            heard = [word for _, messages in words for word in messages]
             for part in self._collected(finish(made, heard)):
                 if fault is None:
                     with pace.taking, self.ranks.working("writing"):
@@ -278,10 +286,10 @@ class Crew:
             if self.is_asked_to_stop and self.size > 1:
                 break
             with watch:
-                one, fault = _attempt(partial(work, task))
+                result, fault = _attempt(partial(work, task))
             if fault is not None:
                 return made, fault
-            made.append(one)  # type: ignore[arg-type]
+            made.append(result)  # type: ignore[arg-type]
         return made, None
 
     def _collected(self, sent: list[Parts]) -> Iterator[Parts]:
@@ -290,7 +298,7 @@ class Crew:
             yield from sent
             return
         packed = [] if self.is_root else [pack(parts) for parts in sent]
-        sizes = self.ranks.exchange_objects([len(one) for one in packed])
+        sizes = self.ranks.exchange_objects([len(message) for message in packed])
         content = np.concatenate(packed) if packed else np.empty(0, dtype=np.uint8)
         whole = self.ranks.collect(content, [sum(of) for of in sizes], "control")
         if whole is None:
@@ -404,9 +412,11 @@ def _named(stored: StoredRows) -> dict[str, Any]:
 
 def _stored(parts: Parts, prefix: str, largest: float) -> StoredRows:
     """Return the stored rows whose arrays have names with this prefix."""
-    own = {k.removeprefix(prefix): v for k, v in parts.items() if k.startswith(prefix)}
-    columns = {name[1:]: array for name, array in own.items() if name[0] == "."}
-    if "X" in own:
-        return StoredRows(own["X"], columns, largest)
-    matrix = Csr(own["indptr"], own["indices"], own["data"], own["width"])
+    arrays = {
+        k.removeprefix(prefix): v for k, v in parts.items() if k.startswith(prefix)
+    }
+    columns = {name[1:]: array for name, array in arrays.items() if name[0] == "."}
+    if "X" in arrays:
+        return StoredRows(arrays["X"], columns, largest)
+    matrix = Csr(arrays["indptr"], arrays["indices"], arrays["data"], arrays["width"])
     return StoredRows(matrix, columns, largest)

@@ -227,7 +227,7 @@ def split_fields(line: bytes, delimiter: bytes) -> list[tuple[int, bytes]]:
         fields = line.split(delimiter)
         starts = accumulate((len(field) + 1 for field in fields[:-1]), initial=0)
         return list(zip(starts, fields, strict=True))
-    found = list[tuple[int, bytes]]()
+    tokens = list[tuple[int, bytes]]()
     pads = _pads(delimiter)
     place = 0
     ends = BLANKS if delimiter == SPACED else delimiter
@@ -237,15 +237,15 @@ def split_fields(line: bytes, delimiter: bytes) -> list[tuple[int, bytes]]:
             place += 1
         if delimiter == SPACED:
             if place == len(line):
-                return found
+                return tokens
             start = place
         place = _behind_quotes(line, place)
         while place < len(line) and line[place] not in ends:
             place += 1
-        found.append((start, line[start:place]))
+        tokens.append((start, line[start:place]))
         if delimiter != SPACED:
             if place == len(line):
-                return found
+                return tokens
             place += 1
 
 
@@ -261,10 +261,10 @@ def _fields(
     """Return the numbers of one line, and where its texts begin and end."""
     if not layout.texts:
         line = line.rstrip(b"\r")
-    found = split_fields(line, layout.delimiter)
-    if len(found) != len(layout.places):
+    tokens = split_fields(line, layout.delimiter)
+    if len(tokens) != len(layout.places):
         raise Fault(Kind.RAGGED, position)
-    fields = [field for _, field in found]
+    fields = [field for _, field in tokens]
     if not layout.texts and not b"".join(fields).translate(None, NUMERIC):
         with suppress(ValueError):
             values = [float(field) for field in fields]
@@ -272,7 +272,7 @@ def _fields(
                 return values, []
     numbers = list[float]()
     spans = [(0, 0)] * layout.texts
-    for (start, field), place in zip(found, layout.places.tolist(), strict=True):
+    for (start, field), place in zip(tokens, layout.places.tolist(), strict=True):
         if place < layout.features:
             numbers.append(_field(field, position + start, layout, place))
             continue
@@ -353,13 +353,13 @@ def parse_libsvm(
     """
     if not available():
         return parse_libsvm_in_python(text, base, keep, queried)
-    room, pairs = (_count(text, b"\n"), _count(text, b":")) if keep else (0, 0)
-    labels = np.empty(room)
+    capacity, pairs = (_count(text, b"\n"), _count(text, b":")) if keep else (0, 0)
+    labels = np.empty(capacity)
     values = np.empty(pairs)
-    starts = np.empty(room + 1, dtype=np.int32)
-    queries = np.empty(0 if queried is False else room, dtype=np.int64)
+    starts = np.empty(capacity + 1, dtype=np.int32)
+    queries = np.empty(0 if queried is False else capacity, dtype=np.int64)
     indices = np.empty(pairs, dtype=np.int32)
-    found = np.zeros(5, dtype=np.int64)
+    counts = np.zeros(5, dtype=np.int64)
     arrays = (labels, starts, indices, values)
     kind = _load()[0].hpcsgd_parse_libsvm(
         text,
@@ -369,11 +369,11 @@ def parse_libsvm(
         *(array.ctypes.data if keep else None for array in arrays),
         queries.ctypes.data if keep and queried is not False else None,
         -1 if queried is None else int(queried),
-        room,
+        capacity,
         pairs,
-        found.ctypes.data,
+        counts.ctypes.data,
     )
-    rows, count, lowest, highest, position = found.tolist()
+    rows, count, lowest, highest, position = counts.tolist()
     if kind:
         raise Fault(kind, position)
     if not keep:
@@ -402,12 +402,12 @@ def parse_csv(text: bytes, layout: LineLayout) -> tuple[Array, Array, Array]:
     """
     if not available():
         return parse_csv_in_python(text, layout)
-    room = _count(text, b"\n")
+    capacity = _count(text, b"\n")
     places = np.ascontiguousarray(layout.places, np.int32)
-    X = np.empty((room, layout.features))
-    other = np.empty((room, layout.extras))
-    spans = np.empty((room, layout.texts, 2), dtype=np.int64)
-    found = np.zeros(2, dtype=np.int64)
+    X = np.empty((capacity, layout.features))
+    other = np.empty((capacity, layout.extras))
+    spans = np.empty((capacity, layout.texts, 2), dtype=np.int64)
+    counts = np.zeros(2, dtype=np.int64)
     kind = _load()[0].hpcsgd_parse_csv(
         text,
         len(text),
@@ -422,10 +422,10 @@ def parse_csv(text: bytes, layout: LineLayout) -> tuple[Array, Array, Array]:
         X.ctypes.data,
         other.ctypes.data,
         spans.ctypes.data,
-        room,
-        found.ctypes.data,
+        capacity,
+        counts.ctypes.data,
     )
-    rows, position = found.tolist()
+    rows, position = counts.tolist()
     if kind:
         raise Fault(kind, position)
     return X[:rows], other[:rows], spans[:rows]

@@ -180,15 +180,15 @@ def find_levels(
 
     Collective.
     """
-    found = LevelSets(source.path)
+    level_sets = LevelSets(source.path)
     crew.share(
         source.tasks(),
         lambda task: source.find_levels(source.load(task)),
-        lambda parts: progress.at(found.add(parts)),
+        lambda parts: progress.at(level_sets.add(parts)),
         WorkShares(workers(crew, recipe)),
         lambda made, said: made,
     )
-    levels = crew.on_root(found.in_order)
+    levels = crew.on_root(level_sets.in_order)
     source.learn_levels(levels)
 
 
@@ -196,7 +196,7 @@ def survey_text(
     source: TextSource, recipe: Recipe, crew: Crew, progress: ConversionProgress
 ) -> Survey:
     """Return the survey of a text, after one pass that all ranks share. Collective."""
-    found = _Findings()
+    findings = _Findings()
     keep = recipe.standardize or source.fills
 
     def work(task: int | TextChunk) -> _Scan:
@@ -205,19 +205,19 @@ def survey_text(
         return _Scan(piece.position, tally, X)
 
     def finish(scans: list[_Scan], said: list[tuple[int, int]]) -> list[Parts]:
-        firsts = found.heard(said)
+        firsts = findings.heard(said)
         return [scan.parts(recipe, firsts[scan.position]) for scan in scans]
 
     crew.share(
         source.tasks(),
         work,
-        lambda parts: progress.at(found.add(parts)),
+        lambda parts: progress.at(findings.add(parts)),
         WorkShares(workers(crew, recipe)),
         finish,
         say=lambda scan: (scan.position, scan.tally.rows),
     )
     crew.everywhere(lambda: refuse_changed(source.path, source.stamp))
-    return crew.on_root(lambda: _concluded(source, recipe, found))
+    return crew.on_root(lambda: _concluded(source, recipe, findings))
 
 
 @dataclass
@@ -230,12 +230,12 @@ class _Scan:
 
     def parts(self, recipe: Recipe, first: int) -> Parts:
         """Return the counts and moments for rank 0; `first` numbers the first row."""
-        said = {"position": self.position, **asdict(self.tally)}
+        counts = {"position": self.position, **asdict(self.tally)}
         if self.X is None:
-            return said
+            return counts
         X = recipe.trained_on(self.X, first)
         measured = measure(X).parts() if X.shape[0] else {}
-        return {**said, "measured": X.shape[0], **measured}
+        return {**counts, "measured": X.shape[0], **measured}
 
 
 class _Findings:
@@ -355,16 +355,16 @@ def relabelled(y: Array | None, first: int, recipe: Recipe) -> Array | None:
     if y is None or not recipe.labels:
         return y
     new = np.empty_like(y)
-    found = np.zeros(len(y), dtype=bool)
+    is_mapped = np.zeros(len(y), dtype=bool)
     for old, label in recipe.labels:
         here = y == old
-        new[here], found = label, found | here
-    if not found.all():
-        row = int(np.argmin(found))
-        known = ", ".join(f"{old:g}" for old, _ in recipe.labels)
+        new[here], is_mapped = label, is_mapped | here
+    if not is_mapped.all():
+        row = int(np.argmin(is_mapped))
+        labels = ", ".join(f"{old:g}" for old, _ in recipe.labels)
         raise DataError(
             f"row {first + row} has the label {y[row]:g} and --map-labels knows"
-            f" {known}; map all labels, or leave it out"
+            f" {labels}; map all labels, or leave it out"
         )
     return new
 
@@ -385,13 +385,13 @@ class RowBatch:
 
     def parts(self) -> Parts:
         """Return numbers and arrays by name, for a message."""
-        said = {"first": self.first, "end": self.rows.end}
+        span = {"first": self.first, "end": self.rows.end}
         sides = {name: getattr(self.rows, name) for name in SIDES}
         X = self.rows.X
         if not issparse(X):
-            return {**said, **sides, "X": X}
+            return {**span, **sides, "X": X}
         matrix = {"data": X.data, "indices": X.indices, "indptr": X.indptr}
-        return {**said, **sides, **matrix, "cols": X.shape[1]}
+        return {**span, **sides, **matrix, "cols": X.shape[1]}
 
     @classmethod
     def of(cls, parts: Parts) -> "RowBatch":
@@ -594,26 +594,26 @@ def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]
 
     They are the recipe (without `memory`), the file of the source and its outline.
     """
-    said = asdict(replace(recipe, like=None))
-    del said["memory"]
-    said["like"] = None if recipe.like is None else recipe.like.fingerprint()
-    said["labels"] = [list(pair) for pair in recipe.labels]
+    settings = asdict(replace(recipe, like=None))
+    del settings["memory"]
+    settings["like"] = None if recipe.like is None else recipe.like.fingerprint()
+    settings["labels"] = [list(pair) for pair in recipe.labels]
     counted = asdict(replace(outline, preparation=RAW))
     del counted["preparation"]  # the source's own, which stays while it does
     counted["names"] = None if outline.names is None else list(outline.names)
     counted["means"] = None if outline.means is None else outline.means.tolist()
     status = source.path.stat()
-    found = {"source": str(source.path.resolve()), "source_bytes": status.st_size}
-    return {**said, **found, "source_changed": status.st_mtime_ns, **counted}
+    file_facts = {"source": str(source.path.resolve()), "source_bytes": status.st_size}
+    return {**settings, **file_facts, "source_changed": status.st_mtime_ns, **counted}
 
 
 def check_target(path: Path, recipe: Recipe, force: bool) -> None:
     """Raise ConfigError if a file cannot be written, or exists without `force`."""
-    for one in [path, test_path(path)] if recipe.test_fraction else [path]:
-        if one.is_dir():
-            raise ConfigError(f"cannot write {one}: it is a folder; name a file")
-        if one.exists() and not force:
-            raise ConfigError(f"{one} exists; add --force to replace it")
+    for target in [path, test_path(path)] if recipe.test_fraction else [path]:
+        if target.is_dir():
+            raise ConfigError(f"cannot write {target}: it is a folder; name a file")
+        if target.exists() and not force:
+            raise ConfigError(f"{target} exists; add --force to replace it")
     if not path.parent.is_dir():
         raise ConfigError(
             f"cannot write {path}: its folder is missing; make it, or name another"
@@ -648,16 +648,16 @@ def convert(
     crew share the parsing of a plain text, with the same `source` on all. Collective.
     """
     crew = crew or Crew(SingleRank())
-    one = Conversion(source, target, recipe, progress, resume, force)
-    crew.on_root(one.check)
+    conversion = Conversion(source, target, recipe, progress, resume, force)
+    crew.on_root(conversion.check)
     if isinstance(source, TextSource):
         crew.everywhere(lambda: _begin(source, recipe.like))
         if source.packed is None:
-            return _shared(one, source, crew)
+            return _shared(conversion, source, crew)
     if crew.size > 1 and crew.is_root:
         log.info("%s cannot be split; rank 0 converts it alone", source.path)
-    one.progress = HeartbeatProgress(progress, crew.beat)
-    return crew.on_root_for_long(lambda: _alone(one))
+    conversion.progress = HeartbeatProgress(progress, crew.beat)
+    return crew.on_root_for_long(lambda: _alone(conversion))
 
 
 def _begin(source: TextSource, like: Like | None) -> None:
@@ -843,13 +843,15 @@ def _said(files: Sequence[StoreFile], survey: Survey, recipe: Recipe) -> dict[st
         how = "scaled before, as the source says"
     elif like is not None:
         how = f"scaled with the means and scales of {like.path}"
-    said: dict[str, Any] = {}
+    column_facts: dict[str, Any] = {}
     if outline.label is not None:
-        said["label_column"] = outline.label
+        column_facts["label_column"] = outline.label
     if outline.categories:
-        said["categories"] = {k: len(of) for k, of in outline.categories.items()}
+        column_facts["categories"] = {
+            k: len(of) for k, of in outline.categories.items()
+        }
     if outline.label_numbers:
-        said["label_numbers"] = outline.label_numbers
+        column_facts["label_numbers"] = outline.label_numbers
     return {
         "files": [
             {
@@ -862,7 +864,7 @@ def _said(files: Sequence[StoreFile], survey: Survey, recipe: Recipe) -> dict[st
         "columns": outline.cols,
         "element": recipe.element,
         "labelled": outline.labelled,
-        **said,
+        **column_facts,
         "sparse": survey.is_sparse,
         "standardized": how if preparation.scales else None,
         "unit_rows": preparation.unit_rows,

@@ -305,8 +305,8 @@ def check_label_file(path: Path, rows: int) -> None:
 
 def real(block: Any) -> Array:
     """Return a block in float32 if its dtype fits, else in float64."""
-    kept = block.dtype.kind == "f" and block.dtype.itemsize in (4, 8)
-    if kept and block.dtype.isnative:
+    is_float = block.dtype.kind == "f" and block.dtype.itemsize in (4, 8)
+    if is_float and block.dtype.isnative:
         array: Array = block
         return array
     narrow = block.dtype.itemsize <= 2
@@ -362,16 +362,16 @@ def guess_format(path: Path) -> str:
 def open_any(path: Path, kind: str, options: dict[str, Any]) -> Source:
     """Return the source, opened with the options that are not None."""
     kind = guess_format(path) if kind == "auto" else kind
-    given = {name: value for name, value in options.items() if value is not None}
-    known = options_of(kind)
-    for name in given:
-        if name not in known:
+    arguments = {name: value for name, value in options.items() if value is not None}
+    names = options_of(kind)
+    for name in arguments:
+        if name not in names:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(
                 f"{flag} is not for {kind} files; known there:"
-                f" {', '.join('--' + n.replace('_', '-') for n in known) or 'none'}"
+                f" {', '.join('--' + n.replace('_', '-') for n in names) or 'none'}"
             )
-    return open_source(path, kind, **given)
+    return open_source(path, kind, **arguments)
 
 
 def options_of(kind: str) -> list[str]:
@@ -487,10 +487,11 @@ class Archive:
 
 def sparse_shape(archive: Archive) -> tuple[int, int]:
     """Return rows and columns of a CSR matrix; raise DataError for other formats."""
-    found = archive.text("format")
-    if found != "csr":
+    matrix_format = archive.text("format")
+    if matrix_format != "csr":
         raise DataError(
-            f"{archive.path} is sparse in format {found}; save its .tocsr() instead"
+            f"{archive.path} is sparse in format {matrix_format}; save its .tocsr()"
+            " instead"
         )
     rows, cols = archive.open("shape").take(2).tolist()
     counts = [len(archive.open(name)) for name in ("indptr", "data", "indices")]
@@ -587,14 +588,14 @@ class NpzSource:
             else:
                 rows, cols = matrix_shape(archive.open(self.x_name))
                 nnz = None
-            own = not sparse and self.y_name in archive.names
-            if own and self.labels is None:
+            has_labels = not sparse and self.y_name in archive.names
+            if has_labels and self.labels is None:
                 shape = archive.open(self.y_name).shape
                 check_labels(shape, rows, f"{self.path}: {self.y_name}")
         if self.labels is not None:
             check_label_file(self.labels, rows)
         progress(rows)
-        return Outline(rows, cols, nnz, own or self.labels is not None, rows)
+        return Outline(rows, cols, nnz, has_labels or self.labels is not None, rows)
 
     def blocks(
         self, outline: Outline, budget: int, start: int = 0
@@ -764,9 +765,9 @@ class Hdf5Source:
         return node
 
     def _lacks(self, name: str, flag: str, found: Any = None) -> DataError:
-        held = f"; it holds {found or 'nothing'}" if found is not None else ""
+        contents = f"; it holds {found or 'nothing'}" if found is not None else ""
         return DataError(
-            f"{self.path} has no /{name}{held}; name the data set with {flag}"
+            f"{self.path} has no /{name}{contents}; name the data set with {flag}"
         )
 
 

@@ -288,26 +288,26 @@ def _line_start(stream: TextStream, low: int, high: int) -> int:
     # Most lines are short: the rest of the window is read only for long lines.
     for count in (min(TAIL, high - low), max(high - low - TAIL, 0)):
         begin = stream.position
-        found = stream.read(count).find(b"\n")
-        if found >= 0:
-            return begin + found + 1
+        newline = stream.read(count).find(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
     return high
 
 
 def _cut(stream: TextStream, position: int, size: int) -> Iterator[TextChunk]:
     """Yield the pieces from `position` on, a line start and the stream's position."""
-    held = bytearray()
+    buffer = bytearray()
     while True:
         least = size - position % size  # bytes left in its piece
-        is_last = _fill(stream, position, held, least)
-        stop = held.find(b"\n", least - 1) + 1 or len(held)
-        _check_line(stream, position, held, stop)
+        is_last = _fill(stream, position, buffer, least)
+        stop = buffer.find(b"\n", least - 1) + 1 or len(buffer)
+        _check_line(stream, position, buffer, stop)
         if stop:
-            text = bytes(memoryview(held)[:stop])
+            text = bytes(memoryview(buffer)[:stop])
             yield TextChunk(position, _ended(text, position), position + stop)
         position += stop
-        del held[:stop]
-        if is_last and not held:
+        del buffer[:stop]
+        if is_last and not buffer:
             return
 
 
@@ -315,8 +315,8 @@ def _fill(stream: TextStream, position: int, held: bytearray, least: int) -> boo
     """Extend `held` until a line ends at byte `least` or later; return True at EOF."""
     step = TAIL
     while len(held) < least or held.find(b"\n", least - 1) < 0:
-        wanted = least - len(held) if len(held) < least else step
-        read = stream.read(min(wanted, STEP))
+        size = least - len(held) if len(held) < least else step
+        read = stream.read(min(size, STEP))
         if not read:
             return True
         held += read
@@ -427,9 +427,9 @@ class LevelSets:
 
     def add(self, parts: Parts) -> int:
         """Add what `find_levels` returned of a piece; return where the piece ends."""
-        for column, found in parts["levels"].items():
+        for column, piece_levels in parts["levels"].items():
             levels = self.levels.setdefault(column, set())
-            levels.update(found)
+            levels.update(piece_levels)
             if len(levels) > MOST_LEVELS:
                 raise DataError(
                     f"{self.path}: column {column!r} has more than {MOST_LEVELS} levels"
@@ -546,10 +546,10 @@ class TextSource(ABC):
         moments = ColumnMoments()
         for task in self.tasks():
             piece = self.load(task)
-            found, X = self.scan(piece, keep=self.fills)
+            counts, X = self.scan(piece, keep=self.fills)
             if X is not None:
                 moments.add_block(X)
-            tally.add(found)
+            tally.add(counts)
             progress(piece.end)
         refuse_changed(self.path, self.stamp)
         return self.outline_of(tally, moments)

@@ -43,8 +43,8 @@ class Like:
 
     def fingerprint(self) -> str:
         """Return a hash that must be equal when a conversion resumes."""
-        said = (self.cols, self.is_sparse, self.preparation.unit_rows, self.names)
-        digest = hashlib.sha256(repr((*said, self.index_base)).encode())
+        facts = (self.cols, self.is_sparse, self.preparation.unit_rows, self.names)
+        digest = hashlib.sha256(repr((*facts, self.index_base)).encode())
         if self.categories or self.label_numbers:
             digest.update(repr((self.categories, self.label_numbers)).encode())
         for array in self.preparation.arrays().values():
@@ -193,8 +193,8 @@ class Recipe:
         """Return the rows of X, from number `first` on, that determine the scales."""
         if not self.chooses:
             return X
-        wanted = self.wanted(first, X.shape[0])
-        return X[:wanted][~self.drawn(first, wanted)]
+        count = self.wanted(first, X.shape[0])
+        return X[:count][~self.drawn(first, count)]
 
 
 # The progress of passes over a file.
@@ -412,11 +412,11 @@ def _dense(X: Array) -> BlockMoments:
     if not np.isnan(mean).any():
         count = np.full(X.shape[1], len(X), dtype=np.int64)
         return BlockMoments(whole, count, mean, np.square(X - mean).sum(axis=0))
-    there = ~np.isnan(X)
-    count = there.sum(axis=0)
-    mean = np.where(there, X, 0).sum(axis=0, dtype=np.float64) / np.maximum(count, 1)
+    present = ~np.isnan(X)
+    count = present.sum(axis=0)
+    mean = np.where(present, X, 0).sum(axis=0, dtype=np.float64) / np.maximum(count, 1)
     return BlockMoments(
-        whole, count, mean, np.square(np.where(there, X - mean, 0)).sum(0)
+        whole, count, mean, np.square(np.where(present, X - mean, 0)).sum(0)
     )
 
 

@@ -72,10 +72,10 @@ class Lines:
         rows: list[Row] = [
             ["series", self.x.head, self.y.head, "lowest", "highest", "mark"]
         ]
-        for one in (*self.series, *([self.ideal] if self.ideal else [])):
-            for n, (x, y) in enumerate(zip(one.x, one.y, strict=True)):
-                ends: Row = [one.low[n], one.high[n]] if one.low else ["", ""]
-                rows.append([one.name, x, y, *ends, one.mark(n)])
+        for series in (*self.series, *([self.ideal] if self.ideal else [])):
+            for n, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
+                ends: Row = [series.low[n], series.high[n]] if series.low else ["", ""]
+                rows.append([series.name, x, y, *ends, series.mark(n)])
         return rows
 
 
@@ -178,7 +178,7 @@ def unit_for(unit: str, values: Iterable[float]) -> Unit:
     """Return the largest unit that is not larger than the largest value."""
     largest = max((abs(v) for v in values if isfinite(v)), default=0.0)
     units = [Unit(size, word) for size, word in PREFIXES.get(unit, ((1.0, unit),))]
-    return next((one for one in units if largest >= one.size), units[-1])
+    return next((u for u in units if largest >= u.size), units[-1])
 
 
 def unit_of(axis: Axis, values: Sequence[float]) -> Unit:

@@ -306,12 +306,12 @@ def _draw_lines(chart: Lines) -> Picture:
     notes = [
         text
         for mark, text in MARKS.items()
-        if any(mark in one.marks for one in chart.series)
+        if any(mark in series.marks for series in chart.series)
     ]
     picture = Picture(width, height + 18 * len(notes))
     names = [
-        picture.shortened(one.name, MOST_LABEL, "bold")
-        for one in (*chart.series, *([chart.ideal] if chart.ideal else []))
+        picture.shortened(series.name, MOST_LABEL, "bold")
+        for series in (*chart.series, *([chart.ideal] if chart.ideal else []))
     ]
     widest = max((picture.width_of(name, weight="bold") for name in names), default=0)
     frame = Frame(64, TOP, width - SAMPLE - 14 - widest, height - FOOT)
@@ -342,10 +342,10 @@ def _draw_lines(chart: Lines) -> Picture:
 
 def _scales(chart: Lines, frame: Frame) -> tuple[Scale, Scale]:
     drawn = [*chart.series, *([chart.ideal] if chart.ideal else [])]
-    xs = [v for one in drawn for v in one.x]
-    ys = [v for one in drawn for v in one.y]
+    xs = [v for series in drawn for v in series.x]
+    ys = [v for series in drawn for v in series.y]
     if chart.y.shows_bars:
-        ys += [v for one in drawn for v in (*one.low, *one.high)]
+        ys += [v for series in drawn for v in (*series.low, *series.high)]
     return (
         make_scale(chart.x, xs, frame.left, frame.right),
         make_scale(chart.y, ys, frame.bottom, frame.top),
@@ -368,29 +368,29 @@ def _fits(value: float, scale: Scale) -> bool:
 def _draw_series(
     picture: Picture, axes: Any, chart: Lines, number: int, across: Scale, up: Scale
 ) -> None:
-    one = chart.series[number]
-    style = look(one.look)
+    series = chart.series[number]
+    style = look(series.look)
     axes.plot(
-        *zip(*_shown(one, across, up), strict=True),
+        *zip(*_shown(series, across, up), strict=True),
         color=style.colour,
         linestyle=(0, style.dash) if style.dash else "-",
         # Lines that lie on each other are seen below and above.
         linewidth=max(3.2 - 0.6 * number, 1.4),
         clip_on=False,
-        gid=picture.hint("series", name=one.name),
+        gid=picture.hint("series", name=series.name),
     )
-    for point in range(len(one.low)):
-        _draw_spread(picture, axes, one, point, across, up)
-    for point in _marked(one, number):
-        x = one.x[point]
-        y = one.y[point]
-        mark = one.mark(point)
+    for point in range(len(series.low)):
+        _draw_spread(picture, axes, series, point, across, up)
+    for point in _marked(series, number):
+        x = series.x[point]
+        y = series.y[point]
+        mark = series.mark(point)
         if _fits(x, across) and _fits(y, up):
-            text = f"{one.name}: {_value(chart.y, y)} at {_value(chart.x, x)}"
+            text = f"{series.name}: {_value(chart.y, y)} at {_value(chart.x, x)}"
             text += f" ({MARKS[mark]})" if mark else ""
-            hint = picture.hint("mark", text, mark=mark, name=one.name)
+            hint = picture.hint("mark", text, mark=mark, name=series.name)
             size = 8 * max(1.2 - 0.13 * number, 0.7)
-            _draw_marker(axes, (x, y), one.look, mark, size, hint)
+            _draw_marker(axes, (x, y), series.look, mark, size, hint)
 
 
 def _draw_marker(
@@ -457,13 +457,13 @@ def _draw_labels(
 ) -> None:
     """Draw every name beside the end of its line, with space between names."""
     every = [*chart.series, *([chart.ideal] if chart.ideal else [])]
-    ends = [_end(one, frame, across, up) for one in every]
+    ends = [_end(series, frame, across, up) for series in every]
     levels = spread([y for _, y in ends], frame.top + 4, frame.bottom - 4)
     begin = frame.right + 8
-    for one, name, end, level in zip(every, names, ends, levels, strict=True):
-        style = look(one.look)
+    for series, name, end, level in zip(every, names, ends, levels, strict=True):
+        style = look(series.look)
         x = (begin, begin + SAMPLE - 8)
-        if one is chart.ideal:
+        if series is chart.ideal:
             picture.paper.plot(x, (level, level), color=FAINT, linewidth=1)
             picture.text(begin + SAMPLE, level + 4, name, color=FAINT)
             continue
@@ -474,8 +474,8 @@ def _draw_labels(
         picture.paper.plot(
             *(x, (level, level)), color=style.colour, linestyle=dash, linewidth=2
         )
-        _draw_marker(picture.paper, (begin + SAMPLE / 2 - 4, level), one.look)
-        hint = picture.hint("label", name=one.name)
+        _draw_marker(picture.paper, (begin + SAMPLE / 2 - 4, level), series.look)
+        hint = picture.hint("label", name=series.name)
         ink = {"color": style.colour, "fontweight": "bold"}
         picture.text(begin + SAMPLE, level + 4, name, gid=hint, **ink)
 

@@ -40,11 +40,11 @@ def scaling_charts(problem: Problem) -> list[Chart]:
 
 def _with_looks(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Lines:
     """Give each method its look of the other charts, and emulated runs another one."""
-    looks = [
+    styles = [
         labels.index(line[-1].label) + len(labels) * bool(line[-1].config.emulated)
         for _, line in lines
     ]
-    pairs = zip(chart.series, looks, strict=True)
+    pairs = zip(chart.series, styles, strict=True)
     return replace(chart, series=tuple(replace(s, look=look) for s, look in pairs))
 
 
@@ -159,19 +159,19 @@ def _speed_up_of(
     with its batch, the baseline of all is the fewest ranks of their own line.
     """
     speed_ups = {id(s): problem.speed_up(s) for _, line in lines for s in line}
-    known = {key: spread for key, spread in speed_ups.items() if spread is not None}
-    if len(known) == len(speed_ups):
-        return "of the best run on one rank (any method, the same batch)", known
+    spreads = {key: spread for key, spread in speed_ups.items() if spread is not None}
+    if len(spreads) == len(speed_ups):
+        return "of the best run on one rank (any method, the same batch)", spreads
     for _, line in lines:
         first = line[0]
         for setting in line:
             time = setting.per_epoch
             work = setting.width if problem.is_weak else first.width
             seconds = first.per_epoch.median * work
-            known[id(setting)] = Spread(
+            spreads[id(setting)] = Spread(
                 *(seconds / t for t in (time.median, time.high, time.low))
             )
-    return "on the fewest ranks of the same method, times these ranks,", known
+    return "on the fewest ranks of the same method, times these ranks,", spreads
 
 
 def _scaling_series(
@@ -600,7 +600,9 @@ def chosen(problem: Problem) -> list[RunSetting]:
     """
     real = [s for s in problem.settings if not s.config.emulated]
     if len(real) > MOST_CURVES:
-        widths = [{s.width for s in real if s.label == one} for one in problem.labels]
+        widths = [
+            {s.width for s in real if s.label == label} for label in problem.labels
+        ]
         common = set.intersection(*(width for width in widths if width))
         if common:
             real = [s for s in real if s.width == max(common)]
@@ -632,11 +634,11 @@ def _chart(
     what: str,
     cost: Callable[[ReportPoint, Record], float | None],
 ) -> Lines | None:
-    looks = _looks(problem, settings)
+    styles = _looks(problem, settings)
     named = [(s.named(settings), _points(s.middle, cost)) for s in settings]
-    lines = [(n, p, look) for (n, p), look in zip(named, looks, strict=True) if p]
+    lines = [(n, p, look) for (n, p), look in zip(named, styles, strict=True) if p]
     # One rank alone sends nothing, and one point is no curve.
-    lines = [one for one in lines if len(one[1]) > 1 and one[1][-1][0] > 0]
+    lines = [line for line in lines if len(line[1]) > 1 and line[1][-1][0] > 0]
     if not lines:
         return None
     log_x = _is_wide([points[-1][0] for _, points, _ in lines])

@@ -532,12 +532,12 @@ PARTS: tuple[Callable[[PointConfig], str], ...] = (
 
 def _shortest(setting: RunSetting, others: Sequence[RunSetting]) -> str:
     """Return the label, and the parts in which settings of this label differ."""
-    own = setting.config
+    config = setting.config
     same = [other.config for other in others if other.label == setting.label]
-    parts = [part(own) for part in PARTS if len({part(other) for other in same}) > 1]
-    if len({other.width for other in others}) > 1 and PARTS[0](own) not in parts:
-        parts.insert(0, PARTS[0](own))
-    grid = PARTS[1](own)
+    parts = [part(config) for part in PARTS if len({part(other) for other in same}) > 1]
+    if len({other.width for other in others}) > 1 and PARTS[0](config) not in parts:
+        parts.insert(0, PARTS[0](config))
+    grid = PARTS[1](config)
     if grid in parts:
         widths: dict[int, set[str]] = {}
         for other in same:

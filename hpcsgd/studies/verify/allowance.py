@@ -337,8 +337,8 @@ class Allowance:
         if not j:
             return np.zeros((batch.stop - batch.start, 1))
         couple = np.abs(self.of_weights.look[0, j, :j])
-        kept = list(zip(couple, self.signed, strict=True))
-        r = np.concatenate([factor * np.abs(own) for factor, own in kept])
+        pairs = list(zip(couple, self.signed, strict=True))
+        r = np.concatenate([factor * np.abs(residuals) for factor, residuals in pairs])
         gram = np.abs(self.rows[batch] @ self.rows[: batch.start].T)
         used = gamma(batch.start + FEW, unit["inner"]) * (gram @ r)
         if self.rounds_wire:
@@ -382,8 +382,8 @@ class Allowance:
         is_known = low == high
         radius = np.maximum(high - exact, exact - low)
         couple = self.of_weights.look[0, j, :j]
-        kept = list(zip(couple, self.signed, strict=True))
-        r = np.concatenate([f * r for f, r in kept])
+        pairs = list(zip(couple, self.signed, strict=True))
+        r = np.concatenate([f * r for f, r in pairs])
         shift = np.where(is_known, low - exact, 0.0) @ r
         return shift.astype(L), np.where(is_known, 0.0, radius) @ np.abs(r)
 
@@ -497,10 +497,10 @@ class Allowance:
             return [self.joint, 0.0, self.joint, 0.0]
         w = np.einsum("ksi,ki->s", np.abs(self.of_weights.end), self.kicks)
         end = np.abs(self.of_intercept.end)
-        found = [*w, *np.einsum("ksi,ki->s", end, self.intercept_kicks)]
+        bounds = [*w, *np.einsum("ksi,ki->s", end, self.intercept_kicks)]
         if self.linear is None:
-            return found
-        return [a + b for a, b in zip(found, self.linear.bounds(), strict=True)]
+            return bounds
+        return [a + b for a, b in zip(bounds, self.linear.bounds(), strict=True)]
 
 
 class ErrorPropagation:
@@ -529,8 +529,8 @@ class ErrorPropagation:
         batch = of.batches[j]
         first = batch.start * self.columns
         last = batch.stop * self.columns
-        own = np.eye(last - first).reshape(-1, self.columns, last - first)
-        self.turned[batch, :, first:last] = own
+        identity = np.eye(last - first).reshape(-1, self.columns, last - first)
+        self.turned[batch, :, first:last] = identity
         if not j:
             return
         sizes = np.repeat(exchange.sizes[:j], exchange.sizes[:j])
@@ -550,19 +550,19 @@ class ErrorPropagation:
         step = 2.0**-17
         y = _wide(exchange.targets[batch])
         c = _wide(exchange.weights[batch])
-        found = []
+        slopes = []
         for k in range(self.columns):
             shift = step * (np.arange(self.columns) == k)
             above = residual(exchange.family, t + shift, y, exchange.clip)
             below = residual(exchange.family, t - shift, y, exchange.clip)
-            found.append(_wide(above - below) / (2 * step) * c)
-        return np.stack(found, axis=2)
+            slopes.append(_wide(above - below) / (2 * step) * c)
+        return np.stack(slopes, axis=2)
 
     def bounds(self) -> list[float]:
         """Return Σ_j ‖B_j‖ ‖u_j‖ of w, v, b and bv."""
         of = self.of
         sizes = self.of.exchange.sizes
-        found = []
+        bounds = []
         for rows, response in (
             (of.rows, of.of_weights),
             (np.ones((len(of.rows), 1)), of.of_intercept),
@@ -579,8 +579,8 @@ class ErrorPropagation:
                         _norm(image.reshape(-1, part.stop - part.start))
                         * (of.errors[j])
                     )
-                found.append(total)
-        return found
+                bounds.append(total)
+        return bounds
 
 
 class Response:

@@ -336,8 +336,8 @@ def open_source(
         c = c * ~split.kept_apart(every)[:, 0]
     c = c * (reader.rows / float(c.sum()))
     o = np.zeros(reader.rows) if o is None else o
-    given = Sides(encoded.astype(np.float64), c[:, None], o[:, None])
-    return RecordedSource(reader, precision, given, scale)
+    sides = Sides(encoded.astype(np.float64), c[:, None], o[:, None])
+    return RecordedSource(reader, precision, sides, scale)
 
 
 # docs/reference/runs.md defines the order of rows; this is a second implementation.

@@ -111,8 +111,8 @@ class Between:
         The words are valid until the next tile.
         """
         last = -1
-        for number, own in parts:
-            self._gather(number, own, sizes(number), purpose)
+        for number, part in parts:
+            self._gather(number, part, sizes(number), purpose)
             if last >= 0:
                 yield last, self._arrived()
             last = number
@@ -275,20 +275,20 @@ class InfinityPlace:
 
     def _whole(self, grid: Grid, store: TileStore, versions: list[int]) -> int:
         """Return the newest step whose checksums are right on all ranks. Collective."""
-        told = []
+        reports = []
         for version in versions:
-            own = grid.world.together(partial(store.differs_at, version))
-            differ = list(filter(None, grid.world.exchange_objects(own)))
+            difference = grid.world.together(partial(store.differs_at, version))
+            differ = list(filter(None, grid.world.exchange_objects(difference)))
             if not differ:
                 return version
-            told.append(f"{differ[0]}, step {version},")
+            reports.append(f"{differ[0]}, step {version},")
             log.warning(
                 "%s holds other words than that step has written; the run goes on from"
                 " the one before, if that is whole",
-                told[-1],
+                reports[-1],
                 extra={"on_all_ranks": True},
             )
-        raise _torn(told)
+        raise _torn(reports)
 
     def _dealt(
         self, grid: Grid, layout: TileLayout, number: int, newest: int, run: str
@@ -316,10 +316,10 @@ class InfinityPlace:
 
     def _seen(self, number: int, layout: TileLayout) -> Generation | None:
         folder = self.folder / f"{number:06d}"
-        found = Generation(folder) if folder.is_dir() else None
-        if found is None or found.version is None:
+        generation = Generation(folder) if folder.is_dir() else None
+        if generation is None or generation.version is None:
             return None
-        then = found.held[0].layout
+        then = generation.held[0].layout
         if (then.columns, then.widths, then.dtype) != (
             layout.columns,
             layout.widths,
@@ -331,7 +331,7 @@ class InfinityPlace:
                 f" {layout.widths} in {layout.dtype}; name the folder of this run, or"
                 " start anew with --resume no"
             )
-        return found
+        return generation
 
     def _check(self, document: dict[str, Any], run: str) -> None:
         """Raise DataError if the states are those of another run.
@@ -351,8 +351,8 @@ class InfinityPlace:
             if number != but:
                 if grid.world.rank == 0:
                     remove(self.folder / f"{number:06d}")
-                own = place_in(self.folder, number, grid.replica, grid.member)
-                shutil.rmtree(own, ignore_errors=True)
+                folder = place_in(self.folder, number, grid.replica, grid.member)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _nothing(folder: Path) -> DataError:
@@ -401,8 +401,8 @@ def tile_height(
     float64 for a loss.
     """
     whole = TOGETHER if replicas > 1 else ALONE
-    held = RING * words + (whole + TEMPORARY) * columns + rows
-    height = columns_for(budget, held * itemsize + 8 * columns, widest)
+    column_words = RING * words + (whole + TEMPORARY) * columns + rows
+    height = columns_for(budget, column_words * itemsize + 8 * columns, widest)
     page = PAGE // itemsize
     return height if height < 8 * page else height // page * page
 
@@ -421,11 +421,11 @@ def document_of(state: State, exchanges: int, each: int) -> dict[str, Any]:
 
 def restore_state(document: dict[str, Any], state: State) -> None:
     """Restore shared arrays and intercept from the document."""
-    known = document["arrays"]
+    arrays = document["arrays"]
     for name, array in state.shared.items():
-        array[...] = _array(known[name], array)
+        array[...] = _array(arrays[name], array)
     if state.intercept is not None:
-        state.intercept[...] = _array(known["intercept"], state.intercept)
+        state.intercept[...] = _array(arrays["intercept"], state.intercept)
 
 
 def _text(array: Array) -> str:
@@ -547,10 +547,10 @@ class Infinity(Gradient):
         dtype = state.weights.dtype
         has_intercept = state.intercept is not None
         self.buffer = Buffer((0, self.columns), dtype, (), has_intercept)
-        kept = dict.fromkeys(self.steps.rule.state_names, self.columns)
-        widths = {WEIGHTS: state.weights.shape[1], **kept}
+        state_widths = dict.fromkeys(self.steps.rule.state_names, self.columns)
+        widths = {WEIGHTS: state.weights.shape[1], **state_widths}
         if has_intercept:
-            for name in kept:
+            for name in state_widths:
                 state.shared.setdefault(name, np.zeros((1, self.columns)))
         self.layout = self.place.layout(self.grid, widths, dtype)
         self.between = Between(self.grid.replicas, self.height, self.columns, dtype)
@@ -566,8 +566,8 @@ class Infinity(Gradient):
         if not self.is_open:
             self.grid.world.together(self._take_place)
             self.run = str(self.grid.world.exchange_objects(uuid4().hex)[0])
-            said = self._document(0)
-            self.opened = self.place.fresh(self.grid, self.layout, said)
+            document = self._document(0)
+            self.opened = self.place.fresh(self.grid, self.layout, document)
 
     def _take_place(self) -> None:
         self.place.check()
@@ -592,9 +592,9 @@ class Infinity(Gradient):
         self.grid.world.together(self._take_place)
         self.run = run
         self.opened = self.place.earlier(self.grid, self.layout, run)
-        said = self.store.document
-        restore_state(said, state)
-        return int(said["exchanges"]), int(said["of_an_epoch"])
+        document = self.store.document
+        restore_state(document, state)
+        return int(document["exchanges"]), int(document["of_an_epoch"])
 
     def scores(
         self, task: Task, state: State, rows: Any, point: Any, out: Array
@@ -646,10 +646,10 @@ class Infinity(Gradient):
         plan = TilePlan(shape.local_columns, shape.tile_columns, shape.replicas)
         sent = shape.sum(shape.tail, 8)
         for number in plan:
-            own, *others = plan.sizes(number)
+            own_columns, *others = plan.sizes(number)
             sent += [
-                shape.sent(own * shape.classes),
-                shape.sent(sum([own, *others]) * shape.classes),
+                shape.sent(own_columns * shape.classes),
+                shape.sent(sum([own_columns, *others]) * shape.classes),
             ]
         return sent + shape.to_members(shape.tail)
 
@@ -707,11 +707,11 @@ class Infinity(Gradient):
         """
         plan = self.store.plan
         alone = self.grid.replicas.size == 1
-        own = (
+        parts = (
             (number, self._seen(words[WEIGHTS], purpose))
             for number, words in self._source(purpose == PURPOSE)
         )
-        all_of = own if alone else self.between.gathered(own, self._sizes, purpose)
+        all_of = parts if alone else self.between.gathered(parts, self._sizes, purpose)
         for number, words in all_of:
             yield plan.tile(number), words.reshape(-1, self.columns)
 
@@ -766,19 +766,19 @@ class Infinity(Gradient):
         add = self._add_tile_of(rows, residuals)
 
         def step(number: int, words: dict[str, Array]) -> None:
-            own = between.sums(number, plan.count, self._sizes, add)
-            gradient = own.reshape(-1, self.columns)
+            sums = between.sums(number, plan.count, self._sizes, add)
+            gradient = sums.reshape(-1, self.columns)
             if not len(gradient):
                 return  # fewer columns than replicas
-            kept = {name: words[name] for name in self.steps.rule.state_names}
-            part = ColumnViews(words[WEIGHTS], kept)
+            arrays = {name: words[name] for name in self.steps.rule.state_names}
+            part = ColumnViews(words[WEIGHTS], arrays)
             self.steps.step(part, gradient, factor, self._moment)
             self.is_broken |= not np.isfinite(words[WEIGHTS]).all()
 
         self.store.update(step)
         self._step_intercept(state, tail)
-        said = self._document(self._moment.number + 1)
-        self.grid.world.together(lambda: self.store.commit(said))
+        document = self._document(self._moment.number + 1)
+        self.grid.world.together(lambda: self.store.commit(document))
         if task is not None:
             task.clock.lap("update")
 
@@ -797,8 +797,8 @@ class Infinity(Gradient):
 
     def _document(self, exchanges: int) -> dict[str, Any]:
         """Return the document of a step, with the identity of the run."""
-        said = document_of(self._state, exchanges, self.steps.each)
-        return {RUN: self.run, **said}
+        document = document_of(self._state, exchanges, self.steps.each)
+        return {RUN: self.run, **document}
 
     def _tail(self) -> Array:
         """Return Σ [Σr | count], the same on all members. Collective.

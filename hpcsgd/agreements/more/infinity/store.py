@@ -68,7 +68,9 @@ class Pipeline:
     @property
     def held(self) -> int:
         """Return the bytes of all buffers that no thread uses."""
-        return sum(buffer.nbytes for one in self._ring for buffer in one.values())
+        return sum(
+            buffer.nbytes for buffers in self._ring for buffer in buffers.values()
+        )
 
     def read(
         self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
@@ -84,11 +86,11 @@ class Pipeline:
         self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
     ) -> Iterator[tuple[int, Words]]:
         """Yield number and bytes of each tile, by state, with their padding."""
-        for one in self._coming(half, numbers, names, traffic):
+        for tile in self._coming(half, numbers, names, traffic):
             try:
-                yield one.number, one.buffers
+                yield tile.number, tile.buffers
             finally:
-                self._ring.append(one.buffers)
+                self._ring.append(tile.buffers)
 
     def update(
         self,
@@ -99,12 +101,12 @@ class Pipeline:
     ) -> None:
         """Pass every tile of `half` through `step`, and write it to the other half."""
         names = list(self.files)
-        for one in self._coming(half, numbers, names, traffic):
-            step(one.number, self._words(one.number, one.buffers, names))
-            place = (1 - half, one.number, one.buffers, names, traffic)
+        for tile in self._coming(half, numbers, names, traffic):
+            step(tile.number, self._words(tile.number, tile.buffers, names))
+            place = (1 - half, tile.number, tile.buffers, names, traffic)
             summed = self._summer.submit(self._sum_up, *place)
             call = self._writer.submit(self._write, *place, summed)
-            self._writing.append(replace(one, done=call))
+            self._writing.append(replace(tile, done=call))
         while self._writing:
             self._take_back()
 
@@ -146,8 +148,8 @@ class Pipeline:
             while coming:
                 yield self._arrived(coming.popleft())
         finally:  # the caller has stopped early
-            for one in coming:
-                self._ring.append(self._arrived(one).buffers)
+            for tile in coming:
+                self._ring.append(self._arrived(tile).buffers)
 
     def _start(
         self, half: int, number: int, names: list[str], traffic: Traffic
@@ -320,17 +322,17 @@ class TileStore:
 
         States of a version of hpcsgd that took no checksums are not checked.
         """
-        said = self._stamp(version).document.get(CHECKSUMS)
-        if said is None:
+        checksums = self._stamp(version).document.get(CHECKSUMS)
+        if checksums is None:
             return ""
         self._open()
         try:
-            tiles.restore_checksums(self.files, version % 2, said)
+            tiles.restore_checksums(self.files, version % 2, checksums)
             place = (self.files.values(), version % 2, self.read_traffic)
-            found = tiles.differing(*place)
+            mismatch = tiles.differing(*place)
         finally:
             self.close()
-        return "" if found is None else f"tile {found[1]} of {found[0].path}"
+        return "" if mismatch is None else f"tile {mismatch[1]} of {mismatch[0].path}"
 
     def open_at(self, version: int) -> None:
         """Open the files at complete step `version`, of which a stamp exists."""
@@ -369,9 +371,9 @@ class TileStore:
             self._copy.open()
         self._copies += 1
         place = (self.half, self.plan, [name])
-        looks = self.read_traffic
-        for number, buffers in self.pipeline.raw(*place, looks):
-            self._copy.write(self._copies % 2, number, buffers[name], looks)
+        traffic = self.read_traffic
+        for number, buffers in self.pipeline.raw(*place, traffic):
+            self._copy.write(self._copies % 2, number, buffers[name], traffic)
         self.pipeline.check()
         return self._copies
 
@@ -431,12 +433,12 @@ class TileStore:
             file.flush()
 
     def _stamped(self, version: int, document: dict[str, Any]) -> Stamp:
-        said = {
+        contents = {
             "layout": asdict(self.layout),
             CHECKSUMS: tiles.in_text(self.files, version % 2),
             "state": document,
         }
-        return Stamp(version, said)
+        return Stamp(version, contents)
 
     def _fits(self, stamp: Stamp) -> bool:
         return bool(stamp.document["layout"] == asdict(self.layout))
@@ -470,7 +472,7 @@ def generations(folder: Path) -> list[int]:
     """Return the numbers of the generations in a folder, the newest first."""
     if not folder.is_dir():
         return []
-    names = [one.name for one in folder.iterdir() if FOLDER.fullmatch(one.name)]
+    names = [entry.name for entry in folder.iterdir() if FOLDER.fullmatch(entry.name)]
     for name in names:
         check_own(folder / name)
     return sorted(map(int, names), reverse=True)
@@ -489,9 +491,9 @@ def remove(generation: Path) -> None:
 
     Other entries, which another program may have made, stay, and the folder with them.
     """
-    for one in generation.iterdir():
-        if OF_RANK.fullmatch(one.name):
-            shutil.rmtree(one, ignore_errors=True)
+    for entry in generation.iterdir():
+        if OF_RANK.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
     with suppress(OSError):
         generation.rmdir()  # if it is empty
 
@@ -513,8 +515,8 @@ class TilesOnDisk:
     def checksums(self, name: str, version: int) -> Array | None:
         """Return the checksums of the tiles of a state at a step, None if none."""
         stamp = next(stamp for stamp in self.stamps if stamp.version == version)
-        said = stamp.document.get(CHECKSUMS)
-        return None if said is None else from_text(said[name])
+        texts = stamp.document.get(CHECKSUMS)
+        return None if texts is None else from_text(texts[name])
 
 
 class Generation:
@@ -522,32 +524,32 @@ class Generation:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.held = [one for one in map(_held, sorted(folder.iterdir())) if one]
+        self.held = [rank for rank in map(_held, sorted(folder.iterdir())) if rank]
 
     @property
     def version(self) -> int | None:
         """Return the newest step that all ranks have; None if one is missing."""
         if not self._is_whole():
             return None
-        steps = [{stamp.version for stamp in one.stamps} for one in self.held]
+        steps = [{stamp.version for stamp in rank.stamps} for rank in self.held]
         return max(set.intersection(*steps), default=None)
 
     def document(self, version: int) -> dict[str, Any]:
         """Return the document that belongs to the tiles of a step."""
         stamps = self.held[0].stamps
-        found: dict[str, Any] = next(
+        state: dict[str, Any] = next(
             stamp.document["state"] for stamp in stamps if stamp.version == version
         )
-        return found
+        return state
 
     def fill(self, name: str, version: int, columns: slice, out: Array) -> None:
         """Copy these columns of a state into `out`, (columns, width)."""
-        for one in self.held:
-            layout = one.layout
-            plan = one.layout.plan(one.replica)
-            own = slice(layout.first, layout.first + layout.held)
-            if own.start < columns.stop and columns.start < own.stop:
-                _fill(one, plan, name, version, columns, out)
+        for rank in self.held:
+            layout = rank.layout
+            plan = rank.layout.plan(rank.replica)
+            own_columns = slice(layout.first, layout.first + layout.held)
+            if own_columns.start < columns.stop and columns.start < own_columns.stop:
+                _fill(rank, plan, name, version, columns, out)
 
     def _is_whole(self) -> bool:
         """Return whether all replicas of the layout have every column."""
@@ -555,12 +557,12 @@ class Generation:
             return False
         first = self.held[0].layout
         same = (first.columns, first.widths, first.dtype, first.replicas)
-        for one in self.held:
-            own = one.layout
-            if (own.columns, own.widths, own.dtype, own.replicas) != same:
+        for rank in self.held:
+            layout = rank.layout
+            if (layout.columns, layout.widths, layout.dtype, layout.replicas) != same:
                 return False
         for replica in range(first.replicas):
-            parts = [one.layout for one in self.held if one.replica == replica]
+            parts = [rank.layout for rank in self.held if rank.replica == replica]
             reached = 0
             for part in sorted(parts, key=lambda part: part.first):
                 reached += part.held if part.first == reached else 0
@@ -571,17 +573,17 @@ class Generation:
 
 def _held(folder: Path) -> TilesOnDisk | None:
     match = OF_RANK.fullmatch(folder.name)
-    stamps = Stamps(folder / "stamp")
+    stamp_file = Stamps(folder / "stamp")
     if match is None:
         return None
     check_own(folder)
-    if not stamps.path.exists():
+    if not stamp_file.path.exists():
         return None
-    found = stamps.read()
-    if not found:
+    stamps = stamp_file.read()
+    if not stamps:
         return None
-    layout = TileLayout(**found[0].document["layout"])
-    return TilesOnDisk(folder, layout, int(match[1]), tuple(found))
+    layout = TileLayout(**stamps[0].document["layout"])
+    return TilesOnDisk(folder, layout, int(match[1]), tuple(stamps))
 
 
 def _fill(
@@ -595,7 +597,7 @@ def _fill(
     """Copy the columns that one rank's files contain into `out`, tile by tile."""
     layout = one.layout
     width = one.layout.widths[name]
-    known = one.checksums(name, version)
+    checksums = one.checksums(name, version)
     path = one.folder / f"{name}.state"
     dtype = np.dtype(layout.dtype)
     file = StateFile(path, plan, width, dtype)
@@ -611,7 +613,7 @@ def _fill(
             stop = min(last, columns.stop)
             if start < stop:
                 file.read(version % 2, number, buffer, traffic)
-                if known is not None and known[number] != (
+                if checksums is not None and checksums[number] != (
                     file.checksum_of(buffer, number)
                 ):
                     raise _differs(path, number)

@@ -63,19 +63,19 @@ class TilePlan:
         """Return the columns of a tile on a replica, by default on this one."""
         tile = self.tile(number)
         who = self.replica if replica is None else replica
-        own = split_range(tile.stop - tile.start, self.replicas, who)
-        return slice(tile.start + own.start, tile.start + own.stop)
+        share = split_range(tile.stop - tile.start, self.replicas, who)
+        return slice(tile.start + share.start, tile.start + share.stop)
 
     def within(self, number: int) -> slice:
         """Return the own part of a tile, counted from the beginning of the tile."""
-        own = self.part(number)
+        columns = self.part(number)
         first = self.tile(number).start
-        return slice(own.start - first, own.stop - first)
+        return slice(columns.start - first, columns.stop - first)
 
     def rows(self, number: int) -> int:
         """Return the number of columns of the own part of a tile."""
-        own = self.part(number)
-        return int(own.stop - own.start)
+        columns = self.part(number)
+        return int(columns.stop - columns.start)
 
     def sizes(self, number: int) -> list[int]:
         """Return the number of columns of the parts of a tile on all replicas."""
@@ -412,22 +412,22 @@ class Stamps:
             return []
         self.slot = int(head)
         slots = (padded(1) + k * self.slot for k in (0, 1))
-        found = [_parsed(data[first : first + self.slot]) for first in slots]
-        known = [stamp for stamp in found if stamp is not None]
-        return sorted(known, key=lambda stamp: -stamp.version)
+        candidates = [_parsed(data[first : first + self.slot]) for first in slots]
+        stamps = [stamp for stamp in candidates if stamp is not None]
+        return sorted(stamps, key=lambda stamp: -stamp.version)
 
 
 def _line(stamp: Stamp) -> bytes:
-    said = json.dumps([stamp.version, stamp.document]).encode()
-    return b"%08x %s\n" % (zlib.crc32(said), said)
+    payload = json.dumps([stamp.version, stamp.document]).encode()
+    return b"%08x %s\n" % (zlib.crc32(payload), payload)
 
 
 def _parsed(slot: bytes) -> Stamp | None:
     line, end, _ = slot.partition(b"\n")
-    checksum, _, said = line.partition(b" ")
-    if not end or checksum != b"%08x" % zlib.crc32(said):
+    checksum, _, payload = line.partition(b" ")
+    if not end or checksum != b"%08x" % zlib.crc32(payload):
         return None
-    version, document = json.loads(said)
+    version, document = json.loads(payload)
     return Stamp(version, document)
 
 
@@ -480,12 +480,12 @@ def differing(
 
 def of_zeros(file: StateFile) -> None:
     """Set the checksums of a new file, in which every tile contains zeros."""
-    known: dict[int, int] = {}
+    checksums: dict[int, int] = {}
     for number in file.plan:
         size = file.bytes_of(number)
-        if size not in known:
-            known[size] = zlib.crc32(bytes(size))
-        file.checksums[:, number] = known[size]
+        if size not in checksums:
+            checksums[size] = zlib.crc32(bytes(size))
+        file.checksums[:, number] = checksums[size]
 
 
 # One run at a time on the states of a rank; the system frees them however it ends.

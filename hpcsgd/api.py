@@ -326,7 +326,8 @@ def run_at_stable_rate(
             rate = result.config["rate"]["value"] * SLOWER
             log.warning(
                 "the loss blew up with a rate of %.3g; again with %.3g",
-                *(result.config["rate"]["value"], rate),
+                result.config["rate"]["value"],
+                rate,
                 extra={"on_all_ranks": True},
             )
             values = {"rate.value": rate, "run.resume": "no"}

@@ -319,8 +319,16 @@ def loss_terms(
     bound = np.array([exp_bound(scores.dtype)])
     bends = np.empty_like(scores)
     functions()["loss_terms"](
-        *(kind, len(scores), scores, targets, shares, along, bound),
-        *(residuals, bends, sums),
+        kind,
+        len(scores),
+        scores,
+        targets,
+        shares,
+        along,
+        bound,
+        residuals,
+        bends,
+        sums,
     )
     return sums, residuals, bends
 

@@ -227,8 +227,13 @@ def table(found: dict[str, Any]) -> "Table":
     for row in found["best"]:
         ahead = " ahead" if row["look_ahead"] else ""
         shown.add_row(
-            *(str(row["ranks"]), row["grid"], row["recipe"], row["product"] + ahead),
-            *(str(row["steps"]), str(row["batch"]), str(row["period"] or "")),
+            str(row["ranks"]),
+            row["grid"],
+            row["recipe"],
+            row["product"] + ahead,
+            str(row["steps"]),
+            str(row["batch"]),
+            str(row["period"] or ""),
             f"{1e6 * row['predicted']:.1f} µs",
             f"{1e6 * row['measured']:.1f} µs",
             f"{100 * (row['predicted'] / row['measured'] - 1):+.0f} %",

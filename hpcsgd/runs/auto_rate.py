@@ -110,7 +110,10 @@ def _scaled_rate(config: RunConfig, steepness: float) -> float:
         log.warning(
             "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and may"
             " diverge; it is %.3g, so fewer replicas or smaller batches lose nothing%s",
-            *(linear_rate, rate.per_batch, rows_of_step(config), most),
+            linear_rate,
+            rate.per_batch,
+            rows_of_step(config),
+            most,
             "" if rate.norm == "batches" else BOLDER,
             extra={"on_all_ranks": True},
         )

@@ -414,7 +414,9 @@ def warn_of_one_replica(config: RunConfig, replicas: int, ranks: int) -> None:
     log.warning(
         "%s is for replicas, and all %d ranks are members of one, so that nothing is"
         " agreed on; use --grid %dx1 for a replica on each rank",
-        *(_name(config), ranks, ranks),
+        _name(config),
+        ranks,
+        ranks,
         extra={"on_all_ranks": True},
     )
 

@@ -94,7 +94,10 @@ def report_rounding_loss(
     log.log(
         logging.WARNING if saturated else logging.INFO,
         "X in %s: %d of %d values saturated, %d became 0",
-        *(scaling.form.name, saturated, cells, flushed),
+        scaling.form.name,
+        saturated,
+        cells,
+        flushed,
         extra=ONCE,
     )
 
@@ -493,7 +496,8 @@ def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
     density = stored / cells
     log.info(
         "X is sparse: %d values, density %.3g %%%s",
-        *(stored, 100 * density),
+        stored,
+        100 * density,
         _advice(density, shard.total_columns, precision),
         extra=ONCE,
     )

@@ -231,7 +231,10 @@ def _warn_of_earlier(model: TrainedModel, reader: RowReader) -> None:
             "the rows of %s, which this model was trained on, are %s and these are %s:"
             " what follows is of other rows; train again, or convert these with"
             " --like %s",
-            *(model.trained_on, then.text, fact, model.trained_on),
+            model.trained_on,
+            then.text,
+            fact,
+            model.trained_on,
             extra={"on_all_ranks": True},
         )
 

@@ -475,7 +475,11 @@ class SlowerThanExpected(Callback):
                 "a step of %s with s = %d takes %.1f µs and was expected to take %.1f;"
                 " --products %s --steps %d may be faster (%.1f expected). This run"
                 " goes on as it is: its bits depend on it",
-                *(self.chosen.product, self.chosen.steps),
-                *(1e6 * each, 1e6 * self.chosen.seconds),
-                *(rival.product, rival.steps, 1e6 * rival.seconds),
+                self.chosen.product,
+                self.chosen.steps,
+                1e6 * each,
+                1e6 * self.chosen.seconds,
+                rival.product,
+                rival.steps,
+                1e6 * rival.seconds,
             )

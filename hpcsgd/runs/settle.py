@@ -576,8 +576,10 @@ def note_measured(
     log.log(
         logging.INFO if chosen.key else logging.DEBUG,
         "a step of %s with s = %d was expected to take %.1f µs and took %.1f",
-        *(chosen.product, chosen.steps),
-        *(1e6 * chosen.seconds, 1e6 * measured),
+        chosen.product,
+        chosen.steps,
+        1e6 * chosen.seconds,
+        1e6 * measured,
     )
     if chosen.key:
         file = MachineFile(Path(config.products.machine))

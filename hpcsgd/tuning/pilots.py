@@ -303,8 +303,12 @@ def perform(exchange: ExactExchange, precision: Precision) -> Outcome:
         plan = member.backend.prepare(exchange.unrolled, exchange.blocks)
         beta = exchange.intercept
         residuals = member.backend.corrected_residuals(
-            *(margins.copy(), gram.copy(), plan, exchange.family),
-            *(_batch(exchange, precision), beta if beta is None else beta[None].copy()),
+            margins.copy(),
+            gram.copy(),
+            plan,
+            exchange.family,
+            _batch(exchange, precision),
+            beta if beta is None else beta[None].copy(),
         )
         member.backend.apply_update(member.weights, member.rows, residuals, plan)
     whole = np.concatenate([member.weights for member in crew])
@@ -716,7 +720,8 @@ def resolve_precision(
         choice = report[PRECISION_AUTO]
         log.info(
             "precision: %s, whose loss is expected within %.2g %% of fp64's",
-            *(choice["recipe"], 100 * choice["predicted_gap"]),
+            choice["recipe"],
+            100 * choice["predicted_gap"],
             extra={"on_all_ranks": True},
         )
     return replace(config, precision=precision), report

@@ -634,11 +634,17 @@ class Cublas:
         workspace = _pointer(self._room.data.ptr), ctypes.c_size_t(self._room.nbytes)
         self._call("cublasSetWorkspace_v2", *workspace)
         self._call(  # what is columns to cuBLAS is rows here
-            *("cublasGemmEx", ctypes.c_int(TURNED), ctypes.c_int(AS_IT_IS)),
+            "cublasGemmEx",
+            ctypes.c_int(TURNED),
+            ctypes.c_int(AS_IT_IS),
             *(ctypes.c_int(size) for size in (n, m, inner)),
-            *(ctypes.byref(one), *_matrix(right, BF16), *_matrix(left, BF16)),
-            *(ctypes.byref(zero), *_matrix(out, FP32)),
-            *(ctypes.c_int(COMPUTE_32F), ctypes.c_int(DEFAULT_TENSOR_OP)),
+            ctypes.byref(one),
+            *_matrix(right, BF16),
+            *_matrix(left, BF16),
+            ctypes.byref(zero),
+            *_matrix(out, FP32),
+            ctypes.c_int(COMPUTE_32F),
+            ctypes.c_int(DEFAULT_TENSOR_OP),
         )
 
     def _call(self, name: str, *arguments: Any) -> None:

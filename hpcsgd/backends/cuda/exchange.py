@@ -121,7 +121,7 @@ class DenseProducts:
         item = matrix.values.dtype.itemsize
         count = max(tiles.count, 1)
         self.splits = kernels.splits_of(
-            *(count, matrix.width, tiles.side, item, device.multiprocessors)
+            count, matrix.width, tiles.side, item, device.multiprocessors
         )
         plan = self._launch_of(margins=False)
         self._workspace = device.empty((plan.workspace,), np.float32)
@@ -199,7 +199,7 @@ class DenseProducts:
     def _plan_update(self, item: int) -> None:
         """Plan the launch of the update, and allocate its partial sums."""
         cols = self.matrix.width
-        plan = kernels.update(*(self.count, self.matrix.width, item))
+        plan = kernels.update(self.count, self.matrix.width, item)
         workspace = kernels.update_room(cols, plan) if self.widths.weights == 1 else 0
         self._update = plan
         self._parts = (
@@ -235,7 +235,9 @@ class DenseProducts:
 
     def _launch_of(self, margins: bool) -> kernels.GramLaunch:
         return kernels.launch_of(
-            *(self.tiles.count, self.count, self.matrix.width),
+            self.tiles.count,
+            self.count,
+            self.matrix.width,
             tile=self.tiles.side,
             itemsize=self.matrix.values.dtype.itemsize,
             splits=self.splits,
@@ -588,7 +590,7 @@ class ExchangeKernels:
         """Compute residuals of all steps, and factors of rows in the update."""
         self._round_margins()
         self.recurrence.take_steps(
-            *(self.gram, self.margins, self.sampled, intercept, self.coefficients)
+            self.gram, self.margins, self.sampled, intercept, self.coefficients
         )
 
     def apply_update(self, weights: Any) -> None:

@@ -109,7 +109,9 @@ class WgmmaGram(OtherGram):
     def _plan(self, margins: bool) -> GramLaunch:
         matrix = self.own.matrix
         return kernels.wgmma_launch_of(
-            *(self.own.tiles.count, self.count, matrix.width),
+            self.own.tiles.count,
+            self.count,
+            matrix.width,
             itemsize=matrix.values.dtype.itemsize,
             sms=self.device.multiprocessors,
             margins=margins,

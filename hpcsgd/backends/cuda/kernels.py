@@ -119,7 +119,9 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     **{
         f"recurrence-cluster-{family}": (
             Variant(
-                *("recurrence", ("fp32",), 90),
+                "recurrence",
+                ("fp32",),
+                90,
                 defines=(f"FAMILY={number}", f"NC={CLUSTER}"),
             ),
         )

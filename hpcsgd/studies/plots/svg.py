@@ -210,7 +210,9 @@ class Picture:
         """Write one line of text with its baseline at y."""
         look = {"color": INK, "fontsize": SIZE} | look
         self.paper.text(
-            *(x, y, clean(text)),
+            x,
+            y,
+            clean(text),
             ha=anchor,
             va="baseline",
             parse_math=False,
@@ -404,7 +406,8 @@ def _draw_marker(
     """Draw a marker: filled, or hollow if ranks shared cores or were emulated."""
     style = look(number)
     axes.plot(
-        *([place[0]], [place[1]]),
+        [place[0]],
+        [place[1]],
         linestyle="none",
         marker="o" if mark == EMULATED else style.marker,
         markersize=size,
@@ -472,7 +475,7 @@ def _draw_labels(
             picture.paper.plot(*to, color=style.colour, alpha=0.45, linewidth=1)
         dash = (0, style.dash) if style.dash else "-"
         picture.paper.plot(
-            *(x, (level, level)), color=style.colour, linestyle=dash, linewidth=2
+            x, (level, level), color=style.colour, linestyle=dash, linewidth=2
         )
         _draw_marker(picture.paper, (begin + SAMPLE / 2 - 4, level), series.look)
         hint = picture.hint("label", name=series.name)
@@ -585,7 +588,9 @@ def _draw_part(
             # On a plain ground where a hatch would run through it.
             ground = {"facecolor": fill.colour, "edgecolor": "none", "pad": 1.5}
             axes.text(
-                *(begin + length / 2, number + 0.5, share),
+                begin + length / 2,
+                number + 0.5,
+                share,
                 ha="center",
                 va="center_baseline",
                 color=fill.ink,
@@ -600,13 +605,14 @@ def _draw_whisker(axes: Any, low: float | None, high: float | None, row: int) ->
     if low is not None and high is not None and low != high:
         level = row + (ROW + THICK) / 2 / ROW + 0.1
         axes.plot(
-            *([low, high], [level, level]), "|-", color=INK, linewidth=1, markersize=6
+            [low, high], [level, level], "|-", color=INK, linewidth=1, markersize=6
         )
 
 
 def _draw_legend(axes: Any, handles: Sequence[Any], chart: Bars) -> None:
     legend = axes.legend(
-        *(handles, [clean(part) for part in chart.parts]),
+        handles,
+        [clean(part) for part in chart.parts],
         loc="lower left",
         bbox_to_anchor=(0, 1),
         borderaxespad=0.5,

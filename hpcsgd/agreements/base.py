@@ -35,7 +35,7 @@ from hpcsgd.settings import Condition, Resolved, RunFacts, Settings, setting
 class AgreementInputs:
     """The inputs of an agreement of one run.
 
-    All ranks have the same, except that `grid` contains the place of this rank.
+    All ranks have the same values, except that `grid` contains the place of this rank.
     """
 
     grid: Grid
@@ -85,12 +85,12 @@ AGREEMENTS: dict[str, "str | type[Agreement]"] = {
 
 
 def usual_kind(replicas: int) -> str:
-    """Return the kind of agreement that "auto" stands for."""
+    """Return the kind that "auto" stands for with this number of replicas."""
     return "average" if replicas > 1 else "none"
 
 
 def automatic_kind(facts: RunFacts) -> Resolved:
-    """Return the kind for the replicas of a run, and why."""
+    """Return the kind for the number of replicas of a run, and the reason as text."""
     kind = usual_kind(facts.config.grid.replicas)
     if kind == "none":
         return kind, "one replica has nothing to agree on"
@@ -159,9 +159,10 @@ class Supports:
     gathers : bool
         Products for which every member holds all columns.
     lost_ranks : bool
-        Runs that go on with the ranks that are left.
+        Runs that continue with the other ranks after some ranks were lost.
     emulated_members : bool
-        Times of one rank as one of many.
+        Runs of a single rank that is timed as one of many members
+        (`--emulate-members`).
     gpus : bool
         Exchanges on GPUs.
     """
@@ -277,7 +278,7 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def batches_together(self) -> int:
-        """Return the number of batches of one exchange."""
+        """Return the number of batches whose gradients one exchange sends together."""
         return self.accumulate
 
     @property
@@ -305,24 +306,27 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def states_folder(self) -> str:
-        """Return the folder of states on disk that the settings name, or ""."""
+        """Return the folder that the settings name for states on disk; "" if none."""
         return ""
 
     @property
     def beginning(self) -> tuple[str, int, str] | None:
-        """Return the first phase of the method, None if there is none.
+        """Return the first phase of the method; None if the method has no phases.
 
-        It consists of the setting, the number of exchanges, and a phrase that describes
-        them.
+        The tuple contains the name of the setting that sets the phase, its number of
+        exchanges, and a phrase that describes these exchanges.
         """
         return None
 
     def conditions(self) -> dict[str, Condition]:
-        """Return own settings that are read under a condition: key -> condition."""
+        """Return the settings of this class that are read only under a condition.
+
+        The keys are names of settings, the values their conditions.
+        """
         return {}
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield what this kind alone refuses of a whole configuration.
+        """Yield the conflicts of this kind of agreement with other settings of a run.
 
         Parameters
         ----------
@@ -493,7 +497,7 @@ class Agreement(ABC):
         state.weights[...] = whole
 
     def width(self, state: State) -> int:
-        """Return the words a column of the weights.
+        """Return the number of words per column of the weights.
 
         Parameters
         ----------
@@ -507,7 +511,7 @@ class Agreement(ABC):
         return int(state.weights.shape[1])
 
     def joined(self, held: Array) -> Array:
-        """Return all columns of an array that is stored as the weights are. Collective.
+        """Return all columns of an array that is stored like the weights. Collective.
 
         Parameters
         ----------
@@ -535,7 +539,7 @@ class Agreement(ABC):
         return whole
 
     def prepare(self, state: State) -> None:  # noqa: B027
-        """Make the arrays that are kept between calls.
+        """Allocate the arrays that the agreement keeps between calls.
 
         Called once. `state.remember(name, words)` makes an array that checkpoints save.
 
@@ -546,7 +550,7 @@ class Agreement(ABC):
         """
 
     def start(self, state: State, exchanges: int) -> None:  # noqa: B027
-        """Begin, or resume after some exchanges.
+        """Begin a run, or resume it after `exchanges` exchanges.
 
         Parameters
         ----------
@@ -557,7 +561,7 @@ class Agreement(ABC):
         """
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Return what decides the messages of a run.
+        """Return the facts that decide which messages a run sends, as text.
 
         Parameters
         ----------
@@ -593,7 +597,7 @@ class Agreement(ABC):
         return exchanges % self.period == 0
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Synchronise if it is due. Collective.
+        """Synchronise the replicas if that is due after this exchange. Collective.
 
         Parameters
         ----------
@@ -617,7 +621,7 @@ class Agreement(ABC):
         """
 
     def settle(self, state: State, exchanges: int) -> None:
-        """Synchronise at the end of a run. Collective.
+        """Synchronise at the end of a run, unless replicas are equal. Collective.
 
         Parameters
         ----------
@@ -630,7 +634,7 @@ class Agreement(ABC):
             self.conclude(state, exchanges, "agreement")
 
     def consensus(self, state: State, exchanges: int) -> State:
-        """Return what a synchronisation would give now. Collective.
+        """Return the state that a synchronisation would give now. Collective.
 
         Parameters
         ----------
@@ -642,7 +646,8 @@ class Agreement(ABC):
         Returns
         -------
         State
-            A copy; `state` stays as it is.
+            `state` itself if all replicas hold the same weights, else a copy; `state`
+            stays as it is.
         """
         if self.is_whole(exchanges):
             return state
@@ -651,7 +656,7 @@ class Agreement(ABC):
         return copy
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """Return whether one replica's state stands for all.
+        """Return whether all replicas have the same state: then one of them is saved.
 
         Parameters
         ----------
@@ -683,7 +688,7 @@ class Agreement(ABC):
         return bool(state.memory)
 
     def memory(self, state: State) -> dict[str, Array]:
-        """Return the arrays that are kept between calls. Collective.
+        """Return the arrays of `state.memory` as checkpoints save them. Collective.
 
         Parameters
         ----------
@@ -698,7 +703,7 @@ class Agreement(ABC):
         return state.memory
 
     def widths(self, state: State) -> dict[str, int]:
-        """Return the words a column of each array of `memory`.
+        """Return the number of words per column of each array of `memory`.
 
         Parameters
         ----------
@@ -726,7 +731,9 @@ class Agreement(ABC):
         state.memory[name][...] = kept
 
     def inherit(self, state: State, name: str, kept: Array) -> None:  # noqa: B027
-        """Take over an array of another grid that this one does not keep.
+        """Take over a saved array that this agreement does not keep; or drop it.
+
+        A checkpoint of a run on another grid may contain such an array.
 
         Parameters
         ----------
@@ -739,7 +746,7 @@ class Agreement(ABC):
         """
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
-        """Synchronise after some exchanges. Collective.
+        """Synchronise now, whether it is due or not. Collective.
 
         Parameters
         ----------
@@ -753,7 +760,7 @@ class Agreement(ABC):
         self.agree(state, purpose)
 
     def visited(self, dealt: int) -> int:
-        """Return the rows that all replicas take in an exchange.
+        """Return the number of rows that all replicas together take in an exchange.
 
         Parameters
         ----------
@@ -767,7 +774,7 @@ class Agreement(ABC):
         return dealt * self.workers
 
     def logs(self) -> dict[str, Array]:
-        """Return what is logged of all exchanges so far, the same on all ranks.
+        """Return the logs of all exchanges so far, by name, the same on all ranks.
 
         Returns
         -------
@@ -776,7 +783,7 @@ class Agreement(ABC):
         return {}
 
     def recall(self, name: str, log: Array) -> None:  # noqa: B027
-        """Resume with an array that `logs` has returned.
+        """Restore a log from an array that `logs` has returned.
 
         Parameters
         ----------
@@ -787,7 +794,7 @@ class Agreement(ABC):
         """
 
     def updates(self, batches: int) -> int:
-        """Return the steps that an exchange takes.
+        """Return the number of steps that an exchange takes.
 
         Parameters
         ----------
@@ -801,7 +808,7 @@ class Agreement(ABC):
         return batches
 
     def steps_taken(self, planned: int) -> int:
-        """Return the steps so far.
+        """Return the number of steps that a resumed run has taken so far.
 
         Parameters
         ----------
@@ -815,7 +822,7 @@ class Agreement(ABC):
         return planned
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of a run contains.
+        """Return the facts about the agreement that the report of a run contains.
 
         Returns
         -------
@@ -837,11 +844,11 @@ class Agreement(ABC):
 
     @classmethod
     def messages(cls, shape: "RunShape", exchanges: int) -> Sent | None:
-        """Return what rank 0 of several replicas sends after an exchange.
+        """Return the collectives of rank 0 of several replicas after an exchange.
 
-        It follows from sizes and settings alone. `hpcsgd verify` and the tables of
-        studies compare the sum of these with the ledger of a run. What a class of your
-        own inherits is not used: it may send something else.
+        They follow from sizes and settings alone. `hpcsgd verify` and the tables of
+        studies compare their sum with the ledger of a run. A method that a class of
+        your own inherits is not used, because that class may send something else.
 
         Parameters
         ----------
@@ -876,7 +883,7 @@ class Agreement(ABC):
 
     @classmethod
     def last_messages(cls, shape: "RunShape", exchanges: int) -> Sent:
-        """Return what rank 0 sends at the end of a run, behind its last exchange.
+        """Return the collectives of rank 0 after the last exchange of a run.
 
         Parameters
         ----------
@@ -893,7 +900,7 @@ class Agreement(ABC):
 
     @classmethod
     def holds(cls, shape: "StateShape") -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of what a rank keeps: states, and what lies beside them.
+        """Yield name and bytes of everything that a rank keeps between exchanges.
 
         Parameters
         ----------
@@ -907,16 +914,17 @@ class Agreement(ABC):
         yield "states", shape.copies * shape.state
 
     def release(self) -> None:  # noqa: B027
-        """Release files and threads, however the run ended."""
+        """Release the files and threads of the agreement, however the run ended."""
 
     def close(self) -> None:  # noqa: B027
-        """Release communicators that it opened. Collective."""
+        """Close the communicators that the agreement has opened. Collective."""
 
 
 def copied(state: State, names: Iterable[str] | None = None) -> State:
     """Return a state on the host whose weights and intercept are copies.
 
-    With `names`, these arrays of its memory, and what is shared, are copies, too.
+    With `names`, the arrays of `memory` with these names and all arrays of `shared` are
+    copies, too.
     """
     seen = state.host_state()
     intercept = None if seen.intercept is None else seen.intercept.copy()
@@ -930,10 +938,12 @@ def copied(state: State, names: Iterable[str] | None = None) -> State:
 def same_on_members(
     grid: Grid, words: Array, replicas: int, purpose: str = PURPOSE
 ) -> None:
-    """Give all members the words of member 0, if theirs may differ. Collective.
+    """Broadcast `words` of member 0 to all members if their copies may differ.
 
-    Each member has summed its own copy over so many replicas. The order of a sum of
-    more than two, and so its last bit, may differ from member to member.
+    Collective.
+
+    Each member has summed its own copy over `replicas` replicas. The order of a sum of
+    more than two terms, and so its last bit, may differ from member to member.
     """
     if replicas > 2 and grid.members.size > 1:
         grid.members.broadcast(words, 0, purpose)
@@ -943,7 +953,7 @@ def same_on_members(
 
 
 def get_agreement(name: str) -> type[Agreement]:
-    """Return the class of the agreement called `name`; "auto" is that of averages."""
+    """Return the class of the agreement called `name`; "auto" stands for "average"."""
     place = AGREEMENTS.get("average" if name == AUTO else name)
     if place is None:
         hint = did_you_mean(name, AGREEMENTS)
@@ -1009,14 +1019,17 @@ SharedFacts = Mapping[str, str]  # name -> value, in words
 
 
 def check_same(world: Communicator, facts: SharedFacts) -> None:
-    """Refuse on all ranks facts that are not the same on all of them. Collective."""
+    """Raise ConfigError on all ranks if `facts` differ between ranks. Collective."""
     if differs(world, facts):
         everybody = world.exchange_objects(dict(facts))
         raise alike(_difference(everybody, "rank"))
 
 
 def check_plan(grid: Grid, facts: SharedFacts) -> None:
-    """Refuse facts that differ between replicas; members have their own. Collective."""
+    """Raise ConfigError on all ranks if `facts` differ between replicas. Collective.
+
+    The members of one replica may have different facts.
+    """
     if grid.replicas.size == 1:
         return
     if not grid.world.max_flag(int(differs(grid.replicas, facts))):
@@ -1028,7 +1041,7 @@ def check_plan(grid: Grid, facts: SharedFacts) -> None:
 
 
 def differs(group: Communicator, facts: SharedFacts) -> bool:
-    """Return whether ranks of this group have different facts. Collective."""
+    """Return whether the ranks of `group` have different facts. Collective."""
     if group.size == 1:
         return False
     digest = hash_of(facts)
@@ -1038,12 +1051,15 @@ def differs(group: Communicator, facts: SharedFacts) -> bool:
 
 
 def hash_of(facts: SharedFacts) -> int:
-    """Return a hash that is the same in every process and for every order of names."""
+    """Return a hash of `facts`.
+
+    It is the same in every process and for every order of the names.
+    """
     return zlib.crc32(json.dumps(dict(facts), sort_keys=True).encode())
 
 
 def alike(sentence: str) -> ConfigError:
-    """Return an error that all ranks raise."""
+    """Return a ConfigError that is marked as raised on all ranks."""
     return ConfigError(sentence, on_all_ranks=True)
 
 
@@ -1076,7 +1092,7 @@ log = logging.getLogger(__name__)
 class ReplicaCheck:
     """A consistency check of the replicas of one column block.
 
-    If their states differ, all replicas receive that of replica 0.
+    If their states differ, all replicas receive the state of replica 0.
     """
 
     def __init__(self, replicas: Communicator, every: int) -> None:
@@ -1085,7 +1101,7 @@ class ReplicaCheck:
         self.mended = 0
 
     def is_due(self, exchanges: int) -> bool:
-        """Return whether the replicas compare states after so many exchanges."""
+        """Return whether replicas compare their states after `exchanges` exchanges."""
         return bool(
             self.every and self.replicas.size > 1 and exchanges % self.every == 0
         )
@@ -1093,9 +1109,10 @@ class ReplicaCheck:
     def after_exchange(
         self, state: State, exchanges: int, more: Sequence[Array] = ()
     ) -> None:
-        """Compare weights, intercept and the arrays `more` if it is due. Collective.
+        """Compare weights, intercept and `more` between replicas if due. Collective.
 
-        `more` contains all other arrays that are the same on all replicas.
+        `more` contains all other arrays that are the same on all replicas. If a hash of
+        the arrays differs, all replicas receive those of replica 0.
         """
         if not self.is_due(exchanges):
             return
@@ -1138,7 +1155,7 @@ def _fingerprint(held: Sequence[Array]) -> int:
 
 @dataclass
 class MessageUnderWay:
-    """A message under way: when it was posted, and what it has cost so far."""
+    """A message under way: the time of its start, and its costs in seconds so far."""
 
     posted: float
     stood: float = 0.0  # seconds of waiting for it
@@ -1146,7 +1163,7 @@ class MessageUnderWay:
 
 
 class Overlap:
-    """Seconds of transfers, and how many of them were hidden."""
+    """The seconds that transfers took, and how many of them computation has hidden."""
 
     def __init__(
         self, replicas: Communicator, clock: Callable[[], float] = perf_counter
@@ -1206,15 +1223,18 @@ class Overlap:
 
 
 def bucket_count(columns: int, width: int, itemsize: int, cap: float) -> int:
-    """Return ⌈bytes of the gradient / cap⌉ buckets, no more than there are columns."""
+    """Return the number of buckets of a gradient: ⌈bytes / cap⌉, at most `columns`.
+
+    `cap` is in MiB.
+    """
     size = columns * width * itemsize
     return max(min(ceil(size / (cap * MIB)), columns), 1)
 
 
 def tiles_of(columns: int, count: int, alignment: int = 1) -> list[slice]:
-    """Cut columns into `count` tiles at most that begin at multiples of `alignment`.
+    """Cut columns into at most `count` tiles that begin at multiples of `alignment`.
 
-    Their heights are equal, give or take `alignment` columns.
+    The tiles have equal numbers of columns, give or take `alignment` columns.
     """
     units = -(-columns // alignment)
     count = min(count, units)
@@ -1280,7 +1300,7 @@ class RunShape:
 
     @property
     def settings(self) -> Any:
-        """Return the section [agreement]."""
+        """Return the section [agreement] of the settings."""
         return self.config.agreement
 
     @property
@@ -1290,7 +1310,7 @@ class RunShape:
 
     @property
     def period(self) -> int:
-        """Return the number of exchanges from one average to the next."""
+        """Return the number of exchanges from one synchronisation to the next."""
         return int(self.config.schedule.period)
 
     @property
@@ -1300,32 +1320,39 @@ class RunShape:
 
     @property
     def member_columns(self) -> int:
-        """Return the number of columns of the rows of member 0."""
+        """Return the number of columns of the data that member 0 has."""
         return int(split_range(self.columns, self.members, 0).stop)
 
     @cached_property
     def local_columns(self) -> int:
-        """Return the number of columns of the weights of rank 0."""
+        """Return the number of columns whose weights rank 0 stores."""
         return self.columns if self.gathers else self.member_columns
 
     @cached_property
     def itemsize(self) -> int:
-        """Return the bytes of a word of weights, in the format in which it is sent."""
+        """Return the bytes of one weight in the format in which weights are sent."""
         return get_format(self.precision.weights).carrier.itemsize
 
     @property
     def flagged(self) -> bool:
-        """Return whether a word on overflow is sent with each gradient."""
+        """Return whether one word that reports overflow is sent with each gradient."""
         return bool(get_format(self.precision.residual).wants_scale)
 
     @property
     def tail(self) -> int:
-        """Return the words sent with a gradient: of the intercept, a flag, the rows."""
+        """Return the number of words that are sent with a gradient.
+
+        They are the gradient of the intercept, a flag of overflow, and the number of
+        rows.
+        """
         return self.classes * self.intercept + self.flagged + 1
 
     @property
     def together(self) -> int:
-        """Return the batches of an exchange of gradients; 1 for other agreements."""
+        """Return the number of batches whose gradients one exchange sends together.
+
+        It is 1 for agreements that do not share gradients.
+        """
         settings = self.settings
         return settings.batches_together if settings.shares_gradients else 1
 
@@ -1345,14 +1372,20 @@ class RunShape:
         return plan_groups(self.own_rows, schedule.batch, schedule.steps)
 
     def each(self) -> int:
-        """Return the number of exchanges of an epoch, as agreements see them."""
+        """Return the number of exchanges of an epoch, as agreements count them.
+
+        If replicas share gradients, an exchange has the batches that are sent together.
+        """
         if not self.settings.shares_gradients:
             return len(self.groups())
         return -(-self.own_rows // int(self.config.schedule.batch * self.together))
 
     @property
     def buckets(self) -> int:
-        """Return the messages of a gradient, or tiles of slices; 1 for sparse rows."""
+        """Return the number of messages of a gradient, or of tiles of slices.
+
+        It is 1 for one replica, and for sparse rows without slices.
+        """
         if self.replicas == 1 or (self.sparse and not self.settings.slices):
             return 1
         words = self.local_columns, self.classes, self.itemsize
@@ -1360,7 +1393,10 @@ class RunShape:
 
     @property
     def alignment(self) -> int:
-        """Return the columns that the state of an update rule keeps together."""
+        """Return the number of columns of which every tile begins at a multiple.
+
+        It is the length of a block of optimizer state in 8 bits, else 1.
+        """
         return BLOCK if self.config.update.bits == 8 else 1
 
     @cached_property
@@ -1371,22 +1407,28 @@ class RunShape:
 
     @property
     def shares_tail(self) -> bool:
-        """Return whether member 0 broadcasts a tail to the members.
+        """Return whether member 0 broadcasts the tail of a gradient to the members.
 
         Sums over more than two replicas may differ in a bit from member to member.
         """
         return self.replicas > 2 and self.members > 1
 
     def to_members(self, words: int) -> list[SentWords]:
-        """Return the broadcast of a tail of so many words; [] where it is not sent."""
+        """Return the broadcast of a tail of `words` words from member 0 to the members.
+
+        The list is empty if the tail is not broadcast.
+        """
         return [self.sent(words, 8)] if self.shares_tail else []
 
     def sent(self, words: int, itemsize: int = 0) -> SentWords:
-        """Return one collective of so many words, of weights where no size is named."""
+        """Return one collective of `words` words of `itemsize` bytes.
+
+        Without `itemsize` the words are weights.
+        """
         return SentWords(words, words * (itemsize or self.itemsize))
 
     def sum(self, words: int, itemsize: int = 0) -> list[SentWords]:
-        """Return a sum, which takes two collectives where it is reproducible."""
+        """Return the collectives of one sum: two if it is reproducible, else one."""
         return [self.sent(words, itemsize)] * (2 if self.reproducible else 1)
 
 
@@ -1419,7 +1461,7 @@ class StateShape:
 
     @property
     def settings(self) -> Any:
-        """Return the section [agreement]."""
+        """Return the section [agreement] of the settings."""
         return self.config.agreement
 
     @property
@@ -1429,26 +1471,32 @@ class StateShape:
 
     @property
     def itemsize(self) -> int:
-        """Return the bytes of a word."""
+        """Return the bytes of one weight."""
         return get_format(self.precision.weights).carrier.itemsize
 
     @property
     def moments(self) -> int:
-        """Return the arrays that the rule keeps beside the weights; 1 in eight bits."""
+        """Return the number of arrays that the update rule keeps beside the weights.
+
+        All arrays of 8 bits count as 1.
+        """
         update = self.config.update
         return 1 if update.bits == 8 else ADAPTIVE.get(update.kind, 0)
 
     @property
     def snapshots(self) -> int:
-        """Return the copies of what is beside the state, for a run that falls back."""
+        """Return how many copies of arrays beside the state are kept to fall back to.
+
+        The number is 4 with [run] fall_back, else 0.
+        """
         return 4 * int(self.config.run.fall_back)
 
     @property
     def vector(self) -> int:
-        """Return the bytes of one word a column."""
+        """Return the bytes of an array with one word for each column."""
         return self.columns * self.itemsize
 
     @property
     def state(self) -> int:
-        """Return the bytes of one state."""
+        """Return the bytes of one copy of the state."""
         return self.vector * self.states

@@ -54,7 +54,7 @@ Work = Callable[[State, Array], None]
 
 
 class Shards:
-    """An average of a rank's columns of which each replica computes a share."""
+    """An average over replicas; each replica computes a share of the columns."""
 
     def __init__(self, base: Average) -> None:
         self.base = base
@@ -62,12 +62,19 @@ class Shards:
         self.replicas = base.grid.replicas
 
     def part(self, rows: int, replica: int | None = None) -> slice:
-        """Return the columns of one replica; those of this one if none is named."""
+        """Return which of `rows` columns a replica computes; by default this replica.
+
+        `rows` counts the rows of an array that has one row for each column.
+        """
         rank = self.replicas.rank if replica is None else replica
         return split_range(rows, self.replicas.size, rank)
 
     def average(self, state: State, exchanges: int, work: Work) -> None:
-        """Average over all replicas; `work` updates the own columns in between."""
+        """Average the weights over all replicas. Collective.
+
+        Before the means are gathered, `work` updates the columns that this replica
+        computes.
+        """
         whole = self.base.momentum == "average"
         width = state.weights.shape[1] if whole else self.classes
         states = width // self.classes  # of the intercept that travel
@@ -82,7 +89,10 @@ class Shards:
             clear_momentum(state, self.classes)
 
     def join(self, own: Array, state: State, purpose: str) -> Array:
-        """Return an array with a row for each column held, from all replicas."""
+        """Return an array with a row per local column, joined from all replicas.
+
+        Collective. `own` is the part of this replica.
+        """
         rows = len(state.weights)
         width = own.shape[1]
         out = np.empty((rows, width), dtype=own.dtype)
@@ -94,7 +104,10 @@ class Shards:
     def _scatter(
         self, held: Array, intercept: Array | None, share: float
     ) -> tuple[Array, Array]:
-        """Return Σ share · held of the own columns, and that of the intercept."""
+        """Return Σ share · weights of this replica's columns, and Σ share · intercept.
+
+        Collective. The sums are over all replicas, in rank order.
+        """
         rows, width = held.shape
         more = np.empty(0, held.dtype)
         if intercept is not None:
@@ -180,7 +193,7 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
         return get_agreement(self.base).settings
 
     def conditions(self) -> dict[str, Condition]:
-        """Return that the settings of each base are read if `base` names it."""
+        """Return that settings of a base are read only if `base` names that base."""
         return {
             key: {"agreement.base": [base]}
             for base in declarations(type(self))["base"].known
@@ -189,7 +202,7 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
         }
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield what SlowMo and its base refuse."""
+        """Yield the conflicts of SlowMo and its base with other settings of a run."""
         if config.run.emulate_members and not self.of_base.supports.emulated_members:
             yield (
                 f"with base = {self.base!r} splits groups of ranks, and"
@@ -199,7 +212,7 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
 
 
 def base_of(shape: RunShape) -> type[Average]:
-    """Return the agreement below the slow momentum of a run."""
+    """Return the class of the base agreement, to which slow momentum is added."""
     base: Any = get_agreement(shape.settings.base)
     agreement: type[Average] = base
     return agreement
@@ -208,10 +221,11 @@ def base_of(shape: RunShape) -> type[Average]:
 class SlowMo(Agreement):
     """Slow momentum on a base agreement: slow steps with rate α and momentum β.
 
-    One is due after every `slow_period` exchanges, or with 0 whenever the base agrees.
+    A slow step is due after every `slow_period` exchanges, or with `slow_period` = 0
+    whenever the base agrees.
     `fast_rate(n)` is the learning rate γ of the last step of exchange n = 1, 2, ...
-    Every replica keeps the whole slow state, or with `sharded` a share of its columns:
-    then the slow step is taken between the reduce-scatter and the all-gather.
+    Every replica keeps the whole slow state, or with `slow_sharded` a share of its
+    columns: then the slow step is taken between the reduce-scatter and the all-gather.
     """
 
     settings: ClassVar[type[AgreementSettings]] = SlowMoSettings
@@ -274,17 +288,20 @@ class SlowMo(Agreement):
             state.shared[START][...] = state.intercept[:1]
 
     def is_whole(self, exchanges: int) -> bool:
-        """Return whether a slow step is due, or all weights of the base are equal."""
+        """Return whether a slow step is due, or the base makes all weights equal."""
         return self.is_slow(exchanges) or self.base.is_whole(exchanges)
 
     def is_slow(self, exchanges: int) -> bool:
-        """Return whether a slow step is due after so many exchanges."""
+        """Return whether a slow step is due after `exchanges` exchanges."""
         if self.slow_period:
             return exchanges % self.slow_period == 0
         return self.base.is_whole(exchanges)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Do what the base does; average all and take a slow step where one is due."""
+        """Average all replicas and take a slow step where it is due. Collective.
+
+        After other exchanges do what the base does.
+        """
         if not self.is_slow(exchanges):
             self.base.after_exchange(state, exchanges)
             return
@@ -297,7 +314,10 @@ class SlowMo(Agreement):
         self._walk_intercept(decay, state)
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
-        """Take the average of the base, without a slow step: a run ends so."""
+        """Average as the base does, without a slow step. Collective.
+
+        A run ends with such an average, and evaluations use it.
+        """
         self.base.conclude(state, exchanges, purpose)
 
     def agree(self, state: State, purpose: str) -> None:
@@ -305,13 +325,19 @@ class SlowMo(Agreement):
         self.base.agree(state, purpose)
 
     def keeps_own(self, state: State) -> bool:
-        """Return what the base does: slow states belong to all replicas together."""
+        """Return whether arrays of the base differ after a synchronisation.
+
+        The slow state does not count: it is that of all replicas together.
+        """
         rest = {n: a for n, a in state.memory.items() if n not in (START, MOMENTUM)}
         seen = State(state.weights, state.intercept, memory=rest)
         return self.base.keeps_own(seen)
 
     def memory(self, state: State) -> dict[str, Array]:
-        """Return whole arrays, also of a sharded slow state: checkpoints save them."""
+        """Return the arrays of `state.memory` as checkpoints save them. Collective.
+
+        A sharded slow state is gathered from all replicas.
+        """
         arrays = dict(self.base.memory(state))
         if self.shards is not None:
             for name in (START, MOMENTUM):
@@ -319,26 +345,29 @@ class SlowMo(Agreement):
         return arrays
 
     def remember(self, state: State, name: str, kept: Array) -> None:
-        """Store what this replica keeps of an array."""
+        """Store an array that `memory` has returned.
+
+        Of a sharded slow state, store the columns of this replica alone.
+        """
         if name in (START, MOMENTUM):
             state.memory[name][...] = self._own(kept)
         else:
             self.base.remember(state, name, kept)
 
     def close(self) -> None:
-        """Close the communicators that the base opened."""
+        """Close the communicators that the base opened. Collective."""
         self.base.close()
 
     @classmethod
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:
-        """Return whether the base agrees or a slow step is due."""
+        """Return whether the base agrees or a slow step is due after this exchange."""
         if cls.steps_slowly(shape, exchanges):
             return True
         return base_of(shape).agrees(shape, exchanges)
 
     @classmethod
     def steps_slowly(cls, shape: RunShape, exchanges: int) -> bool:
-        """Return whether a slow step is due."""
+        """Return whether a slow step is due after this exchange."""
         period = shape.settings.slow_period
         if period:
             return bool(exchanges % period == 0)
@@ -346,15 +375,15 @@ class SlowMo(Agreement):
 
     @classmethod
     def rank_0_trains(cls, shape: RunShape, number: int) -> bool:
-        """Return what the base does."""
+        """Return whether replica 0 trains in exchange `number` of the base."""
         return base_of(shape).rank_0_trains(shape, number)
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return what the base sends; one average of all where a slow step is due.
+        """Return what the base sends, or one average of all where a slow step is due.
 
-        A sharded one is a reduce-scatter of d_c·W words and R times the intercept, and
-        an all-gather to which rank 0 gives its (d_c / R)·W words.
+        A sharded average is a reduce-scatter of d_c·W words and R times the intercept,
+        and an all-gather to which rank 0 sends its (d_c / R)·W words.
         """
         if not cls.steps_slowly(shape, exchanges):
             return base_of(shape).messages(shape, exchanges)
@@ -368,19 +397,26 @@ class SlowMo(Agreement):
 
     @classmethod
     def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return one average of all, unless the last exchange had one."""
+        """Return one average of all replicas; [] if the last exchange had one."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield the states of the base; x_old and v, with snapshots and whole once."""
+        """Yield the bytes of the states, and of the slow state x_old and v.
+
+        The slow state counts with its snapshots, and once as whole arrays for a
+        checkpoint.
+        """
         yield from super().holds(shape)
         parts = shape.replicas if shape.settings.slow_sharded else 1
         shard_bytes = shape.vector * (1 + shape.snapshots) // parts
         yield "slow state", 2 * (shard_bytes + shape.vector)
 
     def _own(self, rows: Array) -> Array:
-        """Return what this replica keeps of an array with a row for each column."""
+        """Return this replica's part of an array with a row for each column.
+
+        It is the whole array unless the slow state is sharded.
+        """
         if self.shards is not None:
             return rows[self.shards.part(len(rows))]
         return rows

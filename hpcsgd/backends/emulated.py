@@ -28,7 +28,7 @@ TOGETHER = 16  # products that a matrix unit sums before it rounds
 
 
 def accumulate(left: Array, right: Array, name: str) -> Array:
-    """Return left @ right, summed by an accumulator of format `name`."""
+    """Return left @ right, summed as by an accumulator in format `name`."""
     form = get_format(name)
     if form.is_wide and form.carrier == left.dtype:
         whole: Array = left @ right
@@ -42,7 +42,7 @@ def accumulate(left: Array, right: Array, name: str) -> Array:
 
 
 class RoundedBackend(HostBackend):
-    """The NumPy backend for a precision whose fields have different formats."""
+    """A NumPy backend that rounds values to the format of each field of a precision."""
 
     def __init__(self, precision: Precision) -> None:
         super().__init__(precision)
@@ -52,7 +52,7 @@ class RoundedBackend(HostBackend):
         self._leaves_out = False  # whether the last s steps are left out
 
     def widen(self, stored: Csr) -> DenseRows:
-        """Return all rows in an array of the columns that occur."""
+        """Return sparse rows as a dense array of the columns that occur in them."""
         return DenseRows(*super().widen(stored).dense())
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
@@ -63,7 +63,10 @@ class RoundedBackend(HostBackend):
         return out
 
     def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
-        """Compute packed G; a narrow accumulator computes the whole square first."""
+        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed.
+
+        With a narrow accumulator the whole square Y Yᵀ is computed first.
+        """
         name = self.precision.gram_sum
         if get_format(name).carrier == self.working and get_format(name).is_wide:
             return super().strict_gram(rows, blocks, out)
@@ -86,7 +89,8 @@ class RoundedBackend(HostBackend):
     ) -> Array:
         """Return the residuals (m, K), with G and scores rounded to `precision.inner`.
 
-        The intercept stays if the loss scale leaves the steps out.
+        The intercept stays unchanged if the loss scale rejects residuals that
+        overflowed.
         """
         gram = gram.astype(self.working)
         round_values(gram, self.precision.inner)
@@ -104,7 +108,7 @@ class RoundedBackend(HostBackend):
     def apply_update(
         self, weights: Array, rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
-        """Apply the update, unless residuals overflowed: the scale then decreases."""
+        """Apply the update, unless the loss scale has rejected the residuals."""
         if not self._leaves_out:
             super().apply_update(weights, rows, residuals, plan)
 
@@ -126,7 +130,7 @@ class RoundedBackend(HostBackend):
         self._round_residual(score)
 
     def _weigh(self, score: Array, weights: Array) -> None:
-        """Compute score ← score · c, rounded."""
+        """Compute score ← score · weights (sample weights), rounded as residuals."""
         score *= weights
         self._round_residual(score)
 
@@ -139,7 +143,11 @@ class RoundedBackend(HostBackend):
         score /= self.loss_scale.value
 
     def _move(self, weights: Array, rows: Rows, scaled: Array, plan: HostPlan) -> None:
-        """Compute weights ← Φ weights + Yᵀ scaled, rounded once."""
+        """Compute weights ← Φ weights + Yᵀ scaled, rounded once.
+
+        Φ is the transition of `plan`, which applies momentum and the penalty of all
+        steps.
+        """
         moved = weights.astype(self.working)
         plan.apply_transition(moved)
         values, columns = rows.dense()

@@ -65,10 +65,13 @@ class RoundClock(Protocol):
     has_clock: bool  # whether pending computation has to finish before a check
 
     def begin(self, number: int) -> None:
-        """Start round `number` of the run, from 0 on."""
+        """Start round `number` of the run; the first round has number 0."""
 
     def has_next_chunk(self, taken: int) -> bool:
-        """Return whether another chunk follows so many; the same on all members."""
+        """Return whether a chunk follows after `taken` chunks of this round.
+
+        All members of a replica get the same answer.
+        """
 
     def end(self) -> None:
         """End the round on this replica. Collective."""
@@ -86,7 +89,7 @@ class Full:
         """Do nothing: all rounds have the same number of chunks."""
 
     def has_next_chunk(self, taken: int) -> bool:
-        """Return whether fewer than A chunks were taken."""
+        """Return whether fewer than `most` chunks were taken in this round."""
         return taken < self.most
 
     def end(self) -> None:
@@ -94,7 +97,7 @@ class Full:
 
 
 class ReplayedRounds(Full):
-    """A clock that replays the number of chunks of every round."""
+    """A clock that repeats rounds: `budgets` has the number of chunks of each round."""
 
     def __init__(self, budgets: Array) -> None:
         super().__init__(0)
@@ -106,11 +109,11 @@ class ReplayedRounds(Full):
 
 
 class TimedRounds:
-    """A clock whose rounds last `deadline` seconds; 0 measures them in the first round.
+    """A clock whose rounds last `deadline` seconds; 0 measures it in the first round.
 
     The first round then has half of `most` chunks, and the deadline is the time that
     the median replica takes for these: a replica of usual speed takes half of `most` in
-    later rounds, one twice as fast takes all of them.
+    later rounds, and a replica that is twice as fast takes all of them.
     """
 
     has_clock = True
@@ -135,9 +138,10 @@ class TimedRounds:
         self._looks = []
 
     def has_next_chunk(self, taken: int) -> bool:
-        """Return whether another chunk follows so many. Collective.
+        """Return whether a chunk follows after `taken` chunks of this round.
 
-        Member 0 of a replica decides, so that all its members take the same chunks.
+        Collective. Member 0 of a replica decides, so that all its members take the same
+        chunks.
         """
         now = self.clock()
         self._looks.append(now)
@@ -149,7 +153,7 @@ class TimedRounds:
         return not self.grid.members.broadcast(word, 0, "control")[0]
 
     def end(self) -> None:
-        """Set the deadline after a first round, if it is not known. Collective."""
+        """Set a deadline of 0 from the times of the first round. Collective."""
         if self.deadline:
             return
         durations = self.grid.world.exchange_objects(np.diff(self._looks).tolist())
@@ -159,12 +163,15 @@ class TimedRounds:
 
 
 def half_round(most: int) -> int:
-    """Return the chunks of a round of usual length."""
+    """Return half of `most` chunks, at least 1: a round of usual length."""
     return max(most // 2, 1)
 
 
 def as_csv(chunks: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> str:
-    """Return a table of a line for each round: chunks, then rows, of every replica."""
+    """Return a CSV table with a line for each round.
+
+    A line has the chunks of every replica, then the rows of every replica.
+    """
     head = [f"{name}{r}" for name in (CHUNKS, ROWS) for r in range(len(chunks))]
     lines = [["round", *head]]
     for number, counts in enumerate(zip(*chunks, *rows, strict=True)):
@@ -175,7 +182,8 @@ def as_csv(chunks: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> st
 def read_script(path: str, replicas: int, rounds: int, most: int) -> Array:
     """Return the chunks of every replica and round, (R, rounds), from a log of rounds.
 
-    `path` is the file or its folder. Raise an error if the log does not fit the run.
+    `path` is the file of the log or the folder of its run. Raise an error if the log
+    does not fit the run.
     """
     where = Path(path)
     where = where / ROUNDS_FILE if where.is_dir() else where
@@ -223,9 +231,9 @@ def _check_script(chunks: Array, rounds: int, most: int, path: str) -> None:
 
 
 def rows_of(chunks: Array, streams: list[tuple[list[int], int]]) -> Array:
-    """Return the rows of every replica and round, from the chunks of each.
+    """Return the number of rows of every replica and round, (R, rounds), from `chunks`.
 
-    `streams` contains, for each replica, the rows of the chunks of one pass, and the
+    `streams` contains, for each replica, the rows of each chunk of one pass, and the
     number of chunks that its stream has given so far.
     """
     rows = np.zeros_like(chunks)
@@ -252,7 +260,7 @@ GRAPHS = ("full", "ring", "rings", "matching")
 
 @dataclass(frozen=True)
 class ReplicaGraph:
-    """A graph of one kind over the replicas, with the weights of mixing."""
+    """A graph over the replicas, with the weights by which neighbours are mixed."""
 
     kind: str  # of GRAPHS, or edges as "0-1,1-2"
     size: int
@@ -264,7 +272,7 @@ class ReplicaGraph:
         check_doubly_stochastic(self.at(0))
 
     def at(self, time: int) -> Array:
-        """Return W(t), (R, R) in float64."""
+        """Return W(t), the weights of mixing at time `time`, (R, R) in float64."""
         if self.kind == "full":
             return np.full((self.size, self.size), 1.0 / self.size)
         if self.kind == "ring":
@@ -276,7 +284,10 @@ class ReplicaGraph:
         return _of_edges(self.kind, self.size)
 
     def row(self, rank: int, time: int) -> dict[int, float]:
-        """Return peer -> weight of one replica, itself included, in rank order."""
+        """Return peer -> weight of mixing for replica `rank`, in rank order.
+
+        The replica itself is included.
+        """
         weights = self.at(time)[rank]
         row = {int(r): float(weights[r]) for r in np.flatnonzero(weights)}
         return row | {rank: float(weights[rank])} if rank not in row else row
@@ -286,9 +297,9 @@ _known_graph = lru_cache(maxsize=4)(ReplicaGraph)
 
 
 def metropolis(edges: Array) -> Array:
-    """Return W for a symmetric (R, R) array of booleans, by Metropolis weights.
+    """Return the Metropolis weights W of the graph with these edges.
 
-    The diagonal of the array is ignored.
+    `edges` is a symmetric (R, R) array of booleans; its diagonal is ignored.
     """
     linked = edges & ~np.eye(len(edges), dtype=bool)
     degree = linked.sum(axis=1)
@@ -298,13 +309,16 @@ def metropolis(edges: Array) -> Array:
 
 
 def sigma_2(weights: Array) -> float:
-    """Return the largest factor by which an iteration scales a disagreement."""
+    """Return the largest factor by which one mixing scales a disagreement of replicas.
+
+    It is the second largest singular value of `weights`, or 0 for one replica.
+    """
     size = len(weights)
     return float(np.linalg.norm(weights - 1.0 / size, 2)) if size > 1 else 0.0
 
 
 def check_doubly_stochastic(weights: Array) -> None:
-    """Raise ConfigError if weights would bias the mean over replicas."""
+    """Raise ConfigError if mixing by `weights` would bias the mean over replicas."""
     sums = [*weights.sum(axis=0), *weights.sum(axis=1)]
     if weights.min(initial=0.0) < 0.0 or not np.allclose(sums, 1.0, 0.0, 1e-12):
         raise ConfigError(
@@ -315,7 +329,7 @@ def check_doubly_stochastic(weights: Array) -> None:
 
 
 def check_whole(weights: Array, kind: str) -> None:
-    """Raise ConfigError if the graph does not connect all replicas."""
+    """Raise ConfigError if the graph of `weights` does not connect all replicas."""
     seen = np.zeros(len(weights), dtype=bool)
     seen[:1] = True
     for _ in range(len(weights)):
@@ -339,7 +353,10 @@ def _ring(size: int, offset: int) -> Array:
 
 @lru_cache(maxsize=64)
 def _matching(size: int, seed: int, time: int) -> Array:
-    """Return W of pairs that all replicas draw alike; an odd replica rests."""
+    """Return W of random pairs of replicas, drawn from `seed` and `time`.
+
+    All replicas draw the same pairs. One of an odd number of replicas has no partner.
+    """
     order = np.random.default_rng((seed, DRAWS, time)).permutation(size)
     edges = np.zeros((size, size), dtype=bool)
     half = size // 2
@@ -371,7 +388,7 @@ def _of_edges(text: str, size: int) -> Array:
 
 
 class RoundMixer:
-    """The k consensus iterations of a round over a graph of replicas."""
+    """The consensus iterations of a round, over a graph of replicas."""
 
     def __init__(
         self,
@@ -389,7 +406,7 @@ class RoundMixer:
     def mix(self, words: Array, logs: int, number: int) -> None:
         """Run all iterations of round `number` on `words`, in place. Collective.
 
-        The first `logs` words are logarithms.
+        The first `logs` words are logarithms: their exponentials are mixed.
         """
         if self.by_sum:
             self.replicas.sum(words, PURPOSE)
@@ -415,7 +432,7 @@ class RoundMixer:
     def _parts(self, words: Array, peers: list[int]) -> dict[int, Array]:
         """Return the words of each peer and of this replica, by rank. Collective.
 
-        This replica sends deg · words.
+        This replica sends its words to every peer.
         """
         swaps = {
             peer: self.replicas.start_swap(words, np.empty_like(words), peer, PURPOSE)
@@ -433,7 +450,11 @@ def flatten_arrays(arrays: Sequence[Array], dtype: np.dtype) -> Array:
 
 
 def weight_by_rows(words: Array, logs: int, rows: int) -> Array:
-    """Return [b y | b] of a replica that had b rows."""
+    """Return the vector [b y | b] of a replica that had b = `rows` rows.
+
+    `words` is y, and is overwritten. The first `logs` words are logarithms, to which ln
+    b is added.
+    """
     with np.errstate(divide="ignore"):
         words[:logs] += np.log(words.dtype.type(rows))
     words[logs:] *= rows
@@ -441,7 +462,11 @@ def weight_by_rows(words: Array, logs: int, rows: int) -> Array:
 
 
 def divide_by_weight(words: Array, logs: int) -> float:
-    """Divide the mixed numerators by their denominator and return it; 0 leaves them."""
+    """Divide mixed numerators in place by the denominator, the last word; return it.
+
+    The first `logs` words are logarithms. A denominator of 0 leaves all words as they
+    are.
+    """
     den = words[-1]
     if den != 0.0:
         words[:logs] -= np.log(den)
@@ -450,7 +475,10 @@ def divide_by_weight(words: Array, logs: int) -> float:
 
 
 def relative_disagreement(world: Communicator, own: Array, mean: Array) -> float:
-    """Return sqrt(mean_i |x_i − x̄|²) / |x̄| over all ranks. Collective."""
+    """Return sqrt(mean_i |x_i − x̄|²) / |x̄| over all ranks i. Collective.
+
+    `own` is the x_i of this rank, `mean` is x̄.
+    """
     squares = np.array([np.square(own - mean).sum(), np.square(mean).sum()])
     world.sum(squares, "control")
     return float(np.sqrt(squares[0] / squares[1])) if squares[1] else 0.0
@@ -533,7 +561,7 @@ class AnybatchSettings(GradientSettings):
     )
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield refusals of [average] on one replica, and of [rate] per_batch."""
+        """Yield conflicts with [average] on one replica, and with [rate] per_batch."""
         if config.average.kind != "none" and config.grid.replicas == 1:
             yield (
                 "takes the mean of replicas when it is asked for, not after every"
@@ -547,7 +575,7 @@ class AnybatchSettings(GradientSettings):
 
 
 class Anybatch(Gradient):
-    """Any-batch SGD: replicas step after a round by themselves, and mix weights."""
+    """Any-batch SGD: in each round replicas step by themselves, then mix weights."""
 
     settings: ClassVar[type[AgreementSettings]] = AnybatchSettings
 
@@ -569,7 +597,7 @@ class Anybatch(Gradient):
         self._taken = 0
 
     def prepare(self, state: State) -> None:
-        """Allocate the buffer of sums and the arrays of the map, and begin the map."""
+        """Allocate the sums and arrays of the mirror map, and set its first point."""
         self.buffer = self._make_buffer(state, tiles=1)
         self.mirror = self.terms.mirror(self._holds_all(state))
         for name in self.mirror.state_names:
@@ -585,7 +613,7 @@ class Anybatch(Gradient):
         return len(state.weights) == self.inputs.shard.total_columns
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Return the plan of every agreement, and graph, mixing and mirror map."""
+        """Return the facts of `Agreement`, with graph, mixing and mirror map added."""
         graph = self.mixer.graph
         return {
             **super().plan_in_words(state),
@@ -596,7 +624,10 @@ class Anybatch(Gradient):
         }
 
     def start(self, state: State, exchanges: int) -> None:
-        """Resume; on another grid, begin where full rounds would have ended."""
+        """Resume after `exchanges` rounds; do nothing on the grid of the checkpoint.
+
+        On another grid the streams begin where full rounds would have ended.
+        """
         if self._is_regridded:
             shape = self.grid.replicas.size, exchanges
             most = self.inputs.settings.accumulate
@@ -610,7 +641,7 @@ class Anybatch(Gradient):
     # ------------------------------------------------------------------ a round
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """Start round epoch · each + index, and its clock."""
+        """Start the round of exchange `index` of epoch `epoch`, and its clock."""
         self._begin(epoch * self.steps.each + index)
         self._started = self.stream.taken
         self._taken = 0
@@ -627,12 +658,12 @@ class Anybatch(Gradient):
 
     @property
     def is_last(self) -> bool:
-        """Return True: any chunk may be the last until the time is up."""
+        """Return True: the clock may end the round after any chunk."""
         return True
 
     @property
     def is_full(self) -> bool:
-        """Return False: sums are collected after the round."""
+        """Return False: the sums of a round are collected only after its last chunk."""
         return False
 
     def ready(self, task: Task, state: State) -> Iterator[slice]:
@@ -643,7 +674,7 @@ class Anybatch(Gradient):
     def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a chunk."""
+        """Add the gradient Yᵀr of a chunk to the sums of the round; take no step."""
         self.buffer.count_in(residuals)
         self.add_gradient(self.buffer.gradient, rows, residuals)
 
@@ -677,7 +708,11 @@ class Anybatch(Gradient):
             state.intercept -= rate * self.buffer.tail[:-1].astype(np.float64) / rows
 
     def _mix(self, state: State, rows: int) -> None:
-        """Run k iterations on [b y | b], or on y alone. Collective."""
+        """Mix this replica's point with those of other replicas. Collective.
+
+        What is mixed is [b y | b] with b = `rows` if replicas are weighted, else y
+        alone.
+        """
         point = self._point(state)
         travelling = self.mirror.travels(point)
         logs = sum(a.size for a in travelling) if self.mirror.logarithms else 0
@@ -697,9 +732,10 @@ class Anybatch(Gradient):
             same_on_members(self.grid, state.intercept, self.grid.replicas.size)
 
     def _knows(self, state: State, words: Array, logs: int) -> bool:
-        """Divide num by den; return whether den is not 0.
+        """Divide the mixed words by their weight; return whether that weight is not 0.
 
-        It is 0 if neither this replica nor a neighbour had any rows.
+        The weight is 0 if neither this replica nor a neighbour had any rows. Without
+        `weighted` there is no weight, and the result is True.
         """
         if not self.weighted:
             return True
@@ -717,9 +753,10 @@ class Anybatch(Gradient):
     # ------------------------------------------------------------- agreeing on one
 
     def is_whole(self, exchanges: int) -> bool:
-        """Return whether all weights are equal after so many exchanges.
+        """Return whether all replicas have equal weights after `exchanges` exchanges.
 
-        They are on one replica, on a full graph, at the start, and after `settle`.
+        They are equal with one replica, on a full graph, at the start, and after
+        `settle`.
         """
         if self.grid.replicas.size == 1 or exchanges in (0, self._settled):
             return True
@@ -731,14 +768,17 @@ class Anybatch(Gradient):
         self._settled = exchanges
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """Return whether one replica's state stands for all.
+        """Return whether all replicas have the same state: then one of them is saved.
 
-        Where a map keeps arrays, each replica may have its own.
+        If the mirror map keeps arrays, each replica may have different ones.
         """
         return self.is_whole(exchanges) and not self.keeps_own(state)
 
     def agree(self, state: State, purpose: str) -> None:
-        """Compute x ← Σ den x / Σ den, and the disagreement before. Collective."""
+        """Set weights to the mean of all replicas, weighted by their rows. Collective.
+
+        The relative disagreement of the replicas before it is stored.
+        """
         mean = self._mean(state, purpose, float(state.shared[DEN][0, 0]))
         if mean is None:  # a round in which no replica had rows
             mean = self._mean(state, purpose, 1.0)
@@ -774,7 +814,7 @@ class Anybatch(Gradient):
         }
 
     def recall(self, name: str, log: Array) -> None:
-        """Resume the streams from a log.
+        """Restore the position of the streams from a log.
 
         If the log is of another number of replicas, `start` begins new streams.
         """
@@ -793,13 +833,13 @@ class Anybatch(Gradient):
     def visited(self, dealt: int) -> int:
         """Return R times the rows of this replica in the round.
 
-        `facts` has the rows that the replicas really took.
+        `facts` reports the rows that each replica really took.
         """
         rows = self.stream.rows_in(self._started, self._taken)
         return rows * self.grid.replicas.size
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of a run contains. Collective."""
+        """Return facts about rounds and mixing for the report of a run. Collective."""
         chunks = self.logs()[CHUNK_TABLE]
         stream = list(self.stream.sizes), self.stream.taken
         rows = rows_of(chunks, self.grid.replicas.exchange_objects(stream))
@@ -819,7 +859,7 @@ class Anybatch(Gradient):
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what rank 0 sends to its neighbours in the iterations of a round.
 
-        How many rows a round has depends on the clock; what is mixed after it does not.
+        The clock decides how many rows a round has, but not how many words are mixed.
         """
         settings = shape.settings
         mirror = shape.config.mirror.kind
@@ -840,7 +880,10 @@ class Anybatch(Gradient):
 
     @classmethod
     def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return what the weighted mean of all sends, [] where the graph is full."""
+        """Return what rank 0 sends for the mean of all replicas at the end of a run.
+
+        The list is empty if the graph is full.
+        """
         if shape.settings.graph == "full":
             return []
         words = shape.classes * (shape.local_columns + shape.intercept) + 1
@@ -851,7 +894,11 @@ class Anybatch(Gradient):
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
-        """Return the arrays of a map, the gradient, and neighbours, in float64."""
+        """Return how many arrays as large as a state are kept for sums and mixing.
+
+        They are the gradient, the arrays of the mirror map, and the float64 copies of
+        this replica and its neighbours.
+        """
         mirror = shape.config.mirror.kind
         travels = {"entropy": 1, "eg": 2}.get(mirror, 0)
         map_arrays = 2 if mirror == "diagonal" else travels

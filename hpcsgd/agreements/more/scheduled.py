@@ -64,7 +64,10 @@ from hpcsgd.settings import setting
 
 @dataclass(frozen=True, order=True)
 class TilePiece:
-    """A part of a tile that travels as one message; the least priority goes first."""
+    """A part of a tile that travels as one message.
+
+    The piece with the lowest number as its priority is sent first.
+    """
 
     priority: int  # of its tile in the next forward pass, 0 = needed first
     part: int  # of the tile, in the order of its words
@@ -92,7 +95,7 @@ class Wire(Protocol):
 
 
 class Queue:
-    """The pieces that are ready, and those under way."""
+    """The pieces that are ready to be sent, and those under way, within a credit."""
 
     # Called with each event, by tests and to draw time lines.
     watchers: ClassVar[list[Callable[[str, TilePiece], None]]] = []
@@ -113,7 +116,7 @@ class Queue:
 
     @property
     def in_flight(self) -> int:
-        """Return the bytes under way."""
+        """Return the bytes of all pieces under way."""
         return sum(piece.size for piece in self._travelling)
 
     def push(self, piece: TilePiece) -> None:
@@ -123,14 +126,17 @@ class Queue:
         heapq.heappush(self._waiting, piece)
 
     def pump(self) -> None:
-        """Start the pieces for which there is credit."""
+        """Finish complete transfers, and start pieces while there is credit."""
         while self.polls and self._travelling and self.wire.has_arrived():
             self._finish()
         while self._waiting and self.credit > 0:
             self._start(heapq.heappop(self._waiting))
 
     def take(self, priority: int) -> None:
-        """Wait for all pieces of the tile of this priority; others start meanwhile."""
+        """Wait for all pieces of the tile with this priority.
+
+        Other pieces start meanwhile as credit returns.
+        """
         self.pump()
         while self._open[priority]:
             self._finish()
@@ -165,7 +171,7 @@ class OrderedTiles(Buffer):
     """A buffer [tail | gradient] with tiles in the order in which scores need them.
 
     The first tile, which is needed first, is sent with the tail, which all steps need.
-    A device has no tail: the host sums it.
+    A device has no tail: the host sums the tail.
     """
 
     def __init__(self, *sizes: Any, **more: Any) -> None:
@@ -177,13 +183,16 @@ class OrderedTiles(Buffer):
         return self.flat[ahead:], self.flat[:ahead]
 
     def with_tail(self, tile: Tile) -> Array:
-        """Return the words that are sent of a tile; the first includes the tail."""
+        """Return the words of a tile to be sent, for the first tile with the tail."""
         if tile is not self.tiles[0]:
             return tile.flat
         return self.flat[: len(self.tail) + tile.flat.size]
 
     def in_order(self, order: str) -> list[int]:
-        """Return the numbers of all tiles in the order in which they are computed."""
+        """Return the numbers of all tiles in the order in which they are computed.
+
+        `order` is one of `ORDERS`.
+        """
         numbers = list(range(len(self.tiles)))
         if order == "backward":
             return numbers[::-1]
@@ -193,13 +202,16 @@ class OrderedTiles(Buffer):
 
 
 def cut(priority: int, words: Array, partition: float) -> Iterator[TilePiece]:
-    """Yield ⌈bytes / partition⌉ pieces of nearly equal length; `partition` in MiB."""
+    """Yield ⌈bytes / partition⌉ pieces of `words`, of nearly equal length.
+
+    `partition` is in MiB.
+    """
     for part, piece in enumerate(pieces_of(words.size, words.itemsize, partition)):
         yield TilePiece(priority, part, words[piece])
 
 
 class AsTheyAre:
-    """A wire of sums in place, of pieces of any length."""
+    """A wire that sums uncompressed pieces of any length over replicas, in place."""
 
     can_tell = True
 
@@ -210,7 +222,7 @@ class AsTheyAre:
     def pieces(
         self, buffer: Buffer, tile: Tile, partition: float
     ) -> Sequence[TilePiece]:
-        """Return the pieces of a tile that is ready to be sent."""
+        """Return the pieces of `tile`, of at most `partition` MiB each."""
         number = buffer.tiles.index(tile)
         return tuple(cut(number, buffer.with_tail(tile), partition))
 
@@ -231,12 +243,18 @@ class AsTheyAre:
         return self._travelling[0].has_arrived()
 
     def factor(self, number: int) -> float:
-        """Return 1 / count, which makes the sums of a tile means."""
+        """Return the factor that makes the summed tile `number` a mean over rows.
+
+        It is 1 / rows of all replicas, the same for every tile.
+        """
         return 1.0 / float(self.sender.tail()[-1])
 
 
 class EncodedTiles:
-    """A wire of tiles by a codec, each whole: codecs keep arrays of whole tiles."""
+    """A wire that sends whole tiles, encoded by a codec.
+
+    Tiles are not cut, because codecs keep arrays of whole tiles.
+    """
 
     can_tell = False
 
@@ -248,7 +266,7 @@ class EncodedTiles:
     def pieces(
         self, buffer: Buffer, tile: Tile, partition: float
     ) -> Sequence[TilePiece]:
-        """Return one piece, the whole tile."""
+        """Return one piece, the whole tile; `partition` has no effect."""
         return (TilePiece(buffer.tiles.index(tile), 0, tile.flat),)
 
     def start(self, piece: TilePiece) -> None:
@@ -294,7 +312,10 @@ def log_grid(least: float, most: float) -> list[float]:
 
 
 class Search:
-    """A search that requests the cost of one point after the other, for the `best`."""
+    """A search for the partition and credit of least cost.
+
+    It requests the cost of one `point` after the other; `best` is the result.
+    """
 
     def __init__(self, partitions: Sequence[float], credits: Sequence[float]) -> None:
         self.costs: dict[Point, float] = {}
@@ -370,7 +391,10 @@ def between(low: Point, best: Point, high: Point) -> float:
 
 
 class PartitionTuner:
-    """A tuner that times exchanges of a run, and switches all ranks alike."""
+    """A tuner that times exchanges of a run with different partitions and credits.
+
+    All ranks switch to the same values after the same exchange.
+    """
 
     def __init__(self, agreement: "Scheduled", state: State) -> None:
         self.agreement = agreement
@@ -386,7 +410,10 @@ class PartitionTuner:
         self._seconds: list[float] = []
 
     def after_exchange(self, state: State) -> None:
-        """Time the exchange; switch if the point has been measured. Collective."""
+        """Time the exchange that ended; go to the next point if this one is measured.
+
+        Collective.
+        """
         if self._told < 0:
             self._go_on(state)
         elif self.search.point is not None:
@@ -396,7 +423,7 @@ class PartitionTuner:
         self._since = perf_counter()
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of a run contains."""
+        """Return whether tuning is done, and the number of measured points."""
         return {"tuned": self.search.point is None, "tuned_points": max(self._told, 0)}
 
     def _go_on(self, state: State) -> None:
@@ -491,10 +518,10 @@ class Scheduled(Gradient):
         self.tuning = PartitionTuner(self, state) if settings.tune_schedule else None
 
     def _open(self) -> AsTheyAre | EncodedTiles:
-        """Return the wire of the pieces, with a communicator of its own. Collective.
+        """Return the wire of the pieces, with a new communicator if plain. Collective.
 
         Ranks start pieces whenever they have credit, some earlier than others: between
-        them nothing else may be sent on their communicator.
+        the pieces nothing else may be sent on their communicator.
         """
         if not self.sender.sums_in_place:
             return EncodedTiles(self.sender, self.buffer)
@@ -510,7 +537,10 @@ class Scheduled(Gradient):
             self.own.close()
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """Announce an exchange; the one before may still be under way."""
+        """Note the exchange that comes next, with its number of batches.
+
+        The exchange before it may still be under way.
+        """
         self._coming = epoch * self.steps.each + index
         self._is_begun = False
         self._left = batches
@@ -518,9 +548,9 @@ class Scheduled(Gradient):
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
-        """Compute out ← Y w, tile by tile, each after its step.
+        """Compute out ← Y w, tile by tile; each tile is stepped first.
 
-        `point` is not used: it is older than these steps.
+        `point` is not used, because it is older than these steps.
         """
         tiles = self.buffer.tiles
         workspace = None
@@ -538,7 +568,7 @@ class Scheduled(Gradient):
     def ready(self, task: Task, state: State) -> Iterator[slice]:
         """Yield the columns of each tile after its step.
 
-        After the last one the buffer is free, and the exchange starts.
+        After the last tile the buffer is free, and the next exchange starts.
         """
         for number, tile in enumerate(self.buffer.tiles):
             self._need(state, number, task)
@@ -548,7 +578,7 @@ class Scheduled(Gradient):
     def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; after the last one, start its sums."""
+        """Add the gradient Yᵀr of a batch; after the last batch, start the messages."""
         if not self._is_begun:
             self._begin(self._coming)
         self._left -= 1
@@ -566,9 +596,9 @@ class Scheduled(Gradient):
             self._all_are_ready()
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Send empty tiles, in the same order, where this replica had no rows.
+        """Send empty tiles, in the same order, if this replica had no rows. Collective.
 
-        Then tune the schedule and compare replicas where that is due. Collective.
+        Then tune the schedule and compare replicas if that is due.
         """
         if self._done != exchanges - 1:
             self.arrive(state)
@@ -581,7 +611,7 @@ class Scheduled(Gradient):
         self.check.after_exchange(state, exchanges, self._alike(state))
 
     def arrive(self, state: State) -> None:
-        """Wait for all tiles, and step them. Collective."""
+        """Wait for all tiles that are under way, and step them. Collective."""
         for number in range(len(self.buffer.tiles)):
             self._need(state, number, None)
 
@@ -595,7 +625,7 @@ class Scheduled(Gradient):
         return state
 
     def use(self, state: State, partition: float, credit: float) -> None:
-        """Use another schedule, in MiB, from the next exchange on. Collective.
+        """Use this partition and credit, in MiB, from the next exchange on. Collective.
 
         All ranks pass the same values.
         """
@@ -604,7 +634,7 @@ class Scheduled(Gradient):
         self.queue.allow(credit * 2**20)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of a run contains."""
+        """Return the facts about schedule and messages for the report of a run."""
         tuned = {} if self.tuning is None else self.tuning.facts()
         return {
             **super().facts(),
@@ -617,10 +647,12 @@ class Scheduled(Gradient):
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
-        """Return what the pieces of a gradient send, the tail with the first tile.
+        """Return what rank 0 sends for the pieces of a gradient.
 
-        Return None where the pieces are tuned, since time decides how many there are,
-        and where what `Gradient` sends is not known.
+        The tail is sent with the first tile.
+
+        Return None if the partition is tuned, since time then decides how many pieces
+        there are, and where the messages of `Gradient` are not known.
         """
         settings = shape.settings
         if settings.tune_schedule:
@@ -654,9 +686,9 @@ class Scheduled(Gradient):
         self.queue.pump()
 
     def _need(self, state: State, number: int, task: Task | None) -> None:
-        """Wait for a tile and step it, unless that is done.
+        """Wait for tile `number` and step it, unless that is done.
 
-        Tile 0 has to be the first one, since it has the tail.
+        Tile 0 has to be the first one, since the tail is sent with it.
         """
         if not self._travels[number]:
             return

@@ -5,13 +5,14 @@ Needs    s = 1, τ = 1, update sgd, momentum, nesterov, adagrad or adam, product
          weights of at least 32 bits.
 Refuses  codecs, `hierarchical`, 8-bit states and scaled residuals; in stage 3 gradients
          of all rows, [polish], and where d < R [average] and rows that are held out.
-Keeps    1/R of the rule's arrays (adam 2, adagrad 1) and of a velocity, from stage 2 on
-         also of the gradient, in stage 3 also of the weights, and all of the others:
-         d·K words each of d columns and K classes.
-Sends    an all-reduce of the tail, K·i + 1 words (i = 1 with an intercept, else 0); for
-         each tile a reduce-scatter of the gradient, d·K words in all, and an all-gather
-         of the weights, to which a rank gives about d·K/R words in all (stage 3: before
-         the scores). With i = 1 and R > 2 member 0 broadcasts the tail to the members.
+Keeps    on each of R replicas, 1/R of the rule's arrays (adam 2, adagrad 1) and of a
+         velocity, from stage 2 on also of the gradient, in stage 3 also of the weights,
+         and all of the other arrays: d·K words each of d columns and K classes.
+Sends    an all-reduce of the tail [Σr | rows], K·i + 1 words (i = 1 with an intercept,
+         else 0); for each tile a reduce-scatter of the gradient, d·K words in all, and
+         an all-gather of the weights, to which a rank gives about d·K/R words in all
+         (stage 3: before the scores). With i = 1 and R > 2 member 0 broadcasts the tail
+         to the members.
 """
 
 from collections.abc import Iterator
@@ -60,23 +61,23 @@ from hpcsgd.settings import setting
 class Cut:
     """One tile, and the columns of it that each replica owns."""
 
-    columns: slice  # of those this member holds
-    own: slice  # this replica's, of those this member holds
-    place: slice  # where these lie in its own arrays
-    heights: tuple[int, ...]  # columns of every replica
+    columns: slice  # of the tile, among the columns of this member
+    own: slice  # this replica's slice, among the columns of this member
+    place: slice  # the place of this replica's slice in the replica's own arrays
+    heights: tuple[int, ...]  # columns of each replica's slice
 
     @property
     def height(self) -> int:
-        """Return the columns of the tile."""
+        """Return the number of columns of the tile."""
         return sum(self.heights)
 
     def counts(self, width: int) -> list[int]:
-        """Return the words of every replica, where a column has so many."""
+        """Return the words of each replica's slice, with `width` words per column."""
         return [height * width for height in self.heights]
 
 
 class Cuts:
-    """All tiles of one column block, as one of its replicas sees them."""
+    """The tiles of a member's columns, with the slices that one replica owns."""
 
     def __init__(
         self,
@@ -113,35 +114,41 @@ class Cuts:
 
     @property
     def largest(self) -> int:
-        """Return the words of the largest tile."""
+        """Return the number of words of the largest tile."""
         return max(cut.height for cut in self.all) * self.width
 
     @property
     def numbers(self) -> Array:
-        """Return the numbers of the columns of this replica, in its own order."""
+        """Return the numbers of this replica's columns, in the order of its arrays."""
         parts = [np.arange(cut.own.start, cut.own.stop) for cut in self.all]
         return np.concatenate(parts)
 
     def of(self, whole: Array) -> Array:
-        """Return this replica's rows of an array with one row a column; a copy."""
+        """Return a copy of the rows of `whole` whose columns this replica owns.
+
+        `whole` has one row for each column of the member.
+        """
         return np.concatenate([whole[cut.own] for cut in self.all])
 
 
 def slice_widths(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
-    """Return the columns of each replica; those left over go to replica `turn` and on
-    from it.
+    """Return the number of columns of each replica's slice.
+
+    Columns that are left over by the division go, one each, to replica `turn` and the
+    replicas after it, and then to replica 0 and on.
     """
     size, extra = divmod(columns, replicas)
     return tuple(size + ((r - turn) % replicas < extra) for r in range(replicas))
 
 
-# Two tiles of room that a step uses again and again, for one thing after the other.
+# Buffers for two tiles, which a step uses again and again.
 
 
 class TileWorkspace:
-    """Room for two tiles of the largest size, or for one where there is one.
+    """Buffers of the size of the largest tile, which the tiles use in turn.
 
-    `most`: tiles that are used before the first of them is free again.
+    There are `most` buffers, or as many as tiles if these are fewer; `most` is the
+    number of tiles that are in use at a time.
     """
 
     def __init__(
@@ -158,7 +165,10 @@ class TileWorkspace:
         self._tiles: list[Any] = [None] * min(tiles, most)
 
     def tile(self, number: int, words: int) -> Any:
-        """Return a buffer for tile `number`; that of the tile before stays as it is."""
+        """Return `words` words of the buffer for tile `number`.
+
+        With two buffers, the one of the tile before stays as it is.
+        """
         place = number % len(self._tiles)
         buffer = self._tiles[place]
         if buffer is None:  # it was not needed before
@@ -169,11 +179,11 @@ class TileWorkspace:
 
 # Slices of all replicas put together, tile by tile.
 #
-# The next tile is gathered while one is used, so that two are there at a time.
+# The next tile is gathered while one is used, so that two are in memory at a time.
 
 
 class ColumnAssembler:
-    """Puts together columns that replicas own in slices."""
+    """Assembles tiles of columns from the slices of all replicas, by all-gathers."""
 
     def __init__(self, replicas: Communicator, cuts: Cuts, room: TileWorkspace) -> None:
         self.replicas = replicas
@@ -185,9 +195,10 @@ class ColumnAssembler:
     def tiles(
         self, own: Array, purpose: str, room: TileWorkspace | None = None
     ) -> Iterator[tuple[Cut, Array]]:
-        """Yield each tile with its columns; it stays until the next is asked for.
+        """Yield each tile, and an array with all its columns. Collective.
 
-        `room`: for two of them, where that is not of the host.
+        `own` contains this replica's slices. The array is valid until the next tile is
+        requested. `room` contains the buffers of the tiles; the default is on the host.
         """
         width = own.shape[1]
         room = room or self.workspace
@@ -206,7 +217,10 @@ class ColumnAssembler:
         yield later.pop(0)
 
     def join(self, own: Array, purpose: str) -> Array:
-        """Return all columns, of arrays with any number of words a column."""
+        """Return all columns of an array, of which `own` has the slices. Collective.
+
+        A column may have any number of words.
+        """
         whole = np.empty((self.cuts.columns, own.shape[1]), dtype=own.dtype)
         for cut in self.cuts:
             self.start(own[cut.place], cut, whole[cut.columns], purpose)
@@ -215,7 +229,10 @@ class ColumnAssembler:
         return whole
 
     def start(self, own: Array, cut: Cut, tile: Array, purpose: str) -> None:
-        """Begin to put one tile together; both arrays belong to it until `wait`."""
+        """Start the all-gather of one tile: `own` is sent, `tile` receives.
+
+        Both arrays belong to the message until `wait`.
+        """
         whole = own if own.flags.c_contiguous else np.ascontiguousarray(own)
         part = whole.reshape(-1)  # of a host or of a device
         out = tile.reshape(-1)
@@ -225,7 +242,10 @@ class ColumnAssembler:
         self._travelling.append((pending, part))
 
     def wait(self, behind: int = -1) -> None:
-        """Wait for the tile started first; `behind`: while more than so many travel."""
+        """Wait for the all-gather that was started first.
+
+        With `behind`, wait instead until at most `behind` all-gathers are pending.
+        """
         while self._travelling and len(self._travelling) > max(behind, 0):
             pending, _ = self._travelling.pop(0)
             with self.overlap.waiting():
@@ -234,14 +254,17 @@ class ColumnAssembler:
                 return
 
 
-# What a replica holds in slices, and how all of them make one state.
+# The arrays of a replica that are slices, and how the slices make one state.
 #
-# stage 1, 2    what the rule keeps
-# stage 3       and the weights, of which a look gathers tile by tile
+# stage 1, 2    the arrays of the rule
+# stage 3       also the weights, which an evaluation gathers tile by tile
 
 
 class SlicedState(Gradient):
-    """The state of one replica in slices, which `ShardedAgreement` steps."""
+    """An agreement whose replicas store slices of the state, and assemble all of it.
+
+    `ShardedAgreement` adds the step of the slices.
+    """
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
@@ -250,7 +273,11 @@ class SlicedState(Gradient):
         self.replicas = grid.replicas
 
     def shape(self, columns: int, width: int) -> tuple[int, int]:
-        """Return the shape of the weights: velocities are apart, stage 3 has slices."""
+        """Divide the columns into tiles, and return the shape of the stored weights.
+
+        Velocities have an array of their own. In stage 3 the weights are those of the
+        columns that this replica owns.
+        """
         replicas = self.replicas
         dtype = self.backend.zeros((0, 1)).dtype
         self.cuts = Cuts(
@@ -266,7 +293,11 @@ class SlicedState(Gradient):
         return (self.cuts.height if self.stage == 3 else columns), self.columns
 
     def start(self, state: State, exchanges: int) -> None:
-        """Refuse, on all ranks, states beside columns that some replicas lack."""
+        """Raise ConfigError on all ranks if stage 3 cannot store all arrays.
+
+        [average] and held-out rows keep an array with a row for each column, and some
+        replicas own no column if there are fewer columns than replicas.
+        """
         if self.stage < 3 or not self.cuts.leaves_some_without:
             return
         if set(state.memory) > set(self._sliced()):
@@ -279,37 +310,40 @@ class SlicedState(Gradient):
             raise error
 
     def _sliced(self) -> tuple[str, ...]:
-        """Return the names in the memory that are slices in every stage."""
+        """Return the names of arrays in the memory that are slices in every stage."""
         return (*self.steps.rule.state_names, *((VELOCITY,) if self.states > 1 else ()))
 
     def whole(self, state: State) -> Array:
-        """Return [w | v] of all columns, as if nothing were sliced."""
+        """Return [w | v], weights and velocities if any, of all columns. Collective."""
         parts = [self.joined(state.weights)]
         if self.states > 1:
             parts.append(self.joining.join(state.memory[VELOCITY], "control"))
         return np.hstack(parts) if len(parts) > 1 else parts[0]
 
     def put_whole(self, state: State, whole: Array) -> None:
-        """Store the own slices of [w | v] of all columns."""
+        """Store this replica's part of `whole`, which is [w | v] of all columns."""
         state.weights[...] = self.parted(whole)
         if self.states > 1:
             state.memory[VELOCITY][...] = self.cuts.of(whole[:, self.columns :])
 
     def width(self, state: State) -> int:
-        """Return the words a column of [w | v]."""
+        """Return the words of a column of [w | v], weights and velocities if any."""
         return self.columns * self.states
 
     def joined(self, held: Array) -> Array:
-        """Return whole columns of an array that is stored as the weights are."""
+        """Return all columns of `held`, which is stored in slices where weights are."""
         return held if self.stage < 3 else self.joining.join(held, "control")
 
     def parted(self, whole: Array) -> Array:
-        """Return of whole columns what is stored as the weights are."""
+        """Return the part of `whole` that this replica stores as its weights."""
         weights = whole[:, : self.columns]
         return weights if self.stage < 3 else self.cuts.of(weights)
 
     def memory(self, state: State) -> dict[str, Array]:
-        """Return all columns of the arrays that are kept in slices. Collective."""
+        """Return the arrays of the memory with all columns. Collective.
+
+        Velocities are missing: `whole` returns them.
+        """
         return {
             name: self.joining.join(array, "control")
             if self._is_sliced(name)
@@ -319,12 +353,12 @@ class SlicedState(Gradient):
         }
 
     def remember(self, state: State, name: str, kept: Array) -> None:
-        """Store the own slices of an array that `memory` has returned."""
+        """Store this replica's part of `kept`, an array that `memory` has returned."""
         part = self.cuts.of(kept) if self._is_sliced(name) else kept
         state.memory[name][...] = part
 
     def widths(self, state: State) -> dict[str, int]:
-        """Return the words a column of each array but the velocities of `whole`."""
+        """Return the words of a column of each array that `memory` returns."""
         widths = super().widths(state)
         widths.pop(VELOCITY, None)
         return widths
@@ -333,11 +367,11 @@ class SlicedState(Gradient):
         return self.stage == 3 or name in self._sliced()
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """Return True: what is put together is the same everywhere."""
+        """Return True: the assembled state is the same on all replicas."""
         return True
 
     def tiles(self, held: Array) -> Iterator[tuple[slice, Array]]:
-        """Yield columns and weights of each tile, for the objective."""
+        """Yield columns and weights of each tile, for the objective. Collective."""
         for cut, tile in self.joining.tiles(held, "evaluate"):
             yield cut.columns, tile
 
@@ -345,11 +379,14 @@ class SlicedState(Gradient):
 # Tiles of the gradient, summed so that each replica gets its own slice of each.
 #
 # A tile is sent while the next one is computed. Where the gradient is not kept whole,
-# two tiles are there at a time: one that travels, and one that is written.
+# two tiles are in memory at a time: one that is sent, and one that is written.
 
 
 class Tail:
-    """[Σr | rows] of an exchange, which all replicas sum ahead of the gradient."""
+    """The tail [Σr | rows] of an exchange: the sum of residuals and number of rows.
+
+    Replicas sum it before the gradient. Σr is there for an intercept alone.
+    """
 
     def __init__(self, overlap: Overlap, width: int, sums: bool, dtype: np.dtype):
         self.overlap = overlap
@@ -357,20 +394,20 @@ class Tail:
         self._travels: Pending | None = None
 
     def clear(self) -> None:
-        """Clear the words."""
+        """Set all words of the tail to zero."""
         self.words[...] = 0.0
 
     def count_in(self, residuals: Array) -> None:
-        """Count the rows, and add their Σr where there is an intercept."""
+        """Add a batch to the number of rows and, with an intercept, to Σr."""
         add_to_tail(self.words, residuals, self.words.size - 1)
 
     def send(self) -> None:
-        """Start the sum of the words, which are complete."""
+        """Start the sum of the complete tail over replicas."""
         with self.overlap.posting():
             self._travels = self.overlap.replicas.start_sum(self.words, PURPOSE)
 
     def total(self) -> Array:
-        """Return Σ over replicas; the first call waits for it."""
+        """Return the tail summed over replicas; the first call waits for the sum."""
         if self._travels is not None:
             with self.overlap.waiting():
                 self._travels.wait()
@@ -379,9 +416,10 @@ class Tail:
 
 
 class Scatter:
-    """The gradient of one exchange; `whole`: all of it is kept until the step.
+    """The gradient of one exchange, summed over replicas by reduce-scatters of tiles.
 
-    It is where its workspace is. `for_host`: the host reads the sums.
+    Its arrays are in the memory of `room`. `whole`: the whole gradient is kept until
+    the step; `sums`: residuals are summed, too; `for_host`: the host reads the sums.
     """
 
     def __init__(
@@ -412,7 +450,7 @@ class Scatter:
 
     @property
     def takes_residuals(self) -> bool:
-        """Return whether residuals are summed, for an intercept, or only counted."""
+        """Return whether residuals are summed, for an intercept; rows always are."""
         return self.tail.words.size > 1
 
     @property
@@ -421,7 +459,10 @@ class Scatter:
         return self.gradient.reshape(-1)
 
     def gradient_columns(self, complete: bool) -> SummedColumns:
-        """Return what stands for rows: no tile is copied before its sum."""
+        """Return a stand-in for rows whose gradient a device has added.
+
+        It waits for no copy: no tile is copied to the host before its sum.
+        """
         return SummedColumns(None)
 
     def begin(self) -> None:
@@ -433,12 +474,15 @@ class Scatter:
 
     @property
     def gradient(self) -> Any:
-        """Return the whole gradient, where batches are added up before any is sent."""
+        """Return the whole gradient, to which batches are added before it is sent."""
         assert self._whole is not None
         return self._whole
 
     def tile(self, number: int, cut: Cut) -> Any:
-        """Return room for the sums of a tile; in a whole gradient some may be there."""
+        """Return the array in which the gradient of a tile is added up.
+
+        It is zero, except that a whole gradient may have sums of earlier batches.
+        """
         if self._whole is not None:
             return self._whole[cut.columns]
         if len(self._travelling) == 2:
@@ -448,7 +492,7 @@ class Scatter:
         return words.reshape(-1, self.cuts.width)
 
     def send(self, number: int, cut: Cut, tile: Any) -> None:
-        """Start to sum a tile, which is complete."""
+        """Start the reduce-scatter of a complete tile over replicas."""
         words = tile.reshape(-1)
         counts = cut.counts(self.cuts.width)
         with self.overlap.posting():
@@ -457,13 +501,16 @@ class Scatter:
         self._travelling.append((number, pending, memory.host_wait(self.replicas)))
 
     def own(self, number: int, cut: Cut) -> Any:
-        """Wait for this replica's slice of a tile, summed over all, and return it."""
+        """Wait for this replica's slice of a tile, summed over replicas; return it."""
         while number not in self._there:
             self._settle()
         return self._there[number]
 
     def _settle(self) -> None:
-        """Wait for the first that travels; its slice moves out of the way."""
+        """Wait for the pending sum that was started first.
+
+        Copy this replica's slice out of the tile if the buffer is used again.
+        """
         self.tail.total()  # which was posted before
         number, pending, host_wait = self._travelling.pop(0)
         with self.overlap.waiting():
@@ -475,13 +522,13 @@ class Scatter:
         self._there[number] = own_slice
 
     def wait_for(self, pending: Pending, host_wait: Wait) -> Any:
-        """Return the own part of a sum, as soon as it may be read."""
+        """Wait until this replica's part of a sum may be read, and return it."""
         own_part = pending.wait()
         host_wait()
         return own_part
 
     def keep_slice(self, own: Any, kept: Any) -> None:
-        """Copy the own slice out of a tile that the next sum overwrites."""
+        """Copy this replica's slice out of a tile that a later tile overwrites."""
         self.memory.copy(own, kept)
 
     def _zeros(self, height: int) -> Any:
@@ -496,7 +543,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class SlicedSettings(GradientSettings):
-    """The settings of agreements whose replicas hold slices of what a step needs."""
+    """The settings of agreements whose replicas own slices of a step's arrays."""
 
     slices: ClassVar[bool] = True
     steps_of_gradient: ClassVar[bool] = True
@@ -533,11 +580,14 @@ class ShardedSettings(SlicedSettings):
 
     @property
     def zero_stage(self) -> int:
-        """Return the stage."""
+        """Return the setting `stage`, which is 1, 2 or 3."""
         return self.stage
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield what stage 3 refuses, where no replica holds all weights."""
+        """Yield a message for each setting that stage 3 refuses.
+
+        No replica stores all weights in stage 3.
+        """
         if not self.slices_weights:
             return
         product = config.products.kind
@@ -561,12 +611,12 @@ class ShardedSettings(SlicedSettings):
 
 
 class ShardedAgreement(SlicedState):
-    """Replicas that step their own slices, and the messages that make them whole.
+    """ZeRO: each replica steps its own slices, and messages assemble whole weights.
 
-    On a device, sums, slices of state, steps and gathers are where the rows are. Tiles
-    begin where rows have whole chunks; slices of them begin anywhere. Nothing as large
-    as a slice is copied to the host except for what it reads, and gradients that are
-    shaped before the step.
+    If rows are on a device, sums, slices of state, steps and gathers are there, too.
+    Tiles begin where rows have whole chunks; slices of tiles begin anywhere. No array
+    as large as a slice is copied to the host, except arrays that the host reads, and
+    gradients that are shaped before the step.
     """
 
     settings: ClassVar[type[AgreementSettings]] = ShardedSettings
@@ -580,12 +630,15 @@ class ShardedAgreement(SlicedState):
 
     @property
     def takes_at_once(self) -> bool:
-        """Return whether no gradient is kept whole to add batches up in."""
+        """Return whether an exchange takes all batches as one, as in stages 2 and 3.
+
+        No whole gradient is kept there, to which batches could be added one by one.
+        """
         return self.stage > 1
 
     @property
     def holds_weights_on_device(self) -> bool:
-        """Return True: all weights stay on a device, or their slices."""
+        """Return True: the weights, or the slices of them, stay on a device."""
         return True
 
     @property
@@ -599,7 +652,7 @@ class ShardedAgreement(SlicedState):
         return self.stage == 1 or self.replicas.size == 1
 
     def prepare(self, state: State) -> None:
-        """Allocate room for tiles of gradient, and slices of what the rule keeps."""
+        """Allocate buffers for gradient tiles, and slices of the rule's arrays."""
         memory = self.inputs.memory
         cuts = self.cuts
         dtype = state.weights.dtype
@@ -631,7 +684,7 @@ class ShardedAgreement(SlicedState):
             shaper.prepare(state)
 
     def device_bytes(self, columns: int) -> int:
-        """Return the bytes of all arrays on a device that has so many columns."""
+        """Return the bytes of all arrays of a rank of `columns` columns on a device."""
         self.shape(columns, self.columns)
         cuts = self.cuts
         alone = self.replicas.size == 1
@@ -653,7 +706,10 @@ class ShardedAgreement(SlicedState):
         return max(cut.heights[rank] for cut in self.cuts) * self.columns
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Return the plan, of whole columns and their tiles: slices differ."""
+        """Return the settings that decide the messages, which replicas compare.
+
+        They describe whole columns and tiles, since slices differ between replicas.
+        """
         tiles = (f"{cut.columns.start}:{cut.columns.stop}" for cut in self.cuts)
         return {
             **super().plan_in_words(state),
@@ -665,7 +721,7 @@ class ShardedAgreement(SlicedState):
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
-        """Compute out ← Σ over tiles of Y w: the first one writes, others are added."""
+        """Compute out ← Y w for the rows Y; in stage 3, tile by tile."""
         if self.stage < 3:
             self.backend.scores(rows, point, out)
             return
@@ -676,7 +732,7 @@ class ShardedAgreement(SlicedState):
                 self.slice_memory.add(part, out)
 
     def _part(self, out: Any) -> Any:
-        """Return room for the scores of one tile."""
+        """Return a buffer for the scores of one tile, of the shape of `out`."""
         shape = tuple(out.shape)
         if shape not in self._parts:
             self._parts[shape] = self.slice_memory.empty(shape, out.dtype)
@@ -685,7 +741,10 @@ class ShardedAgreement(SlicedState):
     def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; after the last one, sum tile by tile and step."""
+        """Add Yᵀr of a batch to the gradient; after the last batch, sum and step.
+
+        The sum over replicas is made tile by tile.
+        """
         self._left -= 1
         self.scatter.tail.count_in(residuals)
         if self._left:
@@ -701,7 +760,10 @@ class ShardedAgreement(SlicedState):
         self._step(state, task)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Send empty sums, and step the own slices, where this replica had no rows."""
+        """If this replica had no rows, send zeros to the sums, and step its slices.
+
+        Then check that replicas agree, if a check is due.
+        """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             if self.stage == 3:
@@ -714,7 +776,10 @@ class ShardedAgreement(SlicedState):
         self._check(state, exchanges)
 
     def _check(self, state: State, exchanges: int) -> None:
-        """Compare what all replicas store alike, without slices."""
+        """Compare the arrays that all replicas store alike, if a check is due.
+
+        Slices are not compared.
+        """
         if not self.check.is_due(exchanges):  # weights stay on a device
             return
         seen = state
@@ -723,7 +788,7 @@ class ShardedAgreement(SlicedState):
         self.check.after_exchange(seen, exchanges, list(state.shared.values()))
 
     def _tiles_of(self, own: Any) -> Iterator[tuple[Cut, Any]]:
-        """Yield all columns, tile by tile, where scores are computed."""
+        """Yield each tile and its weights, in the memory of the scores. Collective."""
         if self.replicas.size == 1:  # all of them, in one tile
             return iter([(self.cuts.all[0], own)])
         return self.joining.tiles(own, PURPOSE, self.tile_room)
@@ -739,7 +804,10 @@ class ShardedAgreement(SlicedState):
         return rows
 
     def _step(self, state: State, task: Task | None) -> None:
-        """Step the own slice of each tile, and send it to all replicas."""
+        """Step this replica's slice of each tile, and send it to all replicas.
+
+        In stage 3 the slices are sent later, before the next scores.
+        """
         factor = 1.0 / float(self.scatter.tail.total()[-1])
         if self.inputs.shapers:
             self._shape_slices(factor)
@@ -764,9 +832,10 @@ class ShardedAgreement(SlicedState):
         self.joining.wait(behind=1)
 
     def _advance(self, state: State, cut: Cut, gradient: Any, factor: float) -> Any:
-        """Step the own slice of a tile, where no other replica reads it in place.
+        """Step this replica's slice of a tile, and return the array of the result.
 
-        Else the result is in a buffer from which it is sent.
+        The step is in place if the result need not be sent, that is in stage 3 and with
+        one replica. Else the result is in a buffer from which it is sent.
         """
         weights = state.on_device("weights")
         own_weights = to = weights[cut.place if self.stage == 3 else cut.own]
@@ -797,7 +866,7 @@ class ShardedAgreement(SlicedState):
         return columns
 
     def _total(self, words: Array) -> Array:
-        """Sum words over members and over replicas, which have other columns."""
+        """Sum words over members and over replicas, which own different columns."""
         return self.replicas.sum(super()._total(words), PURPOSE)
 
     def _tail(self) -> Array:
@@ -805,30 +874,33 @@ class ShardedAgreement(SlicedState):
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
-        """Return the all-reduce of the tail, and what each tile sends.
+        """Return what rank 0 sends: the all-reduce of the tail, and two for each tile.
 
-        A tile is a reduce-scatter of its gradient and an all-gather of its weights.
-        Where members may differ in a bit of the intercept's sums, one broadcasts the
-        tail to the others.
+        A tile needs a reduce-scatter of its gradient and an all-gather of its weights.
+        Where members may differ in a bit of the intercept's sums, one member broadcasts
+        the tail to the others.
         """
         shared = shape.to_members(shape.tail) if shape.intercept else []
         return [*sent_for_sums(shape), *sent_for_weights(shape), *shared]
 
     @classmethod
     def stage_of(cls, shape: StateShape) -> int:
-        """Return what is in slices: 2 is the gradient, too, and 3 the weights."""
+        """Return the stage: what is in slices is states (1), also gradients (2), also
+        weights (3).
+        """
         return int(shape.settings.stage)
 
     @classmethod
     def beside(cls, shape: StateShape) -> int:
-        """Return the vectors of a slice that are kept elsewhere."""
+        """Return how many more vectors of a slice's length a subclass keeps; here 0."""
         return 0
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield the bytes of weights, slices, gradient, good states, and tiles.
+        """Yield name and bytes of weights, slices, gradient, good states, and tiles.
 
-        Slices are those of the rule's state; good states those that a run returns to.
+        Slices are those of the rule's state. A good state is a copy of the state to
+        which a run returns after an error.
         """
         stage = cls.stage_of(shape)
         own_columns = -(-shape.columns // shape.replicas)
@@ -843,7 +915,7 @@ class ShardedAgreement(SlicedState):
         yield "tiles", 4 * min(int(shape.settings.bucket * MIB), shape.vector)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of a run contains."""
+        """Return the facts on this agreement for the report of a run."""
         return {
             **self._shaped(),
             "stage": self.stage,
@@ -860,7 +932,7 @@ class ShardedAgreement(SlicedState):
 
 
 def sent_for_sums(shape: RunShape) -> list[SentWords]:
-    """Return a sum of the tail, and one of each tile of the gradient in parts."""
+    """Return the all-reduce of the tail, and a reduce-scatter of each gradient tile."""
     tiles = [shape.sent(cut.height * shape.classes) for cut in _cuts_of(shape)]
     return [*shape.sum(shape.tail), *tiles]
 

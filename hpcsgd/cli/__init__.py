@@ -42,11 +42,12 @@ def _run(words: list[str]) -> int:
 
 
 def limit_blas_threads(environment: MutableMapping[str, str]) -> None:
-    """Give BLAS one thread, unless its own variable says otherwise.
+    """Set the variables of BLAS libraries to one thread, unless they are set already.
 
-    One rank has one, too, with a launcher and without: a pool of threads waits for the
-    cores of a busy machine, and its sums have other bits. It has to happen before NumPy
-    is imported; behind that the libraries are asked (`hpcsgd.backends.blas_threads`).
+    A single rank has one thread, too, with a launcher and without: a pool of threads
+    waits for the cores of a busy machine, and its sums have other bits. Call this
+    before NumPy is imported; after that, `hpcsgd.backends.blas_threads` calls the
+    libraries.
     """
     from hpcsgd.comm.launchers import THREAD_SETTINGS
 

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def gather() -> dict[str, Any]:
-    """Return section -> facts."""
+    """Return the facts on this installation and this machine, by section."""
     from hpcsgd.agreements import AGREEMENTS
     from hpcsgd.agreements.codecs import CODECS
     from hpcsgd.backends import compiled_calls
@@ -223,7 +223,8 @@ def _auto(has_nccl: bool, cupy: bool, gpus: int) -> str:
 
 
 def nccl_library() -> str | None:
-    """Return the library of NCCL: that of its wheel, else the system's, else None."""
+    """Return path or name of NCCL's library: its wheel's, else the system's, else None.
+    """
     import ctypes.util
 
     wheel = find_spec("nvidia.nccl") if find_spec("nvidia") else None
@@ -306,7 +307,7 @@ def add_completion_parser(commands: Any) -> None:
 
 
 def print_completion(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print the script made from the parsers of all commands."""
+    """Print the completion script, which is made from the parsers of all commands."""
     try:
         import shtab
     except ImportError as missing:
@@ -322,7 +323,7 @@ def print_completion(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def _shell(text: str) -> str:
-    """Return the name of a shell that has a script."""
+    """Return `text` if it names a shell with a completion script, else raise."""
     if text not in SHELLS:
         raise argparse.ArgumentTypeError(
             f"there is no completion for {text}; choose one of {', '.join(SHELLS)}"
@@ -331,7 +332,7 @@ def _shell(text: str) -> str:
 
 
 def _name_files(parser: argparse.ArgumentParser, file: Any, folder: Any) -> None:
-    """Mark what takes a file or a folder, by what is shown for its value."""
+    """Mark each argument whose metavar shows that it takes a file or a folder."""
     for action in parser._actions:  # argparse offers no other way to list them
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

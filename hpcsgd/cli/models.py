@@ -73,7 +73,7 @@ def _json(document: dict[str, Any]) -> str:
 
 
 def table(document: dict[str, Any]) -> str:
-    """Return a line for each figure, and one for each label, as text."""
+    """Return an evaluation as text: a line for each figure, and one for each label."""
     lines = []
     for key, value in document.items():
         if key == "errors_by_label":
@@ -204,7 +204,7 @@ def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def describe(path: Path) -> Facts:
-    """Return the facts on `path`, by the first kind that recognises it."""
+    """Return the facts on `path`, by the first of `FILE_KINDS` that recognises it."""
     if not path.exists():
         raise DataError(
             f"{path} does not exist{did_you_mean_file(path)}; name a run folder or its"
@@ -279,8 +279,8 @@ def checkpoint_facts(path: Path) -> Facts:
 
 
 def weight_state_facts(checkpoint: "Snapshot") -> Facts:
-    """Return the facts on weights in the checkpoint itself, if they are not in files of
-    their own.
+    """Return the facts on the weights of a checkpoint, or where they are stored if the
+    run keeps them in files of its own.
     """
     import numpy as np
 
@@ -378,7 +378,7 @@ def preparation_facts(result: "Result") -> Facts:
 
 
 def category_facts(report: Facts) -> Facts:
-    """Return the columns of text of the training data, and the levels of each."""
+    """Return the columns of text of the training data and their levels, if any."""
     categories = report.get("categories")
     return {"categories": categories} if categories else {}
 
@@ -421,7 +421,8 @@ def source_facts(source: Facts) -> Facts:
 
 
 def agreement(folder: Path, result: "Result") -> str:
-    """Return "agree" if result.json and resolved.toml are of `result`, else why not."""
+    """Return "agree" if result.json and resolved.toml belong to `result`, else why not.
+    """
     from hpcsgd.config import RunConfig, read_toml
 
     try:

@@ -1,4 +1,4 @@
-"""Names of commands and of what flags take, without what they name.
+"""Names of commands and of the values of flags, without the code behind the names.
 
 The parsers read this table, so that `--help`, completion and a wrong flag wait for no
 import of NumPy. tests/architecture/test_import.py holds it against the registries.
@@ -88,8 +88,8 @@ GROUPS = {
 }
 COMMANDS = {name: does for group in GROUPS.values() for name, does in group.items()}
 
-# Modules that a command works with and its parser does without. They are imported when
-# the command line is understood, while an interrupt still ends the process at once.
+# Modules that a command needs and its parser does not. They are imported after the
+# command line is parsed, while an interrupt still ends the process at once.
 WORK = {
     "train": ("hpcsgd.config", "hpcsgd.runs.recovery", "hpcsgd.runs.advice"),
     "sweep": ("hpcsgd.estimators.sweep", "hpcsgd.runs.recovery"),
@@ -106,7 +106,7 @@ WORK = {
     "jobs": ("hpcsgd.config", "hpcsgd.jobs.smoke"),
 }
 
-# What adds the parser of each.
+# The function that adds the parser of each command.
 PARSERS = {
     "train": "hpcsgd.cli.train:add_train_parser",
     "sweep": "hpcsgd.cli.train:add_sweep_parser",

@@ -1,9 +1,9 @@
-"""The parent process of one rank of `--ranks`: notes how the rank ended.
+"""The parent process of one rank of `--ranks`, which records how the rank ended.
 
     python -I -S rank_wrapper.py COMMAND...
 
 Run as a script, it imports next to nothing and costs next to no time. Launchers signal
-the whole group of a rank: what is meant for the rank is ignored here.
+the whole process group of a rank: this process ignores signals that are for the rank.
 """
 
 import _signal
@@ -51,7 +51,10 @@ def _note(code: int) -> None:
 
 
 def _end_by(number: int) -> None:
-    """End by the rank's signal, which launchers report, without a second core file."""
+    """End this process by signal `number`, by which the rank ended.
+
+    Launchers report the signal. There is no second core file.
+    """
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -212,7 +212,7 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
 
 
 def _notes(account: "Account") -> str:
-    """Return what a reader needs beside the names of the columns, a line each."""
+    """Return the notes that explain columns and marks of the table, a line each."""
     lines = [
         "seconds: median; speed-up, efficiency: against the method's own fewest ranks;"
         f" vs sgd: against sgd on {account.fewest}; gain: against sgd on as many ranks;"
@@ -409,7 +409,7 @@ def _run_on_this_machine(
 def read_study_plan(
     kind: str, arguments: argparse.Namespace
 ) -> "tuple[StudyPlan, str]":
-    """Return plan and folder; flags override --set, which overrides the file."""
+    """Return the plan and its folder; flags override --set, and --set the file."""
     from hpcsgd.config import read_toml
     from hpcsgd.studies.run import make_plan
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from hpcsgd.tuning.tuner import TuningQuestion
 
 
-# `hpcsgd tune`: measure this machine, choose what is open, write it down.
+# `hpcsgd tune`: measure this machine, choose settings that are not named, write them.
 
-BEGAN = "HPCSGD_TUNE_BEGAN"  # when the first process of a tuning did
+BEGAN = "HPCSGD_TUNE_BEGAN"  # when the first process of a tuning began
 WIDTH = 120  # where standard output is no terminal
 COLUMNS = ("grid", "recipe", "product", "s", "batch", "period", "predicted", "measured")
 
@@ -105,7 +105,10 @@ def run_tune(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def question(arguments: argparse.Namespace) -> "TuningQuestion":
-    """Return the question: what neither the file nor a flag sets is open."""
+    """Return the tuning that the arguments request.
+
+    It chooses the settings that neither the file nor a flag sets.
+    """
     from hpcsgd.config import RunConfig, check_read, read_toml
     from hpcsgd.precision import AUTO
     from hpcsgd.tuning.tuner import TuningQuestion, parse_batches
@@ -133,7 +136,7 @@ def question(arguments: argparse.Namespace) -> "TuningQuestion":
 
 
 def parse_ranks(text: str | None) -> list[int]:
-    """Return the numbers of ranks of --ranks, such as 1,2,4; none without the flag.
+    """Return the numbers of ranks of --ranks, such as 1,2,4; [] without the flag.
 
     >>> parse_ranks("1,2,4")
     [1, 2, 4]
@@ -152,7 +155,7 @@ def parse_ranks(text: str | None) -> list[int]:
 
 
 def _check_place(path: str | None) -> None:
-    """Refuse a path in a folder that does not exist, before the tuning begins."""
+    """Raise ConfigError before the tuning begins if the folder of `path` is missing."""
     if path and not Path(path).absolute().parent.is_dir():
         raise ConfigError(f"{path}: there is no such folder; make it first")
 
@@ -435,7 +438,7 @@ def _percent(gap: float) -> str:
 
 
 def sentences(found: "PrecisionReport") -> list[str]:
-    """Return the recommendation."""
+    """Return the sentence that recommends a recipe, in a list."""
     best = found.recommended
     tolerance = found.question.tolerance
     sentence = f"recommended: --precision {best.recipe}"

@@ -19,27 +19,39 @@ from hpcsgd.formats import Array
 
 
 def sum_bytes(payload: int, ranks: int) -> float:
-    """All-reduce: 2 (p−1)/p of the payload."""
+    """Return the bytes a rank sends in a ring all-reduce: 2 (p−1)/p of the payload.
+
+    p is the number of ranks.
+    """
     return 2.0 * (ranks - 1) / ranks * payload
 
 
 def reduce_bytes(payload: int, ranks: int) -> float:
-    """Reduce to one rank: (p−1)/p of the payload, as the first half of a ring."""
+    """Return the bytes a rank sends in a reduction to one rank: (p−1)/p of the payload.
+
+    It is the first half of a ring; p is the number of ranks.
+    """
     return (ranks - 1) / ranks * payload
 
 
 def broadcast_bytes(payload: int, ranks: int) -> float:
-    """Pipelined broadcast: the payload once."""
+    """Return the bytes a rank sends in a pipelined broadcast: the payload once."""
     return float(payload) if ranks > 1 else 0.0
 
 
 def gather_bytes(total: int, ranks: int) -> float:
-    """All-gather of `total` bytes over all ranks: (p−1)/p of them, on average."""
+    """Return the mean bytes a rank sends in an all-gather: (p−1)/p of `total`.
+
+    `total` are the bytes of all ranks together; p is the number of ranks.
+    """
     return (ranks - 1) / ranks * total
 
 
 def exchange_bytes(payload: int, ranks: int) -> float:
-    """All-to-all: all but the own piece, (p−1)/p of the payload."""
+    """Return the bytes a rank sends in an all-to-all: (p−1)/p of the payload.
+
+    It sends all pieces except its own; p is the number of ranks.
+    """
     return (ranks - 1) / ranks * payload
 
 
@@ -47,7 +59,7 @@ def exchange_bytes(payload: int, ranks: int) -> float:
 
 
 class SentObject:
-    """A Python object as what a rank sends; its size is that of its pickle."""
+    """A Python object that a rank sends; its size is the length of its pickle."""
 
     __slots__ = ("nbytes", "size", "value")
 
@@ -99,7 +111,8 @@ class Collective(NamedTuple):
     def wire_bytes(self, ranks: int, rank: int | None = None) -> float:
         """Return the bytes that rank `rank` of `ranks` sends over the network.
 
-        None is a rank like most others: where ranks send unequal amounts, their mean.
+        If `rank` is None, return the bytes of most ranks, or the mean of all ranks if
+        they send unequal amounts.
         """
         return _KINDS[self.kind].wire_bytes(self, ranks, rank)
 
@@ -110,12 +123,15 @@ class Collective(NamedTuple):
             check(self, rank, ranks)
 
     def with_arrays(self, send: Any, receive: Any) -> "Collective":
-        """Return the same collective of other arrays: staged copies of these."""
+        """Return the same collective with other arrays, as staged copies of its own."""
         return self._replace(send=send, receive=receive)
 
 
 def check_summable(dtype: np.dtype[Any]) -> None:
-    """Refuse 16-bit floats, which MPI has not, and integers, which may hold some."""
+    """Raise `TransportError` unless `dtype` is a float of 32 bits or more.
+
+    MPI has no 16-bit floats, and an array of integers may contain such floats as bits.
+    """
     if dtype.char not in "fdg":
         raise TransportError(
             f"a buffer of {dtype} cannot be summed over ranks; sum float32 or float64"
@@ -182,7 +198,10 @@ def _check_swap(c: Collective, rank: int, ranks: int) -> None:
 
 
 def check_swapped(rank: int, peer: int, got: int, wanted: int) -> None:
-    """Refuse a message of `peer` that would leave old words in the array for it."""
+    """Raise `TransportError` if `peer` sent another number of bytes than expected.
+
+    A shorter message would leave old words in the array that receives it.
+    """
     if got != wanted:
         raise TransportError(
             f"rank {peer} gave rank {rank} {got} bytes in a swap, not {wanted}; both"
@@ -278,21 +297,22 @@ class Transport(ABC):
     def split(self, color: int, key: int) -> "Communicator":
         """Return the group of the ranks with this color, ordered by key. Collective.
 
-        It writes into the same ledger.
+        The group writes into the ledger of this communicator.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Free what the transport holds. Collective."""
+        """Release the resources of the transport. Collective."""
 
     @abstractmethod
     def abort(self, code: int = 1) -> NoReturn:
         """End all ranks now."""
 
     def survivors(self) -> "Communicator":
-        """Return the group of the ranks that are left after a loss; they all call it.
+        """Return the group of the ranks that are left after a loss of ranks.
 
-        Optional: a transport that can lose ranks has it, and `has_lost_ranks`.
+        All ranks that are left call it. Optional: a transport that can continue
+        without lost ranks implements it, and `has_lost_ranks`.
         """
         raise TransportError(
             f"{self.transport} cannot go on without a rank; use --on-failure stop"
@@ -337,11 +357,11 @@ class Pending:
 
     @property
     def is_under_way(self) -> bool:
-        """True until `wait` is called."""
+        """Whether `wait` has not been called yet."""
         return self._finish is not None
 
     def wait(self) -> Array:
-        """Block until the result is in the buffer, and return that."""
+        """Block until the result is in the buffer, and return the buffer."""
         finish = self._finish
         self._finish = None
         if finish is not None:
@@ -351,7 +371,7 @@ class Pending:
     def has_arrived(self) -> bool:
         """Return whether `wait` would return at once; False if that is not known.
 
-        Ranks learn it at different times: what they send next must not depend on it.
+        The answer differs between ranks: what they send next must not depend on it.
         """
         if self._finish is None:
             return True
@@ -382,24 +402,25 @@ def own_address(environ: Mapping[str, str] = os.environ) -> Address:
 
 
 class Message(Protocol):
-    """An array that products write into and sum, in any format of the wire."""
+    """An array that products write into and sum over ranks, sent in any format."""
 
     @property
     def array(self) -> Array:
         """The array for this rank's part of the next sum, float32 or float64."""
 
     def sum(self, purpose: str) -> Array:
-        """Return Σ over ranks of what was written, good until the next sum."""
+        """Return Σ over ranks of the array, valid until the next sum. Collective."""
 
     def start(self, purpose: str) -> Pending:
-        """Begin the sum; `array` belongs to it until `wait`, which gives the total."""
+        """Start the sum; `array` belongs to it until `wait`, which returns Σ."""
 
 
 class Workspace:
-    """Write all of `array`, then `sum`; what that returns is good until the next one.
+    """A message that is summed again and again over the ranks of a group.
 
-    `array` may be another one after each sum, and the total may be an array that
-    several ranks read in place: it is then read-only.
+    Write all of `array`, then call `sum`; the total that it returns is valid until the
+    next sum. After each sum `array` may be another array. The total may be an array
+    that several ranks read in place: it is then read-only.
     """
 
     def __init__(self, group: "Communicator", words: int, dtype: Any) -> None:
@@ -413,15 +434,18 @@ class Workspace:
         return self._array
 
     def sum(self, purpose: str) -> Array:
-        """Return Σ over ranks of what was written."""
+        """Return Σ over ranks of the array, and book it. Collective."""
         return self.group.sum_workspace(self, purpose)
 
     def start(self, purpose: str) -> Pending:
-        """Begin the sum, in place."""
+        """Start the sum of the array over ranks, in place. Collective."""
         return self.group.start_sum(self.array, purpose)
 
     def add(self) -> Array:
-        """Return Σ over ranks, not booked: the part that transports replace."""
+        """Return Σ over ranks of the array, without an entry in the ledger.
+
+        Transports override this method. Collective.
+        """
         self.group.begin(self._collective, True).wait()
         return self._array
 
@@ -434,7 +458,7 @@ T = TypeVar("T")
 class Communicator(Transport):
     """A group of ranks. Every collective is called by all of them, in one order.
 
-    A group of one rank sends nothing, and books nothing.
+    A group of one rank sends nothing, and books nothing in the ledger.
     """
 
     transport = "one process"  # what carries the words
@@ -460,10 +484,10 @@ class Communicator(Transport):
 
     @contextmanager
     def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
-        """Add in the order of the ranks within; groups that are made within keep it.
+        """Return a context in which sums are added in the order of the ranks.
 
-        A group that is reproducible stays so, whatever `is_ordered` is. All ranks must
-        enter and leave.
+        Groups that are split in the context keep this order. A reproducible group stays
+        reproducible, whatever `is_ordered` is. All ranks must enter and leave.
         """
         before = self.reproducible
         self.reproducible = before or is_ordered
@@ -474,14 +498,14 @@ class Communicator(Transport):
 
     @property
     def newest(self) -> Any:
-        """The collective of arrays of GPUs that was begun last, for `reach`."""
+        """The collective of GPU arrays that was begun last, for `reach`; None here."""
         return None
 
     def reach(self, begun: Any) -> None:  # noqa: B027
-        """Make the host wait for a collective for which only a stream waits."""
+        """Make the host wait for a collective for which only a GPU stream waits."""
 
     def run(self, collective: Collective, purpose: str) -> Any:
-        """Do a collective, and return what it has received."""
+        """Perform a collective, and return its `receive` with the result."""
         collective.check(self.rank, self.size)
         if self.size == 1:
             return _alone(collective)
@@ -628,7 +652,7 @@ class Communicator(Transport):
     def broadcast(
         self, buffer: Array, root: int = 0, purpose: str = "control"
     ) -> Array:
-        """buffer ← that of `root`."""
+        """buffer ← the buffer of rank `root`, in place."""
         if self.size > 1:
             self._run(Collective("broadcast", buffer, buffer, root=root), purpose)
         return buffer
@@ -636,11 +660,11 @@ class Communicator(Transport):
     def start_sum_parts(
         self, buffer: Array, counts: Sequence[int], purpose: str
     ) -> Pending:
-        """Begin a sum of which each rank gets its part alone, counts[r] elements.
+        """Start a reduce-scatter: rank r gets its part of the sum, counts[r] elements.
 
-        In place: `wait` gives that part, a view that arrays of the host begin with; the
-        rest of the buffer is undefined afterwards. Reproducible groups add in rank
-        order.
+        In place: `wait` returns the part of this rank, a view of the buffer (at the
+        beginning of a host array); the rest of the buffer is undefined afterwards.
+        Reproducible groups add in rank order.
         """
         kind = "ordered_parts" if self.reproducible else "parts"
         whole = Collective(kind, buffer, buffer, counts)
@@ -655,10 +679,11 @@ class Communicator(Transport):
         return buffer[: counts[self.rank]]
 
     def swap(self, array: Array, out: Array, peer: int, purpose: str) -> Array:
-        """out ← what rank `peer` gives this one, which gives it `array`.
+        """Send `array` to rank `peer`; out ← the array that `peer` sends to this rank.
 
-        Both call it for each other; pairs need not wait for other pairs. With oneself
-        nothing is sent. Swaps of the same two are in the order of their calls.
+        Both ranks call it, each with the other as `peer`; pairs need not wait for other
+        pairs. If `peer` is this rank, nothing is sent. Swaps of the same two ranks are
+        in the order of their calls.
         """
         return self.start_swap(array, out, peer, purpose).wait()
 
@@ -670,7 +695,7 @@ class Communicator(Transport):
         return self.start(Collective("swap", array, out, peer=peer), purpose)
 
     def max_flag(self, value: int, purpose: str = "control") -> int:
-        """Return the largest value of all ranks."""
+        """Return the largest `value` of all ranks. Collective."""
         if self.size == 1:
             return value
         self._flag[0] = value
@@ -687,10 +712,9 @@ class Communicator(Transport):
         return items
 
     def workspace(self, words: int, dtype: Any) -> Workspace:
-        """Open a message that is summed again and again, by the fastest way there is.
+        """Return a message that is summed again and again, in the fastest way possible.
 
-        All ranks call this in one order, as they call collectives; so it is with
-        `keep`.
+        Collective: all ranks call this, and `keep`, in the same order.
         """
         if self.size == 1:
             return Workspace(self, words, dtype)
@@ -701,7 +725,7 @@ class Communicator(Transport):
             return self._workspace(words, dtype) or Workspace(self, words, dtype)
 
     def sum_workspace(self, workspace: Workspace, purpose: str) -> Array:
-        """Return Σ over ranks of what is in the workspace; booked as `sum` is."""
+        """Return Σ over ranks of the array of `workspace`, and book it like `sum`."""
         written = workspace.array
         if self.size == 1 or self.reproducible:
             return self.sum(written, purpose)
@@ -715,7 +739,10 @@ class Communicator(Transport):
         return total
 
     def keep(self, array: Array) -> Array:
-        """Return a lasting copy of an equal array; ranks of a node may share it."""
+        """Return a lasting copy of `array`, which must be equal on all ranks.
+
+        Ranks of a node may share the copy. Collective.
+        """
         if self.size == 1:
             return array.copy()
         with self.enter("copy for the node", "control"):
@@ -728,9 +755,9 @@ class Communicator(Transport):
     def together(self, action: Callable[[], T]) -> T:
         """Run `action`; an error of this package on any rank is raised on every rank.
 
-        Other exceptions are not waited for: they end the job where they happen. Calls
-        may be nested: a rank that fails before an inner call reports its error in that
-        one.
+        No rank waits for other exceptions: they end the job where they happen. Calls
+        may be nested: a rank that fails before an inner call reports its error in the
+        inner call.
         """
         result = None
         error = None
@@ -747,20 +774,21 @@ class Communicator(Transport):
         return result  # type: ignore[return-value]
 
     def working(self, what: str) -> AbstractContextManager[None]:
-        """Return a context for work that looks idle, such as slow disks, but
-        is busy.
+        """Return a context for work without messages, such as writes to a slow disk.
+
+        The watchdog would take a rank in such work for idle. `what` names the work.
         """
         return self.ledger.place.working(what)
 
     def watch(self, timeout: float) -> None:
-        """Limit from now on how long a rank waits for one that does nothing.
+        """Limit from now on the seconds that a rank waits for a rank that is idle.
 
         Called by all ranks; 0 = wait for ever.
         """
         self.timeout = timeout
 
     def unwatch(self) -> None:
-        """End `watch`, on all ranks."""
+        """End the limit that `watch` has set. Called by all ranks."""
         self.timeout = 0.0
 
     @property
@@ -775,14 +803,14 @@ class Communicator(Transport):
 
     @property
     def processes(self) -> int:
-        """Return how many processes of this machine the ranks are."""
+        """Return the number of ranks that really run: one if the others are emulated."""
         return self.size
 
     # What a transport may supply besides: other libraries, losses, shorter ways.
 
     @property
     def host_group(self) -> "Communicator":
-        """The group for arrays of hosts alone, whose parts open no GPU transport."""
+        """The same ranks as a group for host arrays, which opens no GPU transport."""
         return self
 
     @property
@@ -795,23 +823,23 @@ class Communicator(Transport):
         return False
 
     def exit_abruptly(self) -> None:
-        """Leave the other ranks, which may continue; return where the transport cannot.
+        """End this rank as if it was killed; return if the transport cannot.
 
-        What they see is what a rank that was killed leaves behind.
+        The other ranks, which may continue, get no message.
         """
         return
 
     def _workspace(self, words: int, dtype: Any) -> Workspace | None:
-        """Open a shorter way for a sum that repeats, if there is one. Collective."""
+        """Return a faster workspace of the transport, or None. Collective."""
         return None
 
     def _keep(self, array: Array) -> Array:
-        """Make a lasting copy, as the transport does. Collective."""
+        """Return a lasting copy of `array`, as the transport makes it. Collective."""
         return array.copy()
 
 
 def _alone(collective: Collective) -> Any:
-    """Do a collective of one rank."""
+    """Perform a collective of a single rank, without messages; return its result."""
     if collective.kind == "objects":
         collective.receive[:] = [collective.send.value]
     elif collective.receive is not collective.send:

@@ -63,7 +63,7 @@ class ThreadLocation:
             self.task = None
 
     def spot(self) -> tuple[Spot | None, float]:
-        """Return the collective that the main thread is in, or None, and since when."""
+        """Return the main thread's collective, or None, and the time since when."""
         now = self.now
         if now is None:
             return None, self.since
@@ -134,7 +134,7 @@ class Ledger:
     def __init__(self) -> None:
         self.entries = {purpose: Entry() for purpose in PURPOSES}
         self.place = ThreadLocation()  # what is under way now, for the watchdog
-        # Called before this thread waits for a gradient: others may compute then.
+        # Called before this thread waits for a gradient: then other threads may compute.
         self.gives_way: Callable[[], None] | None = None
 
     def record(
@@ -153,11 +153,11 @@ class Ledger:
         self.entries[purpose].seconds += seconds
 
     def calls(self, purpose: str) -> int:
-        """Return the number of collectives so far."""
+        """Return the number of collectives for `purpose` so far."""
         return self.entries[purpose].calls
 
     def words(self, purpose: str) -> int:
-        """Return the number of words so far."""
+        """Return the number of words sent for `purpose` so far."""
         return self.entries[purpose].words
 
     def sent(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hpcsgd.comm.communicator import Communicator
 
 
-# Values to the bits that a message holds and back, compiled where that can be.
+# Conversion of values to the bits of a message and back, by compiled code if possible.
 
 # In the order of the numbers that kernels/cpu/casts.c gives.
 KINDS = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
@@ -49,7 +49,10 @@ def message_dtype(name: str) -> np.dtype[Any]:
 
 
 def narrow(values: Array, name: str, factor: float, out: Array) -> None:
-    """out ← the bits of values · factor, float32 rounded to nearest even."""
+    """out ← the bits of values · factor in format `name`, rounded to nearest even.
+
+    `values` are of float32.
+    """
     assert values.size == out.size
     compiled = library()
     if compiled is not None:
@@ -62,7 +65,7 @@ def narrow(values: Array, name: str, factor: float, out: Array) -> None:
 
 
 def widen(held: Array, name: str, out: Array) -> None:
-    """out ← the float32 values of bits."""
+    """out ← the float32 values of `held`, which has bits in format `name`."""
     assert held.size == out.size
     compiled = library()
     if compiled is not None:
@@ -73,7 +76,7 @@ def widen(held: Array, name: str, out: Array) -> None:
 
 
 def largest_finite(values: Array) -> float:
-    """Return the largest size among values that are finite; 0 if there is none."""
+    """Return the largest absolute value among finite values; 0 if there is none."""
     compiled = library()
     if compiled is not None:
         return float(compiled.hpcsgd_largest(values.ctypes.data, values.size))
@@ -96,10 +99,10 @@ def largest_finite(values: Array) -> float:
 def open_message(
     group: "Communicator", words: int, name: str, travels: bool = False
 ) -> Message:
-    """Open a message that is summed in format `name`, in the fastest way.
+    """Return a message of `words` words that is summed in format `name`.
 
-    All ranks open their messages in one order. `travels`: sums are started, and waited
-    for later.
+    Collective: all ranks open their messages in one order. `travels`: sums are started,
+    and waited for later.
     """
     form = get_format(name)
     if group.size > 1 and is_narrow(form):
@@ -113,9 +116,7 @@ def open_message(
 
 
 def is_narrow(form: Format) -> bool:
-    """Return whether a word of a message is smaller than the one it is
-    computed with.
-    """
+    """Return whether a word is smaller in a message than in arithmetic."""
     return form.dtype.itemsize < form.carrier.itemsize
 
 
@@ -151,7 +152,7 @@ class RoundedSum:
         return self.wide.sum(purpose)
 
     def start(self, purpose: str) -> Pending:
-        """Round, then begin the sum."""
+        """Round this rank's part, then start the sum."""
         round_through(self.wide.array, self.name)
         return self.wide.start(purpose)
 
@@ -192,7 +193,7 @@ class NarrowSum:
         return self._array
 
     def start(self, purpose: str) -> Pending:
-        """Post the exchange of pieces; the sums are added and gathered in `wait`."""
+        """Start the exchange of pieces; `wait` adds them and gathers their sums."""
         self._sent.write(self._array)
         exchange = self.group.start(self._exchange, purpose)
 
@@ -213,9 +214,10 @@ class NarrowSum:
 
 
 class NarrowPieces:
-    """Pieces of these lengths in one buffer, each after its exponent.
+    """Pieces of a message in one buffer, each preceded by its exponent.
 
-    Formats with the exponents of float32 need none; the pieces are then one array.
+    `lengths` are the words of the pieces. Formats with the exponent range of float32
+    need no exponents; the pieces are then one array.
     """
 
     def __init__(self, form: Format, lengths: Sequence[int]) -> None:
@@ -241,7 +243,7 @@ class NarrowPieces:
         return np.empty(self.held.size, np.float32)
 
     def write(self, values: Array) -> None:
-        """held ← the values, rounded; all pieces have one exponent."""
+        """held ← the values, rounded; all pieces have the same exponent."""
         name = self.form.name
         if not self.header:
             narrow(values, name, 1.0, self.held)
@@ -253,7 +255,7 @@ class NarrowPieces:
         self._exponents[self._heads] = exponent
 
     def read(self, out: Array) -> None:
-        """out ← the values of the pieces, times their factors."""
+        """out ← the float32 values of the pieces, scaled by their exponents."""
         name = self.form.name
         if not self.header:
             widen(self.held, name, out)

@@ -37,7 +37,7 @@ from hpcsgd.formats import Array
 
 @dataclass(frozen=True, eq=False)
 class QueuedCollective:
-    """A collective that was queued, and when it is done."""
+    """A collective that was queued, and the event that marks its end."""
 
     carrier: "NcclQueue"
     what: str
@@ -50,9 +50,9 @@ class QueuedCollective:
 
 
 class NcclQueue(Carrier):
-    """NCCL's queue of collectives, opened by all ranks of the host's group.
+    """NCCL's queue of collectives, opened by all ranks of the communicator `host`.
 
-    The calls of NCCL are in `Nccl`.
+    The subclass `Nccl` makes the calls of NCCL.
     """
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
@@ -70,7 +70,7 @@ class NcclQueue(Carrier):
             self._comm = self._met()
 
     def _met(self) -> Any:
-        """Return NCCL's communicator, with the id that rank 0 has made. Collective."""
+        """Make NCCL's communicator with an id that rank 0 creates. Collective."""
         host = self.host
         name = None
         with self._checked():
@@ -100,8 +100,9 @@ class NcclQueue(Carrier):
             self.limit_pending(len(self.under_way) - 1)
 
     def wait_for(self, sent: QueuedCollective) -> None:
-        """Wait for a collective, as its place for the watchdog, and check NCCL for
-        errors.
+        """Wait for a collective, and check NCCL for errors.
+
+        The watchdog sees the rank in this collective.
         """
         place = self.host.ledger.place
         size = self.host.size
@@ -113,7 +114,10 @@ class NcclQueue(Carrier):
                 self._comm.check_async_error()
 
     def abort_pending(self) -> None:
-        """Abort collectives that wait on the GPU for ranks that do not come."""
+        """Abort this queue's collectives, which may wait on the GPU for lost ranks.
+
+        NCCL's communicator ends, too.
+        """
         others = [sent for sent in self.under_way if sent.carrier is not self]
         self.under_way.clear()
         self.under_way.extend(others)
@@ -157,14 +161,19 @@ class NcclQueue(Carrier):
         self.under_way.append(QueuedCollective(self, *self.now, event))
 
     def _release(self) -> None:
-        """Release the graphs: NCCL waits for the end of each that has a collective of
-        it.
+        """Release the graphs that contain collectives of this queue.
+
+        NCCL's communicator would wait for them at its end.
         """
         for graph in list(self._graphs):
             graph.release()
 
     def _aside(self, action: Callable[[int], None]) -> Transfer:
-        """Queue on the second stream, after what is queued on the first so far."""
+        """Queue the calls of NCCL in `action` on the second stream.
+
+        They follow all work that is queued on the first stream so far. `wait` makes the
+        first stream wait for their end.
+        """
         ready = self.layer.record(self.stream)
         self.layer.stream_wait_event(self._side, ready)
         done = self._queue(self._side, action)
@@ -225,8 +234,9 @@ class NcclQueue(Carrier):
 
     @contextmanager
     def _checked(self, said: str = "") -> Iterator[None]:
-        """End NCCL's communicator after an error, which releases ranks that
-        wait in it.
+        """Return a context that ends NCCL's communicator after an error.
+
+        This releases ranks that wait in a collective. `said` names the collective.
         """
         try:
             with self._named(said):
@@ -241,9 +251,10 @@ class NcclQueue(Carrier):
 
     @contextmanager
     def _named(self, said: str = "") -> Iterator[None]:
-        """Raise TransportError for an error of NCCL, whose communicator is ended later.
+        """Return a context that raises TransportError for an error of NCCL.
 
-        During a capture, NCCL would wait for the graph.
+        NCCL's communicator is ended later: during a capture, its end would wait for the
+        graph.
         """
         try:
             yield
@@ -269,7 +280,10 @@ class Nccl(NcclQueue):
     """Collectives as calls of NCCL, queued on a stream, or recorded for a graph."""
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Queue it on the stream, or beside it; the host does not wait for its end."""
+        """Queue the collective on the stream, or on the second one if not `blocking`.
+
+        The host does not wait for its end.
+        """
         action = self.calls(collective)
         if blocking or collective.kind == "exchange":
             self._queue(self.stream, action)
@@ -277,9 +291,7 @@ class Nccl(NcclQueue):
         return self._aside(action)
 
     def calls(self, collective: Collective) -> Callable[[int], None]:
-        """Return a function that makes the calls of NCCL on the stream that it is
-        given.
-        """
+        """Return a function that makes the calls of NCCL on a stream, its argument."""
         calls: Callable[[int], None] = CALLS[collective.kind](self, collective)
         return calls
 
@@ -302,8 +314,8 @@ class Nccl(NcclQueue):
         return lambda to: self._comm.broadcast(at, at, size, BYTES, c.root, to)
 
     def _parts(self, c: Collective) -> Callable[[int], None]:
-        """Return calls for equal parts, a reduce-scatter, or for others, one group of
-        reductions.
+        """Return the calls of a sum of parts: a reduce-scatter if all parts are equal,
+        else one group of reductions.
         """
         at = self.layer.address(c.send)
         kind = KINDS[c.send.dtype.char]
@@ -324,7 +336,7 @@ class Nccl(NcclQueue):
         return scatter if len(set(c.counts)) == 1 else reduce
 
     def _gather(self, c: Collective) -> Callable[[int], None]:
-        """Send every part to all ranks, as one group of broadcasts."""
+        """Return the calls of an all-gather: one group of broadcasts."""
         sent, at = self.layer.address(c.send), self.layer.address(c.receive)
         sizes = [count * c.receive.dtype.itemsize for count in c.counts]
 
@@ -337,7 +349,7 @@ class Nccl(NcclQueue):
         return action
 
     def _exchange(self, c: Collective) -> Callable[[int], None]:
-        """Send and receive all pieces as one group."""
+        """Return the calls that send and receive all pieces as one group."""
         own_bytes = c.counts[self.host.rank] * c.receive.dtype.itemsize
         sizes = [count * c.send.dtype.itemsize for count in c.counts]
         sent, received = self.layer.address(c.send), self.layer.address(c.receive)
@@ -367,7 +379,7 @@ CALLS = {
 
 
 def _places(start: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Return (address, bytes) of pieces one after the other."""
+    """Return (address, bytes) of each piece of consecutive pieces from `start` on."""
     starts = accumulate(sizes[:-1], initial=start)
     return zip(starts, sizes, strict=True)
 
@@ -388,7 +400,10 @@ SAFER = {"NCCL_GRAPH_REGISTER": "0"}
 
 
 def pin(environment: MutableMapping[str, str]) -> None:
-    """Make NCCL add in one order; it reads this once, before its first group."""
+    """Set the variables that make NCCL add in one order, or refuse other values.
+
+    NCCL reads them once, before its first communicator.
+    """
     for name, allowed in PINNED.items():
         value = environment.setdefault(name, allowed[0])
         if value not in allowed:
@@ -399,7 +414,8 @@ def pin(environment: MutableMapping[str, str]) -> None:
 
 
 class NcclCommunicator(DeviceCommunicator):
-    """Communicator whose device arrays NCCL moves, and the host's one all else."""
+    """A communicator that sends device arrays by NCCL, and everything else by the host.
+    """
 
     kind = "nccl"
     remedy = "set NCCL_DEBUG=WARN to see why, or use transport = mpi-host"
@@ -423,11 +439,10 @@ class NcclCommunicator(DeviceCommunicator):
         return f"{self.kind} {version}, GPUDirect RDMA {rdma},"
 
     def sum(self, buffer: Array, purpose: str) -> Array:
-        """Return Σ over ranks in `buffer`; NCCL adds 16-bit floats, too, also bf16 as
-        bits.
+        """Return Σ over ranks in `buffer`; it may be of fp16, or of bf16 as bits, too.
 
-        Sums of 16-bit floats are one collective also where all is reproducible: every
-        rank has the same bits anyway.
+        Sums of 16-bit floats are one collective also in reproducible groups: every rank
+        has the same bits anyway.
         """
         if not self._adds_halves(buffer):
             return super().sum(buffer, purpose)
@@ -435,7 +450,7 @@ class NcclCommunicator(DeviceCommunicator):
         return buffer
 
     def start_sum(self, buffer: Array, purpose: str) -> Pending:
-        """Begin a sum on a second stream; `wait` makes the first one wait, not the
+        """Start a sum on a second stream; `wait` makes the first stream wait, not the
         host.
         """
         if not self._adds_halves(buffer):
@@ -443,8 +458,9 @@ class NcclCommunicator(DeviceCommunicator):
         return self._start(Collective("sum", buffer, buffer), purpose)
 
     def split(self, color: int, key: int) -> Self:
-        """Return a group of some ranks, whose collectives are waited for in one order
-        with those of this one. Collective.
+        """Return the group of the ranks with this color. Collective.
+
+        Its pending collectives and those of this group are in one queue.
         """
         part = super().split(color, key)
         part.carrier.follow(self.carrier)
@@ -461,14 +477,16 @@ class NcclCommunicator(DeviceCommunicator):
             self.carrier.record(self.carrier.calls(collective))
 
     def adopt(self, graph: StreamGraph) -> None:
-        """Note a graph, to release it before NCCL ends, which would wait for it for
-        ever.
+        """Note a graph, to release it before NCCL's communicator ends.
+
+        NCCL would wait for the graph for ever.
         """
         self.carrier.adopt(graph)
 
     def replay(self, graph: StreamGraph, buffers: Sequence[Any], purpose: str) -> None:
-        """Launch the graph once, in the place of its first collective, and book all
-        sums.
+        """Launch the graph once, and book all its sums; `buffers` are their arrays.
+
+        The watchdog sees the graph under the number of its first collective.
         """
         if self.size == 1 or not buffers:
             graph()
@@ -489,7 +507,7 @@ class NcclCommunicator(DeviceCommunicator):
             began = perf_counter()
 
     def _collectives(self, buffer: Any) -> list[Collective]:
-        """Return the collectives that `sum` of the buffer is, one after the other."""
+        """Return the collectives that `sum` performs on the buffer, in order."""
         halves = self._adds_halves(buffer)
         if not halves:
             check_summable(buffer.dtype)
@@ -503,21 +521,23 @@ class NcclCommunicator(DeviceCommunicator):
         return under_way[-1] if under_way else None
 
     def reach(self, begun: Any) -> None:
-        """Wait for a collective, as its place for the watchdog, and check NCCL for
-        errors.
+        """Wait for the queued collective `begun`, and check NCCL for errors.
+
+        The watchdog sees the rank in each collective that it waits for.
         """
         if begun is not None:
             self.carrier.reach(begun)
 
     def settle(self) -> None:
-        """Wait for the collectives, each as its place for the watchdog, then for the
-        stream.
+        """Wait for all pending collectives, then for the stream.
+
+        The watchdog sees the rank in each collective that it waits for.
         """
         self.carrier.limit_pending(0)
         super().settle()
 
     def abort(self, code: int = 1) -> NoReturn:
-        """End all ranks, without NCCL's own end, which could wait for the others."""
+        """End all ranks, without closing NCCL, which could wait for other ranks."""
         self.carrier.under_way.clear()
         super().abort(code)
 
@@ -526,7 +546,7 @@ class NcclCommunicator(DeviceCommunicator):
         return is_device and is_half(np.dtype(buffer.dtype))
 
     def enter(self, what: str, purpose: str) -> ThreadLocation:
-        """Enter the next collective, not too far ahead of the device."""
+        """Enter the next collective, once no more than `AHEAD` are pending."""
         self.carrier.limit_pending(AHEAD)
         place = super().enter(what, purpose)
         self.carrier.now = (what, purpose, self.begun)

@@ -96,7 +96,7 @@ class FitRanks:
     def share(self, rows: FitRows) -> FitRows:
         """Return `rows` with the targets, weights and offsets that rank 0 has.
 
-        Where columns are dealt the other ranks may leave them out.
+        With layout "columns" the other ranks may leave them out.
         """
         if self.layout != "columns" or self.world.size == 1:
             return rows
@@ -142,7 +142,7 @@ def take(
     is_labelled: bool,
     reset: bool = True,
 ) -> FitRows:
-    """Return checked rows, whose exposure is a part of their offset."""
+    """Return `rows` after scikit-learn's checks, with the exposure in the offset."""
     X = rows.X
     y = rows.y
     weights = rows.weights
@@ -380,7 +380,8 @@ def weigh(
 ) -> Array | None:
     """Return sample weights times the weights of their classes, (n,); None = all 1.
 
-    "balanced": Σc / (K Σ_k c), sums over all rows and over those of class k.
+    The weight of class k with "balanced" is Σc / (K Σ_k c): c are the sample weights,
+    K is the number of classes, and the sums are over all rows and the rows of class k.
     """
     if class_weight is None:
         return weights
@@ -435,7 +436,7 @@ ANY_ROWS = {"rate": {"norm": "rows"}, "stop": {"on": "none"}}
 
 
 class WeakRows:
-    """References to the arrays of a fit, which keep none of them alive.
+    """Weak references to the arrays of a fit, which keep none of them alive.
 
     Parameters
     ----------
@@ -454,7 +455,7 @@ class WeakRows:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a pickle makes of it: no rows."""
+        """Return the pickle of an object without rows: arrays are not pickled."""
         return WeakRows, ()
 
     def take(self) -> FitRows | None:
@@ -795,7 +796,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             arguments = replace(arguments, verbose=0)
             callbacks = None
         result = run_fit(arguments, rows, start, ranks.world, callbacks)
-        result = replace(result, source=None)  # a fold stays no longer than its caller
+        result = replace(result, source=None)  # it would keep the rows alive
         weights = np.asarray(result.weights, dtype=np.float64)
         weights = weights.reshape(len(weights), -1)
         intercept = np.zeros(weights.shape[1])
@@ -831,7 +832,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         )
 
     def _settings(self) -> Mapping[str, Mapping[str, Any]] | None:
-        """Return the settings of a fit beside its arguments: those of `config`."""
+        """Return the settings of a fit in addition to its arguments: `config`."""
         return self.config
 
     def _loss(self) -> Family:
@@ -855,7 +856,10 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             del self.feature_names_in_
 
     def _label_tasks(self, rows: FitRows, ranks: FitRanks) -> list[FitRows]:
-        """Return rows with labels as numbers: once, or for each class against all."""
+        """Return the rows of each run, with labels as numbers.
+
+        There is one run, or for "one-vs-rest" one for each class against all others.
+        """
         if rows.y is None:  # the labels of a file are encoded where it is read
             return [rows]
         codes = ranks.together(lambda: encode(rows.y, self.classes_))
@@ -978,7 +982,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         return plot_losses(curves, over, ax)
 
     def _coefficients(self) -> list[dict[str, Any]]:
-        """Return a row for each feature; of several classes with a column for each."""
+        """Return a row for each feature, with a column for each of several classes."""
         names = getattr(self, "feature_names_in_", None)
         weights = np.atleast_2d(self.coef_).T
         classes = self.classes_ if self._labelled and weights.shape[1] > 1 else None

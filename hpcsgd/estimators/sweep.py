@@ -595,9 +595,10 @@ def sweep(
 
 
 def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
-    """Return `config` with the settings of [sweep] that are `asked` for, checked.
+    """Return `config` with the settings of [sweep] in `asked` that are not None.
 
-    One number, an array or a sequence of numbers are the list of `l2` or `rate`.
+    `l2` and `rate` may be a number, an array or a sequence of numbers. Raise
+    ConfigError if the sweep would have one model only.
     """
     settings = {name: value for name, value in asked.items() if value is not None}
     for name in ("l2", "rate"):
@@ -731,7 +732,9 @@ def _check(config: RunConfig) -> None:
 
 
 def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:
-    """Return powers of two times the rate of the run, or of the data if it is auto."""
+    """Return `WAYS` rates: powers of two times the rate of `config`, or of the data if
+    that is "auto".
+    """
     family = opened.words.family
     steepness = find_steepness(config, opened.grid, opened.loaded, family)
     middle = rate_of(config, steepness).value
@@ -755,7 +758,7 @@ def _for_race(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def _counted_apart(world: Communicator) -> Iterator[None]:
-    """Omit the messages of a race from the ledger; make its sums ordered."""
+    """Return a context for a race: no ledger entries, and sums in rank order."""
     counted = world.ledger.as_dict()
     try:
         with world.ordered_sums():

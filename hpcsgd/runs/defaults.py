@@ -33,7 +33,7 @@ from hpcsgd.runs.coordinate import fastest_form
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.solvers.full_passes import FINEST
 
-# What the `config` of a fit asks of replicas, before it is parsed.
+# How replicas agree according to the `config` of a fit, before it is parsed.
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def has_section(config: Any, name: str) -> bool:
 
 
 def grid_on(ranks: int, grid: Any, config: Any) -> Any:
-    """Return `grid`; without one, (ranks, 1) if `config` has a method of replicas."""
+    """Return `grid`, or (ranks, 1) if it is None and `config` names a replica method."""
     name = _agreement(config).get("kind", AUTO)
     kind = _kind(config)
     if ranks == 1 or grid is not None or has_section(config, "grid"):
@@ -72,7 +72,7 @@ def grid_on(ranks: int, grid: Any, config: Any) -> Any:
 
 
 def _agreement(config: Any) -> Mapping[str, Any]:
-    """Return section [agreement] with what its method sets; empty for a RunConfig."""
+    """Return section [agreement] with its method's settings; {} for a RunConfig."""
     if not isinstance(config, Mapping):
         return {}
     if not all(isinstance(table, Mapping) for table in config.values()):
@@ -93,7 +93,7 @@ Tables = dict[str, dict[str, Any]]
 def overlay_tables(
     tables: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any] | RunConfig | None
 ) -> Tables:
-    """Return `tables` with every key of `more` instead of theirs."""
+    """Return a copy of `tables` in which the keys of `more` override the others."""
     if isinstance(more, RunConfig):
         more = more.tables()
     if more is not None and not isinstance(more, Mapping):
@@ -123,11 +123,11 @@ THEIRS = (  # of scikit-learn's linear models
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 ALPHA = 1e-4  # the penalty where none is named
 TOL = 1e-5
-RACE = "race"  # the rate that wins one
+RACE = "race"  # as the rate: the rate that wins a race
 TIGHT = 1e-8  # the tol of polish=True
 PASSES = 1000  # at most: badly conditioned data take some hundred
-# Passes where none are named: before L-BFGS, where SGD is all there is, and where a
-# step is an exact one.
+# Passes if none are named: of SGD before L-BFGS, of SGD alone, of SVRG alone, and of
+# exact coordinate steps.
 EPOCHS = {"polished": OPEN_EPOCHS, "sgd": 200, "svrg": 200, "coordinate": 1000}
 WHOLE = "has no rank that holds all weights"
 STEPS = 8  # of an exchange, where no model of its times may choose them
@@ -137,7 +137,7 @@ ROWS = 32  # of a step
 COORDINATES = {"batch": 1, "steps": 16}
 ARGUMENTS_OF_SGD = (
     *("batch", "steps", "rate", "update", "average", "solver"),
-)  # `fit` takes steps of SGD for whoever names one of them
+)  # `fit` takes steps of SGD if the caller names one of them
 
 
 MOST_KEPT = 256
@@ -240,14 +240,15 @@ class FitArguments:
         self._leave_to_method(tables)
         config = RunConfig.parse(overlay_tables(tables, self.config))
         config = config.with_values({"run.defaults": FIT})
-        # The rest is as others want it, which the caller may have turned off.
+        # A setting that the run would not read is refused only if the caller may have
+        # given it: in `config`, or as the argument `momentum`.
         check_configuration(
             config, overlay_tables({"update": {"momentum": 0.0}}, self.config)
         )
         return config
 
     def _leave_to_method(self, tables: Tables) -> None:
-        """Leave to the method of `config` what the arguments leave open."""
+        """Remove from `tables` defaults that the method in `config` sets itself."""
         if not isinstance(self.config, Mapping):
             return
         agreement = self.config.get("agreement")
@@ -264,9 +265,9 @@ class FitArguments:
             tables["average"]["kind"] = "none"
 
     def schedule(self, way: str, replicas: int = 1) -> dict[str, Any]:
-        """Return the settings of [schedule] for one of the ways of `EPOCHS`.
+        """Return the settings of [schedule] for the algorithm `way`, a key of `EPOCHS`.
 
-        A step has a batch of rows or a block of coordinates; an exchange has steps.
+        A batch is of the rows of a step, or of its coordinates.
         """
         batch = plain(self.batch)
         steps = plain(self.steps)
@@ -276,7 +277,7 @@ class FitArguments:
         if steps == "auto" and is_coordinate:
             steps = COORDINATES["steps"]
         elif steps == "auto" and replicas > 1:
-            # Replicas agree after so many: no clock may decide that.
+            # Replicas agree after so many steps: no measured time may decide that.
             steps = 1 if agrees_on_gradients(self.config) else STEPS
         epochs: Any
         if self.solver in REFINEMENTS:
@@ -290,7 +291,7 @@ class FitArguments:
         return {"batch": batch, "steps": steps, "epochs": epochs}
 
     def _names_no_step(self) -> bool:
-        """Return whether no argument, and no setting of `config`, is one of SGD."""
+        """Return whether neither an argument nor a setting of `config` names SGD."""
         usual = FitArguments()
         named = any(getattr(self, n) != getattr(usual, n) for n in ARGUMENTS_OF_SGD)
         if named or self.device != "cpu" or self.precision == AUTO:
@@ -324,7 +325,7 @@ class FitArguments:
         }
 
     def penalty(self) -> dict[str, float]:
-        """Return l1 and l2 of the settings of [problem]."""
+        """Return l1 and l2, the penalties among the settings of [problem]."""
         alpha = to_number("alpha", self.alpha)
         ratio = to_number("l1_ratio", self.l1_ratio)
         if not 0.0 <= ratio <= 1.0:
@@ -354,8 +355,8 @@ class FitArguments:
     def _solver(self, problem: dict[str, Any], recipe: str) -> str:
         """Return the solver; "auto" depends on the problem.
 
-        Where l1 or bounds bend F, coordinate forms end at its minimum; where they
-        cannot run, SVRG goes there without noise.
+        If l1 or bounds make F not smooth, coordinate forms end at its minimum; where
+        they cannot run, SVRG goes to the minimum without noise.
         """
         if self.solver not in SOLVERS:
             choices = ", ".join(map(repr, SOLVERS))
@@ -379,13 +380,13 @@ class FitArguments:
         if _is_smooth(problem) or self.device != "cpu" or self.hold_out:
             return "sgd"
         if self.update != "sgd" or self.average not in ("auto", "none", False):
-            return "sgd"  # a way of it was asked for
+            return "sgd"  # an argument requests a form of SGD
         suits = recipe in ("fp32", "fp64")
         # Noise would keep weights from 0 for as long as the rate is not.
         return COORDINATE if suits and self.layout != "columns" else "svrg"
 
     def _check_refinement(self, problem: dict[str, Any]) -> None:
-        """Refuse what a fit without a step of SGD cannot do."""
+        """Raise ConfigError if a refinement alone cannot do what arguments request."""
         obstacles = {
             "l1 and bounds bend F": not _is_smooth(problem),
             "hold_out ends before its minimum": bool(self.hold_out),
@@ -441,18 +442,18 @@ class FitArguments:
     def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
         """Return the settings of [rate].
 
-        The rate is constant before L-BFGS, which takes the noise away. Otherwise it
-        goes to zero at the end, unless held-out rows choose the end.
+        The rate is constant before L-BFGS, which removes the noise of SGD. The rate of
+        SGD alone goes to zero at the end, unless held-out rows choose the end.
         """
         kind = "cosine" if way == "sgd" and not hold_out else "constant"
         value = "auto" if self.rate == RACE else plain(self.rate)
         return {"value": value, "norm": "batches", "kind": kind}
 
     def _average(self, solver: str) -> Any:
-        """Return the average of iterates.
+        """Return the setting `average.kind`, the mean of iterates that is the model.
 
-        Held-out rows choose weights of their own, which a mean of others would hide.
-        SVRG and coordinates have no noise that a mean would take away.
+        With held-out rows the model is the best iterate, which a mean would hide. SVRG
+        and coordinates have no noise that a mean would remove.
         """
         is_noiseless = solver in ("svrg", COORDINATE)
         is_sharded = bool(sharded_weights_option(self.config))
@@ -474,7 +475,7 @@ class FitArguments:
         return {"on": "gap" if has_gap else "loss", **goal}
 
     def _run(self, solver: str) -> dict[str, Any]:
-        """Return the settings of [run]: a pass that is printed has a gap."""
+        """Return the settings of [run]; passes that `verbose` prints have a gap."""
         is_sharded = bool(sharded_weights_option(self.config))
         if self.verbose and solver != COORDINATE and not is_sharded:
             return {"device": self.device, "evaluate": "gap"}
@@ -509,7 +510,7 @@ def _bound(value: Any) -> Any:
 
 
 def to_number(name: str, value: Any) -> float:
-    """Return an argument as a float, or refuse it by its name."""
+    """Return `value` as a float; raise ConfigError with `name` if it is no number."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name} = {value!r} must be a number")
@@ -517,7 +518,7 @@ def to_number(name: str, value: Any) -> float:
 
 
 def plain(value: Any) -> Any:
-    """Return NumPy numbers as the Python numbers of a configuration."""
+    """Return a NumPy number as a Python number, and any other value unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -554,7 +555,7 @@ def setting_of_sgd(tables: Mapping[str, Mapping[str, Any]]) -> str:
             return f"{section}.{key or next(iter(table))}"
     precision = tables.get("precision")
     is_auto = isinstance(precision, Mapping) and precision.get("recipe") == AUTO
-    # Its pilots are of SGD at a rate that is known.
+    # The pilots that choose the recipe take steps of SGD at a rate that is known.
     return "precision.recipe" if is_auto else ""
 
 
@@ -617,7 +618,10 @@ def resolve_defaults(
 def _as_fit(
     request: Mapping[str, Mapping[str, Any]], named: RunConfig, wide: bool, ranks: int
 ) -> RunConfig:
-    """Return what `fit` would do on `ranks` ranks, with what is named laid over it."""
+    """Return the settings of `fit` on `ranks` ranks, overridden by those of `request`.
+
+    `named` is `request` with SGD's defaults.
+    """
     problem = named.problem
     run = named.run
     grid = named.grid
@@ -655,5 +659,5 @@ def _as_fit(
 
 
 def has_wide_values(X: Any) -> bool:
-    """Return whether rows are of float64, as lists of numbers become."""
+    """Return whether X is of float64, or a list, which becomes float64."""
     return is_wide(X) if hasattr(X, "dtype") else X is not None

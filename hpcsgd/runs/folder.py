@@ -31,9 +31,9 @@ FILES = (
 
 
 class RunFolder:
-    """resolved.toml, history.jsonl, checkpoints/, result.h5, result.json in one place.
+    """The folder of a run and its files, such as resolved.toml and result.h5.
 
-    Without a path, as on every rank but the first, it does nothing.
+    Without a path, as on every rank but the first, the methods do nothing.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -46,7 +46,7 @@ class RunFolder:
         return self.path / HISTORY if self.path else None
 
     def claim(self) -> None:
-        """Make the folder and take it for this run; refused while another has it."""
+        """Make the folder and lock it; raise ConfigError if another run has the lock."""
         if self.path is None:
             return
         try:
@@ -63,7 +63,7 @@ class RunFolder:
         try:
             if not goes_on:
                 self._put_aside(self.path)
-            # A certificate says nothing of what is trained from here on.
+            # A certificate does not hold for the training that begins here.
             (self.path / CERTIFICATE).unlink(missing_ok=True)
             write_text(self.path / "resolved.toml", config.toml())
         except OSError as error:
@@ -73,7 +73,7 @@ class RunFolder:
         """Save the result; return what could not be saved and why, or ""."""
         if self.path is None:
             return ""
-        # `save` would make a folder of which nothing but the result is left.
+        # `save` would make a new folder, with nothing in it but the result.
         if not self.path.is_dir():
             path = self.path / "result.h5"
             return (

@@ -35,7 +35,7 @@ SHARED = "share_gpus = true, and NCCL needs a GPU for each rank; leave it out"
 
 
 def take_gpu(share_gpus: bool) -> "Device":
-    """Open the GPU of this rank; ConfigError or MissingPackage on failure."""
+    """Open the GPU of this rank; raise ConfigError or MissingPackage on failure."""
     from hpcsgd.backends.cuda.device import device_of_rank
     from hpcsgd.backends.cuda.driver import count_gpus
     from hpcsgd.backends.cuda.kernels import build_of
@@ -53,7 +53,7 @@ def open_gpu(
 ) -> "tuple[Device | None, Communicator]":
     """Return the GPU of this rank, if requested, and the world that sends GPU arrays.
 
-    Called by all ranks; what is missing on one is reported on all.
+    Called by all ranks. An error on one rank, as a missing package, is raised on all.
     """
     run = config.run
     if run.device != "cuda":
@@ -86,7 +86,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class DeviceNeed:
-    """Bytes of one rank, by what they are for."""
+    """Bytes of GPU memory that one rank needs, by purpose."""
 
     matrix: int
     rows: int  # targets, weights, offsets, their order
@@ -176,11 +176,11 @@ def check_device_memory(
     world: Communicator,
     held: int | None = None,
 ) -> int:
-    """Refuse a run that its GPU has no room for, before the matrix is sent.
+    """Raise ConfigError if a GPU has no room for a run, before the matrix is sent.
 
-    Called by all ranks; those that share a GPU share what is free there. `held`: bytes
-    of weights and of what steps keep, where those are not all columns. Returns what is
-    left for a rank on the fullest GPU of all.
+    Called by all ranks; ranks that share a GPU share its free memory. `held`: bytes of
+    the weights and of the arrays of steps, if a rank has not all columns of them.
+    Return the bytes that are left for each rank on the fullest GPU.
     """
     wide = task.columns * task.states
     need = device_need(task.shard.matrix, demand, device.multiprocessors, wide, held)
@@ -218,7 +218,7 @@ def _left(ranks: Sequence[tuple[int, int]]) -> int:
 
 
 def _smaller(need: DeviceNeed, task: Task, shared: bool, sliced: bool) -> str:
-    """Return the remedy that makes the largest part smaller."""
+    """Return the remedy, in words, that makes the largest part of `need` smaller."""
     who = "replicas or members" if sliced else "members"
     more = "start fewer ranks on each GPU, or " if shared else ""
     halve = ", or halve it with --precision c" if _is_wide(task) else ""
@@ -263,7 +263,7 @@ def _transport(
 
 
 def _why_no_nccl(device: "Device") -> str:
-    """Return why NCCL cannot be loaded, with the remedy; nothing where it can."""
+    """Return why NCCL cannot be loaded, with the remedy; "" if it can."""
     try:
         return "" if device.layer.nccl is not None else "CuPy finds none"
     except MissingPackage as missing:
@@ -282,7 +282,7 @@ def make_on_gpu(
     grid: Grid,
     device: "Device",
 ) -> Product:
-    """Return the product `name` on the GPU; refuse one without room. Collective."""
+    """Return the product `name` on the GPU; raise if it has no room. Collective."""
     from hpcsgd.backends.cuda.gram import allowed
     from hpcsgd.backends.cuda.sequences import CudaExchanges
 
@@ -330,7 +330,8 @@ def _asked_bytes(
 def make_gradient_on_gpu(
     task: Task, feed: Feed, grid: Grid, device: "Device", gradient: Gradient
 ) -> Direct:
-    """Return what computes the gradients that replicas share; called by all ranks."""
+    """Return the product that computes gradients for `gradient`, on the GPU. Collective.
+    """
     from hpcsgd.backends.cuda.gradients import CudaGradientExchanges
 
     plans = [(size,) for sizes in feed.plans for size in sizes]
@@ -338,7 +339,7 @@ def make_gradient_on_gpu(
         _check_room_for_slices(task, feed, grid, device, gradient)
     else:
         two = replace(task, states=2)  # as wide as weights and their gradient
-        # Of what goes up in slices.
+        # The columns of a slice, which the host sends to the GPU after its step.
         own_columns = task.shard.width // grid.replicas.size + 1
         again = task.shard.width * (gradient.gradients - 1)
         stored_bytes = 4 * (own_columns * gradient.steps_on_host + again) * task.columns
@@ -350,7 +351,7 @@ def make_gradient_on_gpu(
 def _check_room_for_slices(
     task: Task, feed: Feed, grid: Grid, device: "Device", gradient: Any
 ) -> None:
-    """Refuse slices that the GPU has no room for; called by all ranks.
+    """Raise ConfigError if the GPU has no room for slices; called by all ranks.
 
     If no rank stores a whole gradient, the batches of an exchange count as one.
     """

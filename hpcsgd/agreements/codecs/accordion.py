@@ -1,4 +1,4 @@
-"""Accordion: a codec that saves little while gradients change, and much while not.
+"""Accordion: compress gradients little while they change, and much while they do not.
 
 It wraps any codec (arXiv 2010.16248) with two kinds of settings: `low` in critical
 regimes, `high` elsewhere. Replica 0 decides for every bucket by the gradients of its
@@ -82,7 +82,10 @@ class Accordion(Codec):
             self.regime.total += part / (unit or 1.0)  # at a rate of 0, a step is 0
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Decide the mode if it is due, then start the exchange of the active codec."""
+        """Decide the mode if a decision is due, then start the active codec's exchange.
+
+        The bytes of the decision count as bytes of the exchange.
+        """
         if not self.in_steps:
             self.see(part, moment)
         before = self._in_force
@@ -112,17 +115,17 @@ class Accordion(Codec):
 
     @property
     def dense_exchanges(self) -> int:
-        """Return the exchanges in which one of the codecs sent all words."""
+        """Return the number of exchanges in which one of the codecs sent all words."""
         return self.low.dense_exchanges + self.high.dense_exchanges
 
     def facts(self) -> dict[str, int]:
-        """Return the counts for the report, with the exchanges in either mode."""
+        """Return the counts for the report, with the bucket exchanges in each mode."""
         record = self.regime.record
         counts = {"low_buckets": int(record[LOWS]), "high_buckets": int(record[HIGHS])}
         return super().facts() | counts
 
     def variance(self, part: Array) -> Array | None:
-        """Return the variance of the active codec, word by word."""
+        """Return the variance of each word of `part` as the active codec encodes it."""
         return self._in_force.variance(part)
 
     @property

@@ -25,11 +25,12 @@ from hpcsgd.formats import Array
 
 
 def orthogonal(columns: Array) -> Array:
-    """Return orthonormal columns with the same span, in float64.
+    """Return orthonormal columns with the same span as `columns`, in float64.
 
-    A column of which nothing is left is zero. Each column is first scaled by its
-    largest entry, so that no square overflows or vanishes. Projections are subtracted
-    twice: after one pass, nearly parallel columns are far from orthogonal.
+    A column is zero if its projections on earlier columns leave nothing of it. Each
+    column is first scaled by its largest entry, so that no square overflows or
+    vanishes. Projections are subtracted twice: after one pass, nearly parallel columns
+    are far from orthogonal.
     """
     out = np.array(columns, dtype=np.float64, order="F")
     for k in range(out.shape[1]):
@@ -49,7 +50,7 @@ def orthogonal(columns: Array) -> Array:
 
 
 def outer(left: Array, right: Array) -> Array:
-    """Return left · rightᵀ, added column by column."""
+    """Return left · rightᵀ, a sum of outer products added column by column."""
     out = np.zeros((len(left), len(right)), dtype=right.dtype)
     for left_column, right_column in zip(left.T, right.T, strict=True):
         out += np.multiply.outer(left_column, right_column)
@@ -93,7 +94,11 @@ class PowerSgd(Codec):
         return 8 * shape[1] * rank if _is_worth_it(bucket, config) else 0
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Begin the sum of M Q; the sum of Mᵀ P follows when it has arrived."""
+        """Start the sum of M Q over replicas; the returned function then sums Mᵀ P.
+
+        M is `part` as a matrix, Q the columns of the last exchange, and P an
+        orthonormal basis of the sum of M Q. An uncompressed exchange sums `part`.
+        """
         if not self._compresses(moment):
             part /= line.size
             arrive = line.start_sum(part)
@@ -104,16 +109,20 @@ class PowerSgd(Codec):
         return lambda: self._finish(matrix, arrive(), line, moment)
 
     def take_over(self, other: Self) -> None:
-        """Take the columns of Q that a codec of another rank has followed."""
+        """Copy the columns of Q from `other`, a codec of a different matrix rank r.
+
+        Do nothing if the matrices of the two codecs differ in shape.
+        """
         is_alike = self.shape == other.shape
         if is_alike and self.is_worth_it and other.is_worth_it:
             both = slice(min(self.rank, other.rank))
             self.kept["guess"][:, both] = other.kept["guess"][:, both]
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return the bytes of r (n + m) words, or of all D words if uncompressed.
+        """Return the bytes of r (n + m) words, or of all words if uncompressed.
 
-        Return None if the first exchanges are uncompressed and later ones are not.
+        r is the rank of the matrix, n × m its shape. Return None if the first exchanges
+        are uncompressed and later ones are not.
         """
         size = self.bucket.dtype.itemsize
         if not self.is_worth_it:
@@ -126,7 +135,7 @@ class PowerSgd(Codec):
         return self.is_worth_it and moment.number >= self.config.start
 
     def _matrix(self, part: Array) -> Array:
-        """Return a part as a matrix, filled row by row, with zeros at the end."""
+        """Return `part` as a matrix, filled row by row, with zeros at the end."""
         whole = np.zeros(self.shape, dtype=part.dtype)
         whole.reshape(-1)[: part.size] = part
         return whole
@@ -148,9 +157,9 @@ class PowerSgd(Codec):
         return matrix.reshape(-1)[: self.bucket.words]
 
     def _remember(self, mean: Array, moment: Moment) -> None:
-        """Store Q of the next exchange, with new random columns in place of lost ones.
+        """Store Q for the next exchange, with new random columns in place of lost ones.
 
-        A column is lost if it is zero or what rounding left, from which the power
+        A column is lost if it is zero or only rounding error, from which the power
         method cannot recover. All replicas draw the same random columns.
         """
         lengths = np.sqrt(np.sum(np.square(mean, dtype=np.float64), axis=0))
@@ -165,7 +174,7 @@ class PowerSgd(Codec):
 
 
 def _sizes(bucket: Bucket, config: CodecConfig) -> tuple[tuple[int, int], int]:
-    """Return the shape of the matrix, and the rank that is sent."""
+    """Return the shape of the bucket as a matrix, and the rank r that is sent."""
     shape = shape_of(bucket.height, bucket.width, config.rank)
     return shape, min(config.rank, *shape)
 
@@ -176,9 +185,9 @@ def _is_worth_it(bucket: Bucket, config: CodecConfig) -> bool:
 
 
 def shape_of(height: int, width: int, rank: int) -> tuple[int, int]:
-    """Return the shape of the matrix, columns × scores if both exceed `rank`.
+    """Return the shape of the matrix of a bucket of `height` columns × `width` scores.
 
-    Else the matrix is nearly square.
+    The shape is `height` × `width` if both exceed `rank`, else it is nearly square.
     """
     if min(height, width) > rank:
         return height, width

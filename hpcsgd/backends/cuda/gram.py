@@ -27,9 +27,10 @@ from hpcsgd.glm.unrolling import blocks_of
 
 
 class OtherGram(ABC):
-    """Products whose Gram a subclass computes, and everything else `own`.
+    """Products of rows whose Gram a subclass computes; `own` computes all else.
 
-    See `hpcsgd.backends.cuda.exchange.Products`.
+    Y are the rows with the given `numbers` in the matrix. See
+    `hpcsgd.backends.cuda.exchange.Products`.
     """
 
     def __init__(self, own: DenseProducts) -> None:
@@ -39,24 +40,27 @@ class OtherGram(ABC):
 
     @abstractmethod
     def gram(self, numbers: Any, out: Any) -> None:
-        """Compute out ← tiles of Y Yᵀ."""
+        """Compute out ← tiles of Y Yᵀ, where Y are the rows `numbers`."""
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
-        """Compute gram ← tiles of Y Yᵀ, margins ← Y W; only gram without weights."""
+        """Compute gram ← tiles of Y Yᵀ and margins ← Y W, where Y are rows `numbers`.
+
+        Compute only `gram` if `weights` (W) is None.
+        """
         self.gram(numbers, gram)
         if weights is not None:
             self.margins(numbers, weights, margins)
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Compute out ← Y W."""
+        """Compute out ← Y W, where Y are the rows `numbers` and W the weights."""
         self.own.margins(numbers, weights, out)
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """Compute W ← W carryᵀ + Yᵀ factors."""
+        """Compute W ← W carryᵀ + Yᵀ factors, where Y are the rows `numbers`."""
         self.own.update(numbers, factors, carry, weights)
 
     def fetched(self, numbers: Any) -> Any:
-        """Return the rows on the host."""
+        """Return a copy of the rows `numbers` on the host."""
         return self.own.fetched(numbers)
 
     def _launch(
@@ -68,14 +72,15 @@ class OtherGram(ABC):
 
 # The Gram of long exchanges by products of warpgroups, which GPUs of sm_90 have.
 #
-# The tiles of our plain kernel, in its places, and margins in the same launch.
+# It makes the tiles of our plain kernel, in the same places, and margins in the same
+# launch.
 
 KERNEL = "gram-wgmma"
 ELEMENTS = ("bf16", "fp16")  # of a matrix that it can multiply
 
 
 class WgmmaGram(OtherGram):
-    """Products whose Gram, and margins in the same launch, warpgroups compute."""
+    """Products whose Gram warpgroups compute, with margins in the same launch."""
 
     def __init__(self, own: DenseProducts) -> None:
         super().__init__(own)
@@ -84,11 +89,11 @@ class WgmmaGram(OtherGram):
         self._tickets = self.device.zeros((own.tiles.count,), np.uint32)
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Compute out ← tiles of Y Yᵀ, without margins."""
+        """Compute out ← tiles of Y Yᵀ for the rows `numbers`, without margins."""
         self._gram(numbers, out, None, None)
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
-        """Compute Gram and margins, in one launch if there is one margin a row."""
+        """Compute Gram and margins, in one launch if each row has one margin."""
         if weights is not None and self.own.widths.margins == 1:
             self._gram(numbers, gram, weights, margins)
         else:
@@ -119,7 +124,7 @@ class WgmmaGram(OtherGram):
 
 
 def wgmma_bytes(tiles: int, rows: int, width: int, sms: int) -> int:
-    """Return the bytes of the workspace of wgmma: parts of sums, a ticket a tile."""
+    """Return the bytes of wgmma's workspace: parts of sums, and a ticket per tile."""
     plan = kernels.wgmma_launch_of(tiles, rows, width, itemsize=2, sms=sms)
     return 4 * (plan.workspace + plan.tickets)
 
@@ -164,12 +169,15 @@ def cublas_bytes(rows: int, width: int, side: int) -> int:
 
 
 class CublasGram(OtherGram):
-    """Products whose Gram cuBLAS computes in some parts, and everything else `own`."""
+    """Products whose Gram cuBLAS computes in `parts` strips; `own` computes all else.
+
+    A strip has some columns of the Gram, from the diagonal down.
+    """
 
     def __init__(
         self, own: DenseProducts, parts: int = 1, like: "CublasGram | None" = None
     ) -> None:
-        """Use the workspace of `like`, another one of the same products, if any."""
+        """Use the workspace of `like`, an object for the same products, if given."""
         super().__init__(own)
         self.strips = kernels.strips_of(own.count, parts, own.tiles.side)
         self._rows, self._square = self._room() if like is None else like.room
@@ -187,7 +195,7 @@ class CublasGram(OtherGram):
         return rows, self.device.empty((products.count, pitch), np.float32)
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Compute out ← tiles of Y Yᵀ."""
+        """Compute out ← tiles of Y Yᵀ, where Y are the rows `numbers`."""
         matrix = self.own.matrix
         tiles = self.own.tiles
         m = np.int32(self.count)
@@ -281,7 +289,7 @@ def _can(name: str, kind: str, own: DenseProducts) -> bool:
 
 
 def _by_wgmma(own: DenseProducts, kind: str) -> dict[str, Products]:
-    """Return the products by wgmma; without memory for them, `own`."""
+    """Return the products by wgmma, or `own` on a GPU without memory for them."""
     try:
         return {"wgmma": WgmmaGram(own)}
     except ConfigError as error:
@@ -338,7 +346,10 @@ def _shape_of(sizes: Sequence[int], width: int) -> tuple[int, int, int]:
 
 
 def allowed(kind: str, reproducible: bool) -> str:
-    """Return the kernel that a run may use; no clock decides in a reproducible run."""
+    """Return the kernel that a run may use.
+
+    In a reproducible run no measured time may decide: "auto" becomes "own".
+    """
     if reproducible and kind == "cublas":
         raise ConfigError(
             "[products] gram_kernel = 'cublas' adds in an order that is not fixed; run"
@@ -356,7 +367,10 @@ def _best(seconds: Seconds, may_stay: bool) -> str:
 
 
 def measured_seconds(own: DenseProducts, ways: Mapping[str, Products]) -> Seconds:
-    """Return the least seconds of each kernel in some turns; infinite if not run."""
+    """Return the shortest time of each kernel in several turns, in seconds.
+
+    It is infinite for a kernel that was not run or whose tiles differ from ours.
+    """
     device = own.device
     spread = np.linspace(0, own.matrix.height - 1, own.count).astype(np.int64)
     numbers = sent(device, spread)

@@ -44,7 +44,7 @@ FALLS_BACK = {"gram-wgmma": "gram-128"}  # on every other GPU: the same tiles
 
 @dataclass(frozen=True)
 class Build:
-    """One compiled kernel."""
+    """A kernel to compile: its source, its entry and its defines."""
 
     source: str  # file name without .cu
     entry: str
@@ -53,7 +53,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Variant:
-    """One source of a kernel, for some formats, from some architecture on."""
+    """A source of a kernel for some matrix formats, on GPUs from `since` on."""
 
     source: str
     elements: tuple[str, ...]
@@ -62,7 +62,7 @@ class Variant:
     entry: str = ""  # the source's name if empty
 
     def serves(self, element: str, arch: str) -> bool:
-        """Return whether it can be compiled for a matrix in `element` on that GPU."""
+        """Return whether it can be compiled for a matrix in `element` on an `arch`."""
         alone = OF_ONE_ARCH.get(self.source)
         is_here = alone in (None, f"{number_of(arch)}a")
         return is_here and element in self.elements and number_of(arch) >= self.since
@@ -182,14 +182,14 @@ def serves(kernel: str, element: str, arch: str) -> bool:
 
 
 def compiled_for(build: Build, arch: str) -> str:
-    """Return the architecture for NVRTC: `arch`, or "90a" for a text that needs it."""
+    """Return the architecture for NVRTC: `arch`, or "90a" if the source needs that."""
     return OF_ONE_ARCH.get(build.source, arch)
 
 
 def all_builds(arch: str) -> list[Build]:
-    """Return every text with every set of defines that a GPU of `arch` may need.
+    """Return a build of every source with every set of defines for a GPU of `arch`.
 
-    Kernels of one text are compiled together: one of their names stands for all.
+    Kernels of one source are compiled together: one of their names stands for all.
     """
     builds = {}
     for kernel, variants in VARIANTS.items():
@@ -225,7 +225,10 @@ LARGE_ROWS, LARGE_COLS = 1024, 512  # of an exchange, from which on tiles are la
 
 @dataclass(frozen=True)
 class GramLaunch:
-    """One launch; G, z and the workspace are counted in words of 32 bits."""
+    """The shape of one launch of a Gram kernel.
+
+    Gram G, margins z and workspace are counted in words of 32 bits.
+    """
 
     grid: int
     block: int
@@ -238,10 +241,12 @@ class GramLaunch:
 
 
 def tiles_of(starts: Array, tile: int) -> tuple[Array, Array]:
-    """Return (tiles that a recurrence reads, place of each in that list or -1).
+    """Return the tiles of the Gram that a recurrence reads, and their places.
 
-    `starts` has the first row of every batch, then the number of rows. Entry (i, k) is
-    read where i is in a later batch than k.
+    `starts` has the first row of every batch, then the number of rows. Entry (i, k) of
+    the Gram is read if row i is in a later batch than row k. Each tile is the number
+    i << 16 | k of its place (i, k) among the tiles of the square; the second array has
+    at (i, k) the position of that tile in the first, or -1.
     """
     rows = int(starts[-1])
     firsts = np.arange(0, rows, tile)
@@ -268,12 +273,12 @@ def tile_for(rows: int, cols: int) -> int:
 
 
 def shared_bytes() -> int:
-    """Return the bytes of all stages."""
+    """Return the bytes of shared memory of all stages of the kernel `gram`."""
     return STAGES * STAGE_BYTES
 
 
 def step_of(tile: int, itemsize: int) -> int:
-    """Return the columns of one stage, of which half contains `tile` rows."""
+    """Return the columns of one stage, half of whose bytes contain `tile` rows."""
     return STAGE_BYTES // 2 // tile // itemsize
 
 
@@ -333,12 +338,15 @@ def launch_of(
 
 
 def pitch_of(rows: int, tile: int = 64) -> int:
-    """Return the floats from one row of a square to the next: whole tiles."""
+    """Return the floats from one row of a square Gram to the next: whole tiles."""
     return -(-rows // tile) * tile
 
 
 def strips_of(rows: int, parts: int, tile: int = 64) -> list[tuple[int, int]]:
-    """Return (first, last) columns of block columns that begin at the diagonal."""
+    """Return (first, last) column of at most `parts` block columns of a square Gram.
+
+    A block column extends from the diagonal down.
+    """
     wide = pitch_of(-(-rows // parts), tile)
     return [(first, min(first + wide, rows)) for first in range(0, rows, wide)]
 
@@ -348,7 +356,7 @@ def pack(tiles: int) -> tuple[int, int]:
     return tiles, 256
 
 
-# How the recurrence of an exchange is launched on a GPU, and what it is given.
+# How the recurrence of an exchange is launched on a GPU, and with which coefficients.
 #
 # Shapes and coefficients alone, without a GPU: for runs and for tests.
 
@@ -363,7 +371,7 @@ SHARED = {70: 96, 75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 
 @dataclass(frozen=True)
 class RecurrenceLaunch:
-    """The shape of one launch."""
+    """The shape of one launch of a recurrence kernel."""
 
     grid: int  # blocks, all of one cluster
     block: int  # threads of each
@@ -414,7 +422,10 @@ def kernel_for(family: str, cluster: int) -> str:
 
 
 def recurrence_pitch_of(batch: int) -> int:
-    """Return the words of a buffer: a batch may begin at any of four columns."""
+    """Return the words of a buffer for a batch, a multiple of four.
+
+    A batch may begin at any of the first four words.
+    """
     return (batch + 6) // 4 * 4
 
 
@@ -442,7 +453,10 @@ def softmax_launch(rows: int, states: int) -> RecurrenceLaunch:
 
 
 def shared_of(arch: str) -> int:
-    """Return the bytes of shared memory of a block; of an older GPU if unknown."""
+    """Return the bytes of shared memory that a block may use on a GPU of `arch`.
+
+    For an unknown GPU they are those of the next older one.
+    """
     architectures = [number for number in SHARED if number <= number_of(arch)]
     return 1024 * SHARED[max(architectures, default=min(SHARED))]
 
@@ -514,12 +528,12 @@ def update(count: int, cols: int, item: int) -> StepLaunch:
 
 
 def update_rows(count: int, splits: int) -> int:
-    """Return the rows of a part: whole rounds of its threads."""
+    """Return the rows of each of `splits` parts of `count` rows: a multiple of 32."""
     return 32 * _parts(count, 32 * splits)
 
 
 def update_room(cols: int, launch: StepLaunch) -> int:
-    """Return the floats of the array in which parts are added."""
+    """Return the floats of the array in which parts are added; 0 for one part."""
     return cols * launch.grid[1] if launch.grid[1] > 1 else 0
 
 
@@ -545,14 +559,17 @@ def csr_across(wide: int) -> int:
 
 
 def csr_margin(count: int, wide: int = 1) -> StepLaunch:
-    """Return the launch of csr_margin: a warp a row and `csr_across` columns."""
+    """Return the launch of csr_margin: a warp for a row and `csr_across` columns."""
     parts = _parts(wide, csr_across(wide))
     grid = _parts(count, BLOCK // 32)
     return StepLaunch((grid, parts) if wide > 1 else (grid,), BLOCK)
 
 
 def csr_span(cols: int, wide: int = 1) -> int:
-    """Return the columns of a block of csr_update, in steps of 32: about 512 blocks."""
+    """Return the columns of a block of csr_update: a multiple of 32, for 512 blocks.
+
+    There are fewer columns, and more blocks, if a warp has no room for their sums.
+    """
     return min(32 * _parts(cols, 32 * 512), MOST_SUMS // wide)
 
 
@@ -584,7 +601,7 @@ def direct_steps(cols: int, item: int, tall: int, processors: int) -> StepLaunch
 
 
 def direct_room(launch: StepLaunch, item: int, tall: int) -> int:
-    """Return the chunks of a thread that a block of direct_steps keeps."""
+    """Return how many chunks of rows each thread of direct_steps keeps."""
     return (launch.shared - _direct_base(item, tall)) // KEPT
 
 
@@ -599,7 +616,7 @@ def direct_fits(item: int, tall: int) -> bool:
 
 
 def direct_ahead(cols: int, item: int, tall: int, cache: int) -> bool:
-    """Return whether two batches fit into the `cache` bytes of the GPU."""
+    """Return whether two batches fit into the GPU's cache of `cache` bytes."""
     return 2 * cols * item * tall <= cache
 
 
@@ -642,8 +659,8 @@ WGMMA_STAGE_BYTES = 3 * LARGE * 128  # 128 bytes of the rows of three tiles
 WGMMA_THREADS = 256
 LEAST = 2  # stages of one tile that a block takes: one of a pair
 PAIR = 2 * LARGE * LARGE  # words
-# Tile-stages that a part of a pair takes to be read and added: 128 KiB, where one reads
-# 24 KiB.
+# Tile-stages in which a part of a pair of tiles is read and added: a part has 128 KiB,
+# and a tile-stage reads 24 KiB.
 JOINING = 5
 
 
@@ -655,8 +672,9 @@ def stages_of(cols: int, itemsize: int) -> int:
 def each_of(tiles: int, stages: int, sms: int) -> int:
     """Return the tile-stages of one block, for the fewest blocks of least cost.
 
-    The line of work is divided at any stage. Each block stores its part of a pair for
-    the last block of the pair, which reads all parts.
+    The tile-stages of all tiles form one line of work, which is divided at any stage.
+    Each block stores its part of a pair of tiles for the last block of the pair, which
+    reads all parts.
     """
     total = max(1, tiles) * stages
 

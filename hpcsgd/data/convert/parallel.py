@@ -52,7 +52,7 @@ class Watch:
 
 
 class WorkShares:
-    """The number of tasks of each rank in a round, by the measurements of rank 0."""
+    """The number of tasks of each rank in a round, adapted by times on rank 0."""
 
     def __init__(self, workers: int, most: int = MOST) -> None:
         self.workers = workers
@@ -80,7 +80,10 @@ class WorkShares:
 def part_of_rank(
     dealt: Sequence[Task], shares: Sequence[int], rank: int
 ) -> Sequence[Task]:
-    """Return the tasks of one rank: ranks in order, with almost equal shares."""
+    """Return the consecutive tasks of `dealt` for one rank, in proportion to `shares`.
+
+    A rank beyond the end of `shares` has no tasks.
+    """
     if rank >= len(shares):
         return dealt[:0]
     before = sum(shares[:rank])
@@ -143,7 +146,7 @@ class SingleRank:
 
 
 class Crew:
-    """All ranks of a conversion; results are on rank 0."""
+    """All ranks of a conversion, which share tasks; rank 0 receives the results."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -154,15 +157,16 @@ class Crew:
         self._beats_at: float | None = None  # time of the last beat of rank 0
 
     def interrupt(self) -> None:
-        """Stop after Ctrl-C, at once if rank 0 works alone, else in `agree`."""
+        """Request a stop after Ctrl-C: now if rank 0 works alone, else in `agree`."""
         self.is_asked_to_stop = True
         if self.at_once:
             raise KeyboardInterrupt
 
     def agree(self, fault: Fault | None, word: Any = None) -> list[Any]:
-        """Return the words of all ranks, or raise the fault of the lowest rank on all.
+        """Return `word` of every rank, or raise the lowest rank's fault on all ranks.
 
-        Collective. A request to stop on any rank counts as a fault.
+        Collective. `word` is any object. A request to stop on any rank counts as a
+        fault.
         """
         if self.is_asked_to_stop and self.size > 1:
             fault = fault or KeyboardInterrupt()
@@ -217,7 +221,7 @@ class Crew:
     def beat(self) -> None:
         """Send a sign of life from rank 0 to the waiting ranks, at most every BEAT s.
 
-        Raise a fault that another rank reports.
+        Raise a fault that another rank reports. Call it in `on_root_for_long` only.
         """
         if self._beats_at is None or monotonic() - self._beats_at < BEAT:
             return
@@ -258,8 +262,9 @@ class Crew:
         """Perform tasks on all ranks in rounds; rank 0 takes the results in order.
 
         Collective. Each rank calls `work` on its tasks of a round. `finish` converts
-        its results of the round to parts; its second argument are the values of `say`
-        of the results of all ranks. Rank 0 calls `take` on every part.
+        its results of the round to parts; the second argument of `finish` is the list
+        of the values that `say` returns for the results of all ranks. Rank 0 calls
+        `take` on every part.
         """
         fault: Fault | None = None
         left = iter(tasks)
@@ -341,7 +346,7 @@ class EncodedRows:
 
     @classmethod
     def of(cls, parts: Parts) -> "EncodedRows":
-        """Return the rows from the result of `parts`."""
+        """Return the encoded rows from numbers and arrays as `parts` returns them."""
         stores = [
             None if largest is None else _stored(parts, f"{number}/", largest)
             for number, largest in enumerate(parts["stores"])
@@ -396,7 +401,8 @@ class Encoder:
 
 
 def _named(stored: StoredRows) -> dict[str, Any]:
-    """Return the arrays of stored rows by name; a dot begins those of side columns."""
+    """Return the arrays of stored rows by name; names of side columns begin with a dot.
+    """
     beside = {f".{name}": column for name, column in stored.columns.items()}
     matrix = stored.matrix
     if not isinstance(matrix, Csr):

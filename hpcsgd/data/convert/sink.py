@@ -140,14 +140,17 @@ class SealedParts:
             self._give_up(error)
 
     def reach(self) -> None:
-        """Mark a row behind which the source can resume; seal the part in due time."""
+        """Note that the source can resume after the rows added so far.
+
+        Seal the part if the last one was sealed `SEAL_SECONDS` ago.
+        """
         if self._file is not None:
             self._end = self._file.tell()
             if monotonic() - self._sealed_at >= SEAL_SECONDS:
                 self.seal()
 
     def seal(self) -> None:
-        """Give the part its name, once it is on disk."""
+        """Complete the part: write it to disk up to the last mark, then name it."""
         if self._file is None:
             return
         try:

@@ -64,7 +64,7 @@ class TextStream:
         return piece
 
     def seek(self, position: int) -> None:
-        """Go to a byte of a plain text."""
+        """Move to byte `position` of a plain text."""
         self.file.seek(position)
         self.position = position
 
@@ -95,7 +95,10 @@ class TextStream:
 
 
 def compression(path: Path, file: Any) -> str | None:
-    """Return the compression by the first bytes; refuse a suffix that contradicts."""
+    """Return the compression that the first bytes show; None for a plain text.
+
+    Raise DataError if the suffix of `path` is that of another compression.
+    """
     head = file.read(6)
     file.seek(0)
     kind = next((name for magic, name in MAGIC.items() if head.startswith(magic)), None)
@@ -191,7 +194,7 @@ class Fault(Exception):
 
 
 def refusal(place: str, kind: Kind, text: bytes, remedy: str = "") -> DataError:
-    """Return the error for `text`, which begins with the refused token."""
+    """Return the error for a fault at `place`; `text` begins with the faulty token."""
     if kind not in SENTENCES:
         raise AssertionError(f"{kind.name} in {place}")
     token = text.split(b"\n", 1)[0]
@@ -426,7 +429,7 @@ class LevelSets:
         self.levels: dict[str, set[str]] = {}
 
     def add(self, parts: Parts) -> int:
-        """Add what `find_levels` returned of a piece; return where the piece ends."""
+        """Add the levels that `find_levels` returned of a piece; return its end byte."""
         for column, piece_levels in parts["levels"].items():
             levels = self.levels.setdefault(column, set())
             levels.update(piece_levels)
@@ -439,7 +442,7 @@ class LevelSets:
         return int(parts["end"])
 
     def in_order(self) -> dict[str, list[str]]:
-        """Return the levels of each column, numbers by their value, else as texts."""
+        """Return the sorted levels of each column: by value if all are numbers."""
         for column, levels in self.levels.items():
             if not levels:
                 raise DataError(
@@ -471,7 +474,7 @@ class TextSource(ABC):
     lacks_levels = False  # a separate pass must find them
 
     def follow(self, like: Like) -> None:  # noqa: B027
-        """Take the levels of columns of text from another file, if it has any."""
+        """Take the levels of columns of text from the file `like`, if it has any."""
 
     def begin(self) -> None:
         """Determine stamp, compression and size of the file; read its first lines."""
@@ -486,7 +489,7 @@ class TextSource(ABC):
         """Read the first lines and set the layout of the text."""
 
     def find_levels(self, piece: TextChunk) -> Parts:
-        """Return the levels of the columns of text in a piece, as `LevelSets` adds."""
+        """Return the levels of the columns of text in a piece, for `LevelSets.add`."""
         return {"end": piece.end, "levels": {}}
 
     def learn_levels(self, levels: dict[str, list[str]]) -> None:
@@ -535,7 +538,7 @@ class TextSource(ABC):
         return task.behind(self.first)
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
-        """Perform the first pass on one rank."""
+        """Perform the first pass over the text on this rank; return its outline."""
         self.begin()
         if self.lacks_levels:
             sets = LevelSets(self.path)
@@ -571,6 +574,6 @@ class TextSource(ABC):
         refuse_changed(self.path, self.stamp)
 
     def refused(self, piece: TextChunk, fault: Fault) -> DataError:
-        """Return the error with the place of a fault."""
+        """Return the error that names place and kind of a fault in `piece`."""
         self.check_unchanged()  # else the line number may be wrong
         return located(self.path, piece, fault, self.delimiter)

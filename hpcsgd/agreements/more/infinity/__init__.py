@@ -47,7 +47,7 @@ class OnDisk:
         return self.keeper.tiles(purpose)
 
     def check_reads(self) -> None:
-        """Raise on all ranks, after the last tile, a read error of one. Collective."""
+        """Raise a read error of one rank on all ranks, after the last tile. Collective."""
         self.keeper.check_reads()
 
     @property
@@ -65,10 +65,10 @@ class WeightsOnDisk(Protocol):
         """Yield the columns and the weights (columns, K) of each tile. Collective."""
 
     def check_reads(self) -> None:
-        """Raise on all ranks a read error of one of them. Collective."""
+        """Raise a read error of any rank on all ranks. Collective."""
 
     def copy_weights(self) -> int:
         """Copy the present weights; return the number of the copy."""
 
     def restore_copy(self, kept: int) -> None:
-        """Make the weights those of copy `kept`."""
+        """Restore the weights of copy `kept`, a number that `copy_weights` returned."""

@@ -21,7 +21,7 @@ from hpcsgd.precision import Precision
 
 
 class Scratch:
-    """Arrays that are used again: one for each name and shape."""
+    """Arrays and messages that are used again: one for each name and shape."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[Any, ...], Array] = {}
@@ -43,11 +43,11 @@ class Scratch:
         form: str,
         travels: bool = False,
     ) -> Message:
-        """Return a message that members sum in format `form`, one for equal arguments.
+        """Return a message that members sum in format `form`.
 
-        A message is opened before its first sum: members sum in the same order, and so
-        they also open in the same order. `travels`: the sum is started, and waited for
-        later.
+        Equal arguments return the same message. A message is opened before its first
+        sum: members sum in the same order, and so they also open in the same order.
+        `travels`: the sum is started, and waited for later.
         """
         key = (name, words, form, travels)
         message = self._messages.get(key)
@@ -81,7 +81,7 @@ def room_for_rows(task: Task, scratch: Scratch, blocks: Blocks) -> Array | None:
 
 
 def gather_rows(task: Task, group: Group, room: Array | None) -> Rows:
-    """Return the sampled rows of this member's columns, widened."""
+    """Return the sampled rows of this member's columns in the working format."""
     rows = task.shard.matrix.gather(task.backend, group.rows, room)
     task.clock.lap("gather")
     return rows
@@ -95,7 +95,7 @@ def rounds_margins(precision: Precision) -> bool:
 
 
 def store_margins(task: Task, margins: Array) -> Array:
-    """Round the summed margins to the format they are stored in."""
+    """Round the summed margins to the format that they are stored in; return them."""
     if rounds_margins(task.precision):
         # An array that several members read in place must not be changed by one.
         margins = margins if margins.flags.writeable else margins.copy()
@@ -104,7 +104,7 @@ def store_margins(task: Task, margins: Array) -> Array:
 
 
 def probed(task: Task, weights: Array) -> Array:
-    """Return the point at which scores are read: w, or w + μv."""
+    """Return the point at which scores are read: w, or w + μv with momentum v."""
     if task.states == 1:
         return weights
     point = weights[:, : task.columns]
@@ -135,8 +135,9 @@ def movable_intercept(task: Task, state: State) -> Array | None:
 def apply_update(
     task: Task, state: State, rows: Rows, residuals: Array, plan: HostPlan
 ) -> None:
-    """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, unless a gradient sink takes the
-    gradient.
+    """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i.
+
+    If the task has a gradient sink, the sink takes the gradient instead.
     """
     if task.gradient_sink is None:
         task.backend.apply_update(state.weights, rows, residuals, plan)
@@ -150,10 +151,11 @@ NOTHING: Array = np.empty(0)
 
 
 class HostExchange:
-    """See `hpcsgd.backends.task.Exchange`; the monitor's words travel with z.
+    """An exchange of one member on a host; see `hpcsgd.backends.task.Exchange`.
 
-    Members sum  z = Σ_c Y^c w^c  and the strictly-lower blocks of  G = Σ_c Y^c (Y^c)ᵀ,
-    packed one behind the other in one message where their formats are equal.
+    Members sum z = Σ_c Y^c w^c and the strictly-lower blocks of G = Σ_c Y^c (Y^c)ᵀ,
+    packed one behind the other in one message where their formats are equal. The words
+    of the monitor travel with z.
     """
 
     group: Group
@@ -183,7 +185,7 @@ class HostExchange:
         return store_margins(self.task, self.margins)
 
     def load(self, group: Group) -> None:
-        """Take the rows of this group next."""
+        """Take the rows and the coefficients of this group in the next exchange."""
         self.group = group
 
     def attach(self, state: State) -> None:
@@ -191,7 +193,7 @@ class HostExchange:
         self.state = state
 
     def sample(self) -> None:
-        """Gather the rows, widened."""
+        """Gather the sampled rows in the working format."""
         self.rows = gather_rows(self.task, self.group, self.room)
 
     def products(self) -> None:
@@ -214,9 +216,10 @@ class HostExchange:
         task.clock.lap("scores")
 
     def messages(self, *names: str, travels: bool = False) -> Sequence["HostSum"]:
-        """Return the sums of `gram` and `margins`, where the next products are written.
+        """Return the messages that sum `gram` and `margins`, whichever `names` has.
 
-        `travels`: the sums are started, and waited for later.
+        The next products are written into these messages. `travels`: the sums are
+        started, and waited for later.
         """
         key = names, travels, self.task.monitor_words
         sums = self._messages.get(key)
@@ -227,7 +230,7 @@ class HostExchange:
         return sums
 
     def _open(self, names: tuple[str, ...], travels: bool) -> Iterator["HostSum"]:
-        """Yield one message where the formats of all are equal, else one for each."""
+        """Yield one message if the formats of all names are equal, else one each."""
         task = self.task
         precision = self.task.precision
         margins = self.margin_shape[0] * self.margin_shape[1] + task.monitor_words
@@ -256,11 +259,11 @@ class HostExchange:
         return views
 
     def place(self, views: dict[str, Array]) -> None:
-        """Keep `gram`, `margins` and `more` in these arrays from now on."""
+        """Use the arrays of `views` as `gram`, `margins` and `more` from now on."""
         vars(self).update(views)
 
     def steps(self) -> None:
-        """Take the s steps: residuals from summed products."""
+        """Take the s steps: compute their residuals from the summed products."""
         task = self.task
         state = self.state
         group = self.group
@@ -279,7 +282,7 @@ class HostExchange:
         task.clock.lap("inner")
 
     def update(self) -> None:
-        """Add the steps to the weights."""
+        """Apply the s steps to the weights."""
         state = self.state
         residuals = self.state.residuals
         assert residuals is not None
@@ -297,7 +300,7 @@ class HostExchange:
         return gram
 
     def use(self, kept: Array) -> None:
-        """Take the steps with a Gram that was kept."""
+        """Take the next steps with `kept`, a Gram that `keep` returned."""
         self.gram = kept
 
     def host_margins(self) -> Array:
@@ -313,12 +316,12 @@ class HostExchange:
         return self.gram
 
     def host_state(self) -> State:
-        """Return the weights before the update, and the residuals of the steps."""
+        """Return the state, with weights before the update and the steps' residuals."""
         return self.state
 
 
 class HostSum:
-    """A message of an exchange, and the places of its total."""
+    """A message of an exchange, and the arrays of the exchange that it sums."""
 
     def __init__(
         self,
@@ -343,20 +346,20 @@ class HostSum:
         self.exchange.place(self._views)
 
     def sum(self) -> None:
-        """Sum the message over members, and put the total into its places."""
+        """Sum the message over members, and set the exchange's arrays to the total."""
         if self.travels:
             self.start().wait()
         else:
             self.arrive(self.message.sum("products"))
 
     def start(self) -> Pending:
-        """Begin the sum; `wait` puts the total into its places."""
+        """Begin the sum; `wait` of the result sets the exchange's arrays to it."""
         pending = self.message.start("products")
         self.exchange.task.clock.lap("communicate")
         return Pending(pending.buffer, lambda: self.arrive(pending.wait()))
 
     def arrive(self, total: Array) -> None:
-        """Put the total into its places."""
+        """Set the exchange's arrays to the total, and check the monitor's words."""
         exchange = self.exchange
         exchange.task.clock.lap("communicate")
         if total is not self._written:
@@ -371,7 +374,10 @@ NO_SUMS = Pending(NOTHING)
 
 
 class HostSequence:
-    """See `hpcsgd.backends.task.PartSequence`: every part is a call."""
+    """The calls before the sums of an exchange, the sums, and the calls after them.
+
+    See `hpcsgd.backends.task.PartSequence`.
+    """
 
     def __init__(
         self, before: Sequence[Part], sums: Sequence[HostSum], after: Sequence[Part]
@@ -381,7 +387,7 @@ class HostSequence:
         self._after = after
 
     def run(self) -> None:
-        """Call all parts."""
+        """Call the parts before the sums, sum over members, and call the others."""
         for part in self._before:
             part()
         for message in self._sums:
@@ -390,14 +396,14 @@ class HostSequence:
             part()
 
     def up_to_sums(self) -> None:
-        """Call the parts up to the sums, and wait for these."""
+        """Call the parts ahead of the sums, and complete the sums."""
         for part in self._before:
             part()
         for message in self._sums:
             message.sum()
 
     def start(self) -> Pending:
-        """Call the parts ahead of the sums, and begin these."""
+        """Call the parts ahead of the sums, and begin the sums, which are returned."""
         for part in self._before:
             part()
         if len(self._sums) == 1:
@@ -406,9 +412,10 @@ class HostSequence:
         return Pending(NOTHING, lambda: wait_for_all(pending))
 
     def run_beside(self, ahead: "HostSequence | None", earlier: Pending) -> Pending:
-        """Call all parts; begin `ahead` while the sums are in transit.
+        """Call all parts; start the sequence `ahead` while the sums are in transit.
 
-        The parts behind the sums need `earlier`, too. Return the sums of `ahead`.
+        The sums `earlier` are complete before the parts behind the sums are called.
+        Return the sums of `ahead`, which are pending.
         """
         own_sums = self.start()
         following = NO_SUMS if ahead is None else ahead.start()
@@ -429,7 +436,7 @@ def wait_for_all(pending: Sequence[Pending]) -> None:
 
 
 class HostStep(HostExchange):
-    """One step of a batch: its scores are read at one point of all states.
+    """One plain step on one batch: its scores are read at one point of all states.
 
     `is_alone`: the rows have the columns of all members, and nothing is summed.
     """
@@ -445,7 +452,7 @@ class HostStep(HostExchange):
         self.is_alone = is_alone
 
     def take(self, state: State, plan: HostPlan, rows: Rows, batch: StepBatch) -> None:
-        """Take the step of this batch next."""
+        """Use the state, plan and rows of this batch in the next step."""
         self.state = state
         self.plan = plan
         self.rows = rows
@@ -455,14 +462,14 @@ class HostStep(HostExchange):
         """Do nothing: the rows of all steps were gathered together."""
 
     def messages(self, *names: str, travels: bool = False) -> Sequence["HostSum"]:
-        """Return the sum of the margins; none where the member is alone."""
+        """Return the message that sums the margins; none if the step needs no sum."""
         if not self.is_alone:
             return super().messages(*names, travels=travels)
         self.margins = np.empty(self.margin_shape, dtype=self.task.margin_dtype)
         return ()
 
     def scores(self) -> None:
-        """Compute t = Y w of this member."""
+        """Compute the margins Y w of this member."""
         task = self.task
         weights = self.state.weights
         point = weights[:, : 2 * task.columns]  # w and its anchor
@@ -472,7 +479,7 @@ class HostStep(HostExchange):
         task.clock.lap("scores")
 
     def steps(self) -> None:
-        """Compute r = residual(t, y)."""
+        """Compute the residuals of the step from the summed margins."""
         task = self.task
         batch = self.batch
         margins = self.stored_margins()
@@ -490,13 +497,16 @@ class HostStep(HostExchange):
         task.clock.lap("inner")
 
     def update(self) -> None:
-        """Apply w ← M w + u Yᵀr."""
+        """Apply the step to the weights."""
         apply_update(self.task, self.state, self.rows, self.residuals, self.plan)
         self.task.clock.lap("update")
 
 
 class HostPlainSteps:
-    """See `hpcsgd.backends.task.PlainStepSequence`: rows of s steps, taken together."""
+    """s plain steps of one member on a host, whose rows are gathered together.
+
+    See `hpcsgd.backends.task.PlainStepSequence`.
+    """
 
     group: Group
     state: State
@@ -524,7 +534,7 @@ class HostPlainSteps:
         self.state = state
 
     def sample(self) -> None:
-        """Gather the rows of all steps, and what belongs to them."""
+        """Gather the rows of all steps, with their targets, weights and offsets."""
         self.rows = gather_rows(self.task, self.group, self.room)
         self.batch = batch_of(self.task, self.group.rows)
 
@@ -578,14 +588,18 @@ class HostPlainSteps:
             clock.lap("steps")
 
     def _message(self, rows: int) -> Message:
-        """Return the message of the scores of so many rows."""
+        """Return the message that sums the scores of a batch of `rows` rows."""
         task = self.task
         words = rows * self.task.columns
         form = task.precision.margin_sum
         return self.scratch.message(task.members, "margins", words, form)
 
     def each_step(self) -> Iterator[HostStep]:
-        """Yield the steps one by one, if there is other work between two of them."""
+        """Yield the steps one by one; the caller runs each before it requests the next.
+
+        This serves steps with other work between two of them. The residuals of all
+        steps are stored in the state at the end.
+        """
         residuals = []
         starts = self.blocks.starts
         for j, plan in enumerate(self.group.steps):
@@ -659,7 +673,7 @@ class SparseGather:
         )
 
     def for_products(self, stored: Csr) -> Rows:
-        """Return stored rows as the backend takes them."""
+        """Return stored rows in the working format, as the backend takes them."""
         return self.task.backend.widen(stored)
 
     def _all_lengths(self) -> Array:
@@ -674,7 +688,10 @@ class SparseGather:
 
 
 def pack(rows: Csr, column: np.dtype[np.generic]) -> Array:
-    """Return the column numbers, then the values, of `rows` in pieces of one size."""
+    """Return the column numbers, then the values, of `rows` in one array.
+
+    Its dtype is `piece_of` the dtype of the values.
+    """
     piece = piece_of(rows.data.dtype)
     numbers = rows.indices.astype(column, copy=False).view(piece)
     return np.concatenate([numbers, np.ascontiguousarray(rows.data).view(piece)])
@@ -757,7 +774,7 @@ class DenseGather:
         return self._all[first : self._filled]
 
     def for_products(self, stored: Array) -> Rows:
-        """Return stored rows as the backend takes them."""
+        """Return stored rows in the working format, as the backend takes them."""
         task = self.task
         buffer = self.scratch.array("whole", stored.shape, task.precision.working)
         if len(self._numbers) < len(stored):
@@ -768,7 +785,10 @@ class DenseGather:
 
 
 class HostRows:
-    """Gathered rows with all columns: those of one exchange, or of all so far."""
+    """Gathered rows with the columns of all members.
+
+    They are the rows of the last exchange, or, if `keeps`, of all exchanges so far.
+    """
 
     def __init__(self, task: Task, keeps: bool) -> None:
         self.task = task
@@ -786,7 +806,10 @@ class HostRows:
 
 
 class HostGatheredSteps(HostPlainSteps):
-    """See `hpcsgd.backends.task.GatheredSteps`: rows travel as they are stored."""
+    """Plain steps on rows that are gathered from all members, in their storage format.
+
+    See `hpcsgd.backends.task.GatheredSteps`.
+    """
 
     is_alone = True
 
@@ -797,7 +820,7 @@ class HostGatheredSteps(HostPlainSteps):
         self._flat: Array
 
     def has_rows(self) -> bool:
-        """Return whether the rows of this group were kept."""
+        """Return whether gathered rows of this group are stored."""
         entry = self.whole.kept.get(self.group.index)
         return entry is not None and same_rows(entry[0], self.group.rows)
 
@@ -815,7 +838,7 @@ class HostGatheredSteps(HostPlainSteps):
         self.task.clock.lap("communicate")
 
     def place(self) -> None:
-        """Put the columns of all members side by side."""
+        """Put the gathered columns of all members side by side, and store the rows."""
         whole = self.whole
         group = self.group
         stored = whole.gathering.assemble(self._flat)
@@ -826,18 +849,18 @@ class HostGatheredSteps(HostPlainSteps):
         whole.kept[group.index] = rows, stored, batch_of(self.task, group.rows)
 
     def sample(self) -> None:
-        """Widen the rows that were gathered."""
+        """Convert the gathered rows to the working format."""
         _, stored, self.batch = self.whole.kept[self.group.index]
         self.rows = self.whole.gathering.for_products(stored)
 
 
 def same_rows(known: Array, rows: Array) -> bool:
-    """Return whether these are the same rows in the same order."""
+    """Return whether two arrays contain the same row numbers in the same order."""
     return known.shape == rows.shape and bool((known == rows).all())
 
 
 class HostExchanges:
-    """See `hpcsgd.backends.task.MemberExchanges`: those of one member on a host."""
+    """The exchanges of one member on a host, `hpcsgd.backends.task.MemberExchanges`."""
 
     device = None
     gram_kernel = ""
@@ -851,7 +874,10 @@ class HostExchanges:
         self._rows: HostRows | None = None
 
     def exchange(self, blocks: Blocks, number: int = 0) -> HostExchange:
-        """Return the exchange of these sizes; `number` distinguishes several."""
+        """Return the exchange of the sizes `blocks`; `number` distinguishes several.
+
+        Equal arguments return the same exchange.
+        """
         key = blocks, number
         exchange = self._exchanges.get(key)
         if exchange is None:
@@ -872,7 +898,7 @@ class HostExchanges:
         return HostSequence(before, sums, after)
 
     def plain(self, blocks: Blocks) -> HostPlainSteps:
-        """Return steps that are taken one by one."""
+        """Return plain steps of the sizes `blocks`, which are taken one by one."""
         steps = self._plain.get(blocks)
         if steps is None:
             scratch = self.scratches.setdefault(0, Scratch())

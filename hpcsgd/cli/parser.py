@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 def not_negative(text: str) -> float:
-    """Return a finite number of at least 0; argparse shows why it is refused."""
+    """Return the number in `text`, which must be finite and at least 0.
+
+    For another text raise ArgumentTypeError, which argparse shows.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -50,9 +53,9 @@ def not_negative(text: str) -> float:
 
 
 def new_console(width: int, stream: Any = None) -> "Console":
-    """Return a console on a stream, of this width where the stream is no terminal.
+    """Return a console on `stream`, by default on standard output.
 
-    Without `stream` it is standard output.
+    It has `width` columns if the stream is not a terminal.
     """
     from rich.console import Console
 
@@ -95,14 +98,14 @@ CHATTY = logging.getLogger("hpcsgd.runs.session")  # a few lines a run
 
 
 def add_json(parser: Any, group: Any = None) -> None:
-    """Add --json, to a group of the parser's own where it has one."""
+    """Add --json to an argument group of the parser, by default to the general one."""
     (group or parser.general).add_argument(
         "--json", action="store_true", help="print the result as one JSON document"
     )
 
 
 def add_volume(parser: Any) -> None:
-    """Add -q and -v."""
+    """Add the flags -q and -v, which decide how much is logged."""
     volume = parser.general.add_mutually_exclusive_group()
     volume.add_argument(
         "-q", "--quiet", action="store_true", help="show errors only, no progress"
@@ -113,7 +116,7 @@ def add_volume(parser: Any) -> None:
 
 
 def add_progress(parser: Any) -> None:
-    """Add --progress, -q and -v."""
+    """Add the flags --progress, -q and -v."""
     parser.general.add_argument(
         "--progress",
         type=not_negative,
@@ -126,7 +129,10 @@ def add_progress(parser: Any) -> None:
 
 
 class RankHandler(logging.Handler):
-    """A handler that writes to the current sys.stderr, which a bar may replace."""
+    """A handler of log records that writes to the current sys.stderr.
+
+    A progress bar may replace sys.stderr meanwhile.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,8 +154,8 @@ class RankHandler(logging.Handler):
     def says(self, record: logging.LogRecord) -> bool:
         """Return whether this rank writes the record.
 
-        Rank 0 writes all records, other ranks warnings, and all records with --verbose,
-        except those that are the same on all ranks.
+        Rank 0 writes every record. Other ranks write warnings, or with --verbose every
+        record, but none that is the same on all ranks.
         """
         if self.rank == 0:
             return True
@@ -169,7 +175,7 @@ HANDLER = RankHandler()
 
 
 def set_up(arguments: argparse.Namespace) -> None:
-    """Install the handler, with the level of -q and -v."""
+    """Install the handler of the log, with the level of -q and -v."""
     level = logging.INFO
     if getattr(arguments, "quiet", False):
         level = logging.ERROR
@@ -215,7 +221,7 @@ def add_ranks(parser: Any) -> None:
 
 
 def _comm(text: str) -> str:
-    """Return `text`, or refuse kinds of earlier versions."""
+    """Return `text`, or refuse a kind of communicator that was removed."""
     if text != "tcp" and not text.startswith("file:"):
         return text
     from hpcsgd.config import why_retired
@@ -230,7 +236,10 @@ _met: list[bool] = []  # not empty if this process has opened a world
 
 
 def is_world_open() -> bool:
-    """Return whether the world has been opened: errors of one rank can reach others."""
+    """Return whether this process has opened the world.
+
+    From then on, an error of this rank can reach the other ranks.
+    """
     return bool(_met)
 
 
@@ -241,13 +250,13 @@ def on_all_ranks(
     code: Callable[[T], int],
     timeout: float = TIMEOUT,
 ) -> int:
-    """Run `action` on the world of `comm`, show its result on rank 0; return the code.
+    """Run `action` on all ranks of `comm`, and show its result on rank 0.
+
+    Return the exit code `code(result)`, which is the same on all ranks. It needs no
+    message, as rank 0 may have ended already because its output was closed.
 
     A rank waits at most `timeout` seconds for a rank that makes no progress; 0 = for
     ever.
-
-    `code` returns the exit code of the result, which is the same on all ranks. It needs
-    no message, as rank 0 may have ended already because its output was closed.
     """
     world = open_world(comm, timeout=timeout)
     _met.append(True)
@@ -261,7 +270,7 @@ def on_all_ranks(
 
 
 def _or_abort(world: "Communicator", action: Callable[[], T]) -> T:
-    """Return the result of `action`; abort all ranks for an error of this one only."""
+    """Return the result of `action`; abort all ranks if only this rank has an error."""
     try:
         return action()
     except HpcsgdError as error:
@@ -301,17 +310,20 @@ class Flag(NamedTuple):
 
     @property
     def help(self) -> str:
-        """Return its meaning, which is that of the setting unless it has its own."""
+        """Return the help of the flag: its own help, or else that of its setting."""
         return self.own_help or help_of(self.setting)
 
     @property
     def is_setting(self) -> bool:
-        """Return whether it stands for a key of a section."""
+        """Return whether the flag stands for a key of the configuration."""
         return "." in self.setting
 
     @property
     def metavar(self) -> dict[str, str]:
-        """Return the key in capitals as the name of the value, if it needs a name."""
+        """Return the name of the flag's value as an option of argparse, or {}.
+
+        It is the key in capitals, unless the flag has choices, a name or no value.
+        """
         if {"choices", "const", "metavar", "action"} & set(self.options):
             return {}
         return {"metavar": self.setting.split(".")[-1].upper()}
@@ -321,7 +333,7 @@ EXAMPLE = "Example:"
 
 
 class Formatter(argparse.HelpFormatter):
-    """Help in which an example keeps its lines and a default follows in brackets."""
+    """Formatter of help pages: an example keeps its lines, a default is in brackets."""
 
     def __init__(self, prog: str, defaults: Callable[[argparse.Action], str]) -> None:
         super().__init__(prog, max_help_position=26)
@@ -338,7 +350,7 @@ class Formatter(argparse.HelpFormatter):
 
 
 class HelpAll(argparse._HelpAction):
-    """Shows all flags and exits."""
+    """Action of the flag --help-all: show all flags and exit."""
 
     def __call__(self, parser: Any, *args: Any, **kwargs: Any) -> None:
         """Print the whole page on standard output."""
@@ -437,7 +449,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def format_usage(self) -> str:
-        """Return the line that shows what has to be given."""
+        """Return the line of the command with its required flags and arguments."""
         formatter = self._get_formatter()
         formatter.add_usage(self._usage(), [], [])
         return formatter.format_help()
@@ -481,7 +493,7 @@ class Parser(argparse.ArgumentParser):
                 formatter.end_section()
 
     def _usage(self) -> str:
-        """Return the command with what must be given; flags are on the page."""
+        """Return the command with its required flags and arguments, and [OPTIONS]."""
         words = [self.prog]
         for action in self._actions:
             if action.option_strings and action.required:
@@ -498,7 +510,7 @@ class Parser(argparse.ArgumentParser):
         return Formatter(self.prog, self.default_of)
 
     def default_of(self, action: argparse.Action) -> str:
-        """Return the value without this flag, "" if there is none."""
+        """Return the default of a flag or argument as text, "" if there is none."""
         fit = self.fits.get(action.dest, "")
         if action.nargs == 0:
             return f"{fit}; for SGD off" if fit else ""
@@ -557,7 +569,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, text)
 
     def error(self, message: str) -> NoReturn:
-        """Raise the error, with the command that shows the help."""
+        """Raise ConfigError with the message and the command that shows the help."""
         page = "--help-all" if self.rare else "--help"
         raise ConfigError(f"{message}; see {self.prog} {page}")
 
@@ -601,7 +613,10 @@ def _sgd_default(setting: str) -> Any:
 
 @cache
 def _helps() -> dict[str, str]:
-    """Return section.key -> the comment above or beside it, without its choices."""
+    """Return section.key -> the comment above or beside it in the file of defaults.
+
+    The choices at the end of a comment are left out.
+    """
     texts = {}
     section = ""
     remarks = list[str]()
@@ -635,7 +650,7 @@ def make_parser(word: str = "") -> Parser:
 def make_menu() -> Parser:
     """Return a parser with the names of all commands, which imports none of them.
 
-    It answers `--help`, `--version` and a command that does not exist.
+    It handles `--help`, `--version` and a command that does not exist.
     """
     parser, commands = _without_commands()
     for name, purpose in COMMANDS.items():

@@ -80,7 +80,7 @@ def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def table(found: Any) -> str:
-    """Return one line for each check, as text."""
+    """Return a certificate as text, with one line for each check."""
     lines = [
         f"{check.name:14} {_verdict(check):12} {_figures(check)}".rstrip()
         for check in found.checks

@@ -1,4 +1,4 @@
-"""Networks that are emulated: latency, bandwidth, and ranks that are not there."""
+"""Emulation of networks (latency, bandwidth) and of ranks that do not exist."""
 
 import ctypes
 import os
@@ -35,8 +35,8 @@ class Network:
 
     alpha: float  # seconds per hop of a tree
     bandwidth: float  # bytes per second of one rank's link
-    ranks: int = 0  # emulated number of ranks; 0 = those there are
-    jitter: float = 0.0  # a charge grows by up to this share, drawn anew each time
+    ranks: int = 0  # emulated number of ranks; 0 = the ranks of the run
+    jitter: float = 0.0  # a charge grows by up to this share, at random
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -60,7 +60,10 @@ NETWORKS = {
 
 
 def parse_network(text: str) -> Network:
-    """A preset's name, or alpha=5e-5,bandwidth=1.25e9[,ranks=64][,jitter=0.1]."""
+    """Return the network that a text describes: a preset's name, or its numbers.
+
+    Numbers are written as alpha=5e-5,bandwidth=1.25e9[,ranks=64][,jitter=0.1][,seed=1].
+    """
     if text in NETWORKS:
         return NETWORKS[text]
     field_types = {field.name: field.type for field in fields(Network)}
@@ -107,7 +110,10 @@ class NetworkLink:
             _sleep_sharply()
 
     def book(self, seconds: float) -> float:
-        """Queue a transfer of `seconds`, and return when it will be done."""
+        """Queue a transfer of `seconds`, and return the time at which it will be done.
+
+        Times are those of `time.perf_counter`.
+        """
         if self.network.jitter:
             seconds *= 1.0 + self.network.jitter * self._rng.uniform()
         self.charged += seconds
@@ -115,12 +121,12 @@ class NetworkLink:
         return self.free_at
 
     def is_over(self, moment: float) -> bool:
-        """Return whether a transfer that takes until then is done."""
+        """Return whether the time `moment`, at which a transfer is done, has passed."""
         return perf_counter() >= moment
 
 
 def _spin_until(moment: float) -> None:
-    """Spin: sharp, and it leaves the core as warm as a real wait would.
+    """Spin until the time `moment`, which keeps the core as warm as a wait of MPI.
 
     A sleep adds some microseconds, lets ranks wake apart and caches cool, which makes
     every message slower than the emulated network, above all for methods that send
@@ -131,7 +137,7 @@ def _spin_until(moment: float) -> None:
 
 
 def sleep_until(moment: float) -> None:
-    """Sleep: it frees the core, where spinning would take it from another rank."""
+    """Sleep until the time `moment`: other ranks can use the core meanwhile."""
     left = moment - perf_counter()
     if left > 0:
         time.sleep(left)
@@ -156,7 +162,10 @@ def _sleep_sharply() -> None:
 
 
 class DelayedCommunicator(Communicator):
-    """Any communicator behind a network; what it counts is what the inner one would."""
+    """A communicator whose collectives take as long as on an emulated network.
+
+    It counts the same calls, words and bytes as its inner communicator.
+    """
 
     def __init__(
         self, inner: Communicator, network: Network, link: NetworkLink | None = None
@@ -177,12 +186,18 @@ class DelayedCommunicator(Communicator):
 
     @property
     def charged(self) -> float:
-        """Seconds of all transfers of this rank, on the link that its groups share."""
+        """Seconds of all transfers of this rank on its link to the network, so far.
+
+        Communicators that are split from this one share the link.
+        """
         return self.link.charged
 
     @property
     def copied(self) -> tuple[int, int]:
-        """Bytes that the inner communicator copied (up, down), so far."""
+        """Bytes that the inner communicator copied (up, down) for collectives, so far.
+
+        The copies are between GPU and host.
+        """
         return self.inner.copied
 
     def watch(self, timeout: float) -> None:
@@ -194,7 +209,7 @@ class DelayedCommunicator(Communicator):
         self.inner.unwatch()
 
     def split(self, color: int, key: int) -> "DelayedCommunicator":
-        """Split the inner communicator; its parts share the link."""
+        """Split the inner communicator; the resulting communicators share the link."""
         return DelayedCommunicator(
             self.inner.split(color, key), self.network, self.link
         )
@@ -213,7 +228,10 @@ class DelayedCommunicator(Communicator):
 
     @contextmanager
     def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
-        """Add in the order of the ranks within, in the inner communicator, too."""
+        """Add in the order of the ranks inside the `with` block.
+
+        The inner communicator does so, too.
+        """
         with super().ordered_sums(is_ordered), self.inner.ordered_sums(is_ordered):
             yield
 
@@ -223,7 +241,7 @@ class DelayedCommunicator(Communicator):
         return self.network.alpha * hops + wire_bytes / self.network.bandwidth
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Begin the inner collective; its end is as late as the network makes it."""
+        """Begin the inner collective; it ends when it would end on the network."""
         transfer = self.inner.begin(collective, blocking)
         moved = collective.wire_bytes(self.modelled_ranks)
         if collective.kind == "swap":
@@ -237,7 +255,10 @@ class DelayedCommunicator(Communicator):
         return DONE
 
     def postpone(self, transfer: Transfer, seconds: float) -> Transfer:
-        """Return `transfer`, prolonged until a message posted now has arrived."""
+        """Return `transfer`, which ends when a message posted now would have arrived.
+
+        The message takes `seconds`, behind earlier messages on the link.
+        """
         done_at = self.link.book(seconds)
 
         def wait() -> None:
@@ -258,7 +279,7 @@ class DelayedCommunicator(Communicator):
 
 
 class DelayedWorkspace(Workspace):
-    """The inner transport's workspace, each sum as late as the network makes it."""
+    """The workspace of the inner communicator, with sums as slow as on the network."""
 
     def __init__(self, group: DelayedCommunicator, inner: Workspace) -> None:
         super().__init__(group, 0, inner.array.dtype)
@@ -270,7 +291,7 @@ class DelayedWorkspace(Workspace):
 
     @property
     def array(self) -> Array:
-        """Where this rank's part of the next sum goes, in the inner workspace."""
+        """The array for this rank's part of the next sum, in the inner workspace."""
         return self.inner.array
 
     def add(self) -> Array:
@@ -288,7 +309,7 @@ class DelayedWorkspace(Workspace):
 
 
 class EmulatedCommunicator(Communicator):
-    """Rank 0 of `size`, alone."""
+    """One process that acts as rank 0 of `size` ranks; the other ranks do not exist."""
 
     waits_busily = True
 
@@ -321,7 +342,10 @@ class EmulatedCommunicator(Communicator):
         return 1
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Write as many words as would come, each a word of this rank's own."""
+        """Fill the receive buffer with this rank's own words.
+
+        As many words are written as all ranks together would send.
+        """
         c = collective
         if c.kind in ("parts", "ordered_parts"):
             return start_parts_in_order(self, c)

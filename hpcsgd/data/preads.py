@@ -159,7 +159,7 @@ class DatasetTiles:
         self._file = os.open(path, os.O_RDONLY)
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """Return a dense block in the dtype of the dataset."""
+        """Return the block of these rows and columns, in the dtype of the dataset."""
         out = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
         self.read_into(rows, cols, out)
         return out

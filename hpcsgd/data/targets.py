@@ -52,7 +52,10 @@ def encode_targets(
 
 
 def encode_known(y: Array, targets: Targets, first_row: int) -> Array:
-    """Return y as a column (n, 1), encoded by the labels of a model; refuse others."""
+    """Return y as a column (n, 1), encoded by the labels of a model.
+
+    Raise DataError for a label that the model does not have.
+    """
     fault = _fault(y, targets.kind, first_row)
     if fault:
         raise DataError(fault)

@@ -30,7 +30,7 @@ def _probabilities(model: Generic) -> bool:
 
 
 class Generic(Learner):
-    """A classifier or a regressor, as its family is."""
+    """Base class of estimators whose family makes them classifiers or regressors."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -189,7 +189,7 @@ SIDES = ("y", "sample_weight", "offset")
 
 @dataclass(frozen=True)
 class RankArrays:
-    """The arrays that one rank passed: X, and the columns beside it."""
+    """The arrays that one rank passed: X, and its targets, weights and offsets."""
 
     X: Any  # dense float array or SciPy CSR
     sides: dict[str, Array | None]
@@ -225,7 +225,10 @@ def open_layout(
     readers: list[tuple[int, RowReader]] = []
 
     def opened(world: Communicator) -> RowReader:
-        """Return the one reader: a run opens its data again after a fall-back."""
+        """Return the reader, the same one in every call.
+
+        A run calls this function again after a fall-back.
+        """
         if readers and readers[0][0] != world.size:
             raise _alike("the rows of a lost rank are lost with it; start again")
         if not readers:
@@ -351,7 +354,10 @@ def _rows(
 
 
 def _with_presence(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the outline with "y" or "no y" in place of the length of a side column."""
+    """Return an outline with "y" or "no y" in place of the length of y.
+
+    Weights and offsets are treated alike.
+    """
     presence = {n: f"no {n}" if one[n] is None else n for n in SIDES}
     return {**one, **presence}
 
@@ -507,8 +513,9 @@ class FitData:
     def with_facts(self, **facts: Any) -> "FitData":
         """Return these data with a reader that knows facts that rows do not contain.
 
-        `labels`: all there are, where the rows may lack some; `fold_of`: the fold of
-        each row of the whole data; `column_names`: what messages call its columns.
+        `labels`: all labels of y, of which the rows may lack some; `fold_of`: the fold
+        of each row of the whole data; `column_names`: the names of the columns in
+        messages.
         """
         attributes = {name: fact for name, fact in facts.items() if fact is not None}
 

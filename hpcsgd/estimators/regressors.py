@@ -40,7 +40,7 @@ LARGEST_SHIFT = 700.0  # of the null model's intercept from the first bracket
 def explained(
     family: Family, y: Array, mean: Array, weights: Array | None, offset: Array | None
 ) -> float:
-    """Return D² of the predictions `mean`, (n,)."""
+    """Return D² of the predictions `mean`, (n,), the explained share of deviance."""
     weights = np.ones(len(y)) if weights is None else weights
     null = _null_mean(family, y, weights, offset)
     left = float(weights @ _deviance(family, y, mean))
@@ -329,7 +329,10 @@ class ScaleSearch:
         return float(np.exp(self._at))
 
     def is_done(self, scale: float) -> bool:
-        """Take a step, given the `scale` of the residuals; return True at the root."""
+        """Take a step of the search; return True if the root is found.
+
+        `scale` is that of the residuals of the fit at the scale that was tried.
+        """
         s = self._at
         r = float(np.log(scale)) - self._at
         if r > 0.0:
@@ -436,7 +439,7 @@ class HuberRegressor(Regressor):
     def _learn(
         self, rows: FitRows, ranks: FitRanks, starts: list[Any] | None, **changed: Any
     ) -> None:
-        """Fit with `delta`, or without it with epsilon times the scale of residuals."""
+        """Fit with `delta`; if it is None, with epsilon times the residuals' scale."""
         self._check(rows)
         passes = 0
         if self.delta is None:
@@ -454,8 +457,10 @@ class HuberRegressor(Regressor):
     def _find_scale(
         self, rows: FitRows, ranks: FitRanks, starts: list[Any] | None, rounds: int
     ) -> tuple[list[Any] | None, int]:
-        """Set `scale_`; return where the last of at most `rounds` fits ended, and the
-        passes of all.
+        """Set `scale_` by at most `rounds` fits.
+
+        Return the weights and intercept at which the last fit ended, and the passes
+        over the data of all fits.
         """
         c = np.ones(len(rows.y)) if rows.weights is None else rows.weights
         away = rows.y - _mean(rows.y, c, ranks)
@@ -504,7 +509,11 @@ class HuberRegressor(Regressor):
         return np.asarray(scores + intercept[0] - rows.y)
 
     def _check(self, rows: FitRows) -> None:
-        """Raise ConfigError for parameters that make no F or need targets in memory."""
+        """Raise ConfigError for a bad delta or epsilon.
+
+        Also raise it if the targets are in a file and delta is not 1, since they must
+        be scaled.
+        """
         if self.delta is not None and not 0.0 < self.delta < float("inf"):
             raise ConfigError(
                 f"delta = {self.delta!r} must be positive and finite, or None, which"
@@ -566,7 +575,7 @@ class HuberRegressor(Regressor):
                     record[name] *= self.delta_ ** powers[name]
 
     def _penalty_in(self, unit: float) -> dict[str, Any]:
-        """Return the arguments of `fit` that depend on the unit of coefficients."""
+        """Return the arguments of a fit whose coefficients are in units of `unit`."""
         l1 = self.alpha * self.l1_ratio / unit
         l2 = self.alpha * (1 - self.l1_ratio)
         bounds = self.bounds

@@ -63,7 +63,8 @@ def gradient_step(scale: float = 1.0) -> UnrolledSteps:
     """Return the step gradient ← gradient + Yᵀr, of rows that are stored times `scale`.
 
     The gain is `scale`, since a backend divides updates of such rows by it, and the sum
-    is a gradient. The intercept stays: replicas first agree on its own gradient.
+    is a gradient. The step leaves the intercept unchanged, because replicas combine its
+    gradient first.
     """
     one: Array = np.ones((1, 1))
     return UnrolledSteps(
@@ -131,15 +132,14 @@ class ManyUnrolledSteps(UnrolledSteps):
 
     @property
     def reads(self) -> int:
-        """Return how many states the scores combine; 1 if q is applied to
-        them already.
+        """Return how many states the scores combine.
+
+        It is 1 if the scores that the steps get are combined by q already.
         """
         return int(self.lead.shape[1])
 
     def of(self, columns: Array) -> "ManyUnrolledSteps":
-        """Return the coefficients of these entries of the last axis, which
-        may repeat.
-        """
+        """Return the coefficients of these columns of weights, which may repeat."""
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         parts["couple"] = tuple(c[..., columns] for c in self.couple)
         for name in ("lead", "carry", "gain", "free", "push"):
@@ -150,8 +150,9 @@ class ManyUnrolledSteps(UnrolledSteps):
 def unroll_many(
     update: LinearUpdate, rates: Array, counts: tuple[int, ...], l2: Array
 ) -> ManyUnrolledSteps:
-    """Return coefficients of steps of `rates` (s, settings), each setting with its own
-    λ.
+    """Return the coefficients of s steps of several models at once.
+
+    `rates` has a column for each setting, (s, settings), and `l2` has the λ of each.
     """
     states = update.states
     settings = len(l2)
@@ -182,9 +183,7 @@ def unroll_many(
 def one_step_many(
     update: LinearUpdate, rates: Array, count: int, l2: Array
 ) -> ManyUnrolledSteps:
-    """Return one step of `rates` (settings,), for scores to which q is
-    applied already.
-    """
+    """Return one step of `rates` (settings,), for scores that q has combined."""
     step = unroll_many(update, rates[None], (count,), l2)
     parts = {f.name: getattr(step, f.name) for f in fields(step)}
     return ManyUnrolledSteps(**parts | {"lead": np.ones((1, 1, len(l2)))})
@@ -307,7 +306,7 @@ class Blocks:
 
     @cached_property
     def rows(self) -> int:
-        """m = Σ b_j."""
+        """Number of rows of the exchange, m = Σ b_j."""
         return self.starts[-1]
 
     @cached_property
@@ -320,7 +319,10 @@ class Blocks:
 
     @cached_property
     def gram_words(self) -> int:
-        """(m² − Σ b_j²) / 2, which is b² s (s−1) / 2 when no batch is ragged."""
+        """Number of words of packed G, (m² − Σ b_j²) / 2.
+
+        It is b² s (s−1) / 2 if all batches have b rows.
+        """
         return self.gram_starts[-1]
 
 

@@ -203,7 +203,7 @@ SCHEMA = 1
 
 
 def add_record(folder: Path, event: str, **said: Any) -> dict[str, Any]:
-    """Append a record to the jobs of a folder, flushed to disk; return the record."""
+    """Append a record to the log of a job's folder, flushed to disk; return it."""
     at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     record = {"schema": SCHEMA, "event": event, "at": at, **said}
     try:
@@ -218,7 +218,7 @@ def add_record(folder: Path, event: str, **said: Any) -> dict[str, Any]:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of the jobs of a folder, oldest first."""
+    """Return the records in the log of a job's folder, oldest first."""
     try:
         text = read_entry_text(folder / LOG, "replace")
     except (FileNotFoundError, NotADirectoryError) as error:

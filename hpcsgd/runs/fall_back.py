@@ -28,7 +28,7 @@ NOT_OF_GRAMS = ("gram_wire",)  # fields that only a Gram has
 
 @dataclass(frozen=True)
 class FallbackLevel:
-    """One change of a setting."""
+    """One change of a setting to a more careful value."""
 
     key: str  # schedule.steps or precision.FIELD
     before: int | str
@@ -46,9 +46,9 @@ class FallbackLevel:
 
 
 def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None:
-    """Return the next fallback level, None at the last one.
+    """Return the next fallback level of a run with `config`, None at the last one.
 
-    The steps of `config` are decided.
+    The number of steps in `config` is decided, not automatic.
     """
     steps = config.schedule.steps
     recurs = product_facts(product).has_recurrence
@@ -65,7 +65,10 @@ def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None
 
 
 def fewer_steps(steps: int) -> int:
-    """The largest divisor of s that is at most s/2: groups begin where they began."""
+    """Return the largest divisor of s that is at most s/2.
+
+    With a divisor, an exchange of fewer steps begins wherever one of s steps began.
+    """
     return max(n for n in range(1, steps // 2 + 1) if steps % n == 0)
 
 
@@ -93,7 +96,7 @@ def convert_checkpoint(
         "exchanges": epochs * each + rest * s // fewer,
         "exchanges_per_epoch": each,
         "config": after.tables(),
-        # It is the same leg: `restore` counts one more.
+        # A fall-back is no resume: `restore` will count one.
         "resumes": document["resumes"] - 1,
     }
     measured = document["evaluation"]["measured_at"]
@@ -131,7 +134,7 @@ class GoodStates(Observer):
             self.candidates.append(_snapshot(state, self.view))
 
     def after_poll(self, number: int) -> None:
-        """Count what was kept before exchange `number` as checked."""
+        """Count states that were kept before exchange `number` as checked."""
         snapshots = [
             snapshot for snapshot in self.candidates if snapshot.exchanges < number
         ]
@@ -145,11 +148,12 @@ class GoodStates(Observer):
             self.measured = _snapshot(state, view)
 
     def put_back(self, state: State, view: View, has_gap: bool) -> bool:
-        """Put back the last state that was checked or, without a gap, the last one with
-        a good loss; return whether there is one.
+        """Put back a good state into `state` and `view`; return whether there is one.
 
-        A loss may be good in spite of a gap, and a run may diverge without one.
-        Seconds are not taken back.
+        It is the last state that was checked or, without a recurrence error
+        (`has_gap`), the last one with a good loss. A loss may be good in spite of a
+        recurrence error, and a run may diverge without one. The seconds of the run stay
+        as they are.
         """
         good = self.checked if has_gap else self.measured
         if good is None:
@@ -163,7 +167,10 @@ class GoodStates(Observer):
 
 
 def _snapshot(state: State, view: View) -> Snapshot:
-    """Copy this rank's part of the state, and note where the run stands."""
+    """Copy this rank's part of the state, and note where the run stands.
+
+    The notes are exchanges, epoch, loss and the number of evaluations.
+    """
     where = {
         "exchanges": view.exchanges,
         "epoch": view.epoch,
@@ -214,10 +221,10 @@ Cause = dict[str, Any] | None  # an alarm, or a divergence
 def fallback_event(
     view: View, rung: FallbackLevel, cause: Cause, stopped: int, there: int
 ) -> Event:
-    """Return the event of a fall-back: its cause, from where, to where, and what is
-    changed.
+    """Add a fall-back to the events of the run, and return its event.
 
-    `stopped` counts exchanges with the old settings, `there` with the new ones.
+    It has the cause, both positions and the changed setting `rung`. `stopped` counts
+    exchanges with the old settings, `there` with the new ones.
     """
     reason, why, figures = _reason(cause)
     text = (

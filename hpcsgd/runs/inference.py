@@ -118,7 +118,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A fitted model: its family, its coefficients, and what its rows were."""
+    """A fitted model: its family and coefficients, and a description of its rows."""
 
     family: Family
     weights: Array  # (d, K)
@@ -148,8 +148,9 @@ class InferenceModel:
         return tuple(f"{label}: {name}" for label in labels for name in names)
 
     def parameters(self) -> Array:
-        """Return the parameters in that order: of K > 1 classes contrasts to the
-        first.
+        """Return the parameters in the order of their names.
+
+        Of K > 1 classes they are contrasts to the first class.
         """
         parts = [] if self.intercept is None else [self.intercept[None, :]]
         whole = np.vstack([*parts, self.weights])
@@ -499,7 +500,7 @@ class RowPass:
         )
 
     def _scores(self, stored: Any, rows: slice) -> Array:
-        """Return t of whole rows, which are kept. Collective over members."""
+        """Return the scores t of `rows`, and store them. Collective over members."""
         scores = exact_scores(stored, self.weights)
         self.rows.grid.members.sum(scores, "evaluate")
         if self.model.intercept is not None:
@@ -686,7 +687,7 @@ class InferenceSystem:
         )
 
     def _inverse(self, H: Array, sums: RowSums) -> Array:
-        """Return H⁻¹; refuse a column that others make up, the first in their order."""
+        """Return H⁻¹; raise DataError if earlier columns make up a column."""
         from scipy.linalg.lapack import dpotrf, dpotri  # 10 MB that a fit may not need
 
         diagonal = np.diagonal(H)
@@ -959,8 +960,8 @@ def cluster_codes(
 ) -> tuple[Array | None, int]:
     """Return the cluster of each row of the data as a number, and how many there are.
 
-    Each rank has the labels of all rows, or those of its own, in the order of ranks.
-    Collective.
+    Each rank passes the labels of all rows, or each the labels of its own rows, which
+    follow in the order of ranks. Collective.
     """
     if clusters is None:
         return None, 0

@@ -1,4 +1,4 @@
-"""From a reader to the shard of a rank: rows, weights, exponents."""
+"""Loading of the rows of a rank: choice of rows and columns, weights, exponents."""
 
 import logging
 from collections.abc import Callable
@@ -65,7 +65,11 @@ def choose_exponents(
     backend: Backend,
     how: str,
 ) -> None:
-    """Set the exponents of all columns, if the format has few. Collective."""
+    """Set the exponents by which columns are scaled. Collective.
+
+    A matrix format with a wide range needs none. `how` is "column", "global" (one for
+    all columns) or "none".
+    """
     form = get_format(backend.precision.matrix)
     if not form.wants_scale:
         return
@@ -104,15 +108,15 @@ def report_rounding_loss(
 
 # Dense rows that stay in their file, of which none is ever in memory as a whole.
 
-NARROW_FORMATS = 4096  # columns of a file that are looked at together
+NARROW_FORMATS = 4096  # columns of a file that are checked together
 LOOKED = 2**20  # bytes of them
-TILE_BYTES = 4 * LOOKED  # bytes that looking at them takes
+TILE_BYTES = 4 * LOOKED  # bytes that the check takes
 
 
 def stream_tiles(
     reader: RowReader, rows: slice, columns: slice, backend: Backend, seen: Fingerprint
 ) -> Unheld:
-    """Check every value once, and return rows of which tiles are read when needed."""
+    """Check every value once, and return rows whose tiles are read when needed."""
     store = backend.store
     for first in range(columns.start, columns.stop, NARROW_FORMATS):
         some = slice(first, min(first + NARROW_FORMATS, columns.stop))
@@ -136,7 +140,7 @@ def stream_tiles(
 
 
 def replica_rows(grid: Grid, reader: RowReader) -> slice:
-    """Return the rows of this rank's replica; all replicas have about as many.
+    """Return the rows of this rank's replica; all replicas have about equally many.
 
     Refuse a grid in which a replica would have no row, or a member no column.
     """
@@ -161,9 +165,9 @@ def replica_rows(grid: Grid, reader: RowReader) -> slice:
 def column_parts(grid: Grid, reader: RowReader, partition: str) -> tuple[slice, ...]:
     """Return the columns of every member.
 
-    `partition` is "equal" (numbers of columns), "stored" (stored values), or "auto":
-    by stored values where the data is sparse. A reader with some of the columns has
-    `parts` that decide instead.
+    `partition` is "equal" (numbers of columns), "stored" (stored values), or "auto": by
+    stored values where the data is sparse. If the reader has an attribute `parts`,
+    because it has only some of the columns, these are the result.
     """
     members = grid.members.size
     parts: tuple[slice, ...] | None = getattr(reader, "parts", None)
@@ -175,7 +179,10 @@ def column_parts(grid: Grid, reader: RowReader, partition: str) -> tuple[slice, 
 
 
 def _stored_by_column(grid: Grid, reader: RowReader) -> NDArray[Any]:
-    """Stored values of every column of the data, counted by all ranks together."""
+    """Return the number of stored values of every column of the data. Collective.
+
+    Each rank counts some of the rows.
+    """
     world = grid.world
 
     def count() -> NDArray[Any]:
@@ -201,9 +208,10 @@ def split_held_out(
     total_rows: int,
     known: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Return the weights of training rows, with mean 1 each, and of held-out rows.
+    """Return the weights of training rows and those of held-out rows. Collective.
 
-    `known` are the folds of all rows, if they were drawn before.
+    Both have a column for each split. Weights of training rows have mean 1 over all
+    rows. `known` are the folds of all rows, if they were drawn before.
     """
     holdout_mask = split.kept_apart(rows, known)
     each = np.ones((len(holdout_mask), 1)) if weights is None else weights[:, None]
@@ -218,14 +226,20 @@ def split_held_out(
 
 
 def sum_over_replicas(grid: Grid, weights: Array | None) -> float:
-    """Σc over all rows: each replica's count once, however many members hold them."""
+    """Return Σc over all rows of the data. Collective.
+
+    Each replica counts once, however many members have its rows.
+    """
     with np.errstate(over="ignore"):  # an overflow is refused later, on all ranks
         local_sum = 0.0 if weights is None or grid.member else float(weights.sum())
     return float(sum(grid.world.exchange_objects(local_sum)))
 
 
 def scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
-    """Return c_i with mean 1 over all rows: F and the steps then share a minimiser."""
+    """Return the weights c_i with mean 1 over all rows, None for None.
+
+    With this mean, F and the steps have the same minimiser.
+    """
     if weights is None:
         return None
     if total <= 0.0:
@@ -242,8 +256,8 @@ def scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
 
 # From a reader to the shard of this rank, checked on all ranks together.
 
-SCANNED = 8 * 2**20  # bytes looked at together of a file that is streamed
-SCAN_BYTES = 3 * SCANNED  # bytes that looking at them takes
+SCANNED = 8 * 2**20  # bytes of a streamed file that are checked together
+SCAN_BYTES = 3 * SCANNED  # bytes that the check takes
 # Where a dense matrix trains faster, measured by benchmarks/bench_sparse.py: from which
 # density, and up to how many columns whatever the density.
 DENSE_PAYS = {"kernels": (0.2, 0), "SciPy": (0.05, 500)}
@@ -256,7 +270,7 @@ MOST_EXPONENT = 700.0
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """The shard, what its targets mean, and how to read its exact values."""
+    """The shard of a rank, what its targets mean, and how to read its exact values."""
 
     shard: Shard
     judged: Shard  # with the exact side columns, for losses
@@ -285,11 +299,12 @@ def load(
     backend: Backend,
     route: Callable[[int], Route | None] | None = None,
 ) -> LoadedRows:
-    """Read this rank's rows and columns; every rank raises what any rank found.
+    """Read this rank's rows and columns; all ranks raise the same errors. Collective.
 
-    With a `route` (number of rows -> the way through them) the matrix is checked once
-    and then streamed; where that is None, a GPU will store it. A run whose weights are
-    on disk reads some columns of its rows at a time.
+    Without `route` the matrix is read into memory. With `route`, a function of the
+    number of rows, the matrix is checked once, and then its rows are streamed in the
+    order that the function returns; if it returns None, a GPU will store the matrix. A
+    run whose weights are on disk reads some columns of its rows at a time.
     """
     world = grid.world
     precision = backend.precision
@@ -434,7 +449,7 @@ def _read_matrix(
     seen: Fingerprint,
     look: Callable[..., Unheld] | None,
 ) -> Matrix:
-    """Return this rank's block as the backend stores it, or what `look` makes of it."""
+    """Return this rank's block as the backend stores it, or the result of `look`."""
     if look is not None:
         return look(reader, rows, columns, backend, seen)
     store = backend.store
@@ -452,7 +467,7 @@ def _stream(
     seen: Fingerprint,
     route: Callable[[int], Route | None],
 ) -> Unheld:
-    """Check every value once, and return rows that are read again when they are due."""
+    """Check every value once, and return rows that are read again when needed."""
     store = backend.store
     # The elements of a file are those of the matrix only if nothing is scaled.
     element = "" if backend.scaling else backend.precision.matrix
@@ -516,7 +531,7 @@ def _advice(density: float, columns: int, precision: Precision) -> str:
 
 
 def finite_column(values: Array | None, rows: slice, name: str) -> Any:
-    """`values`, refused where one is not finite."""
+    """Return `values`, and raise DataError if one of them is not finite."""
     if values is None:
         return None
     bad = np.flatnonzero(~np.isfinite(values))
@@ -531,7 +546,7 @@ def finite_column(values: Array | None, rows: slice, name: str) -> Any:
 def _check_sizes(
     values: Array | None, most: float, rows: slice, name: str, remedy: str
 ) -> None:
-    """Raise DataError where a value is larger than a loss can be computed of."""
+    """Raise DataError if the size of a value exceeds `most`: losses would overflow."""
     if values is None or not len(values) or np.abs(values).max() <= most:
         return
     row = int(np.argmax(np.abs(values) > most))
@@ -542,7 +557,7 @@ def _check_sizes(
 
 
 def checked_weights(reader: RowReader, rows: slice) -> Any:
-    """The sample weights of these rows, refused where one is negative."""
+    """Return the sample weights of these rows; raise DataError for a negative one."""
     values = finite_column(reader.sample_weight(rows), rows, "sample_weight")
     if values is not None and (values < 0).any():
         row = rows.start + int(np.argmax(values < 0))

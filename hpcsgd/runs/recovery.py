@@ -1,4 +1,4 @@
-"""Damaged memory, lost ranks, signals."""
+"""Recovery of runs: from damaged memory, lost ranks and GPUs, and signals."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ def find_damage(live: AssembledRun) -> str:
     """Return a sentence on the first non-finite value of any rank's block; "" for none.
 
     The data was finite when it was read, so such a value came later: from faulty
-    memory, or from code that wrote where it should not. Called on all ranks.
+    memory, or from code that wrote where it should not. Collective.
     """
     rank_places = live.grid.world.exchange_objects(_first_bad(live))
     places = [(rank, place) for rank, place in enumerate(rank_places) if place]
@@ -69,7 +69,8 @@ def _first_bad(live: AssembledRun) -> tuple[int, int] | None:
 def smaller_grid(config: RunConfig, ranks: int) -> RunConfig:
     """Return `config` with a grid of `ranks` ranks.
 
-    It has as many replicas as before if they divide the ranks, else fewer.
+    It has as many replicas as before if their number divides that of the ranks, else
+    fewer.
     """
     replicas = config.grid.replicas
     while ranks % replicas:
@@ -79,7 +80,10 @@ def smaller_grid(config: RunConfig, ranks: int) -> RunConfig:
 
 
 def last_common(world: Communicator, known: Sequence[Snapshot]) -> Snapshot | None:
-    """Return the newest state that all ranks have: some may lack the last one."""
+    """Return the newest of the checkpoints `known` that all ranks have. Collective.
+
+    A rank may lack the last one. Return None if there is no common checkpoint.
+    """
     rank_exchanges = world.exchange_objects(
         [checkpoint.exchanges for checkpoint in known]
     )
@@ -92,10 +96,10 @@ def last_common(world: Communicator, known: Sequence[Snapshot]) -> Snapshot | No
 def device_loss_error(
     error: DeviceLost, rank: int | None, live: AssembledRun | None, run: RunSection
 ) -> DeviceLost:
-    """Return the error that ends the run after a lost GPU: exchanges done, what is
-    saved, how to resume.
+    """Return the error that ends the run after a lost GPU.
 
-    The GPU is not used. `rank` is None if another rank has reported the loss.
+    It has the exchanges done, what is saved and how to resume. The GPU is not used.
+    `rank` is None if another rank has reported the loss.
     """
     where = "before the first exchange"
     if live is not None:
@@ -144,14 +148,15 @@ CODES = {
 
 
 class Signals(Callback):
-    """Signal handlers for the length of a `with`, and a callback of the run inside it.
+    """Signal handlers inside a `with` block, and a callback of the run in that block.
 
-    Before training there is nothing to save: a signal then ends the program at once,
-    on all ranks: one that just left would wait for the others when MPI is finalised,
-    and they for it. Slurm sends its notice to every rank of a step, and each of them
-    leaves by itself: an MPI_Abort would make srun kill ranks that are about to leave
-    and report 137, which asks for no requeue. A rank inside a collective leaves too:
-    the others may have left already, and it would wait for them for ever.
+    Before training there is nothing to save: a signal then ends the program at once, on
+    all ranks. If one rank alone left, it would wait for the others when MPI is
+    finalised, and the others would wait for it. Slurm sends its notice to every rank of
+    a step, and each of them leaves by itself: an MPI_Abort would make srun kill ranks
+    that are about to leave and report 137, which asks for no requeue. A rank inside a
+    collective leaves too: the others may have left already, and it would wait for them
+    for ever.
     """
 
     def __init__(
@@ -225,6 +230,9 @@ class Signals(Callback):
 
     @staticmethod
     def _leaves_alone(number: int) -> bool:
-        """Return whether `number` is a notice that Slurm sends to each rank."""
+        """Return whether each rank receives signal `number` and ends by itself.
+
+        Slurm sends such a signal, a request to preempt the run, to all ranks of a step.
+        """
         is_notice = SIGNAL_REQUESTS.get(number) is Request.PREEMPT
         return is_notice and "SLURM_STEP_ID" in os.environ

@@ -93,7 +93,7 @@ class ComparisonRow:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the run reached its end with a loss that is not larger."""
+        """Return whether the run finished with a loss that is not above its first."""
         return self.result.status.is_finished and not self.worse
 
     @property
@@ -292,7 +292,10 @@ class Comparison:
 
     @property
     def before(self) -> dict[str, str]:
-        """Settings that ended before their method began, with a sentence on each."""
+        """Settings that ended before their method began, with a sentence on each.
+
+        Such a run ended in the first phase of its method, for example a warm-up.
+        """
         phases = {
             row.name: unreached_phase(row.setting.config, row.result.exchanges)
             for row in self.rows
@@ -388,7 +391,7 @@ class Comparison:
         return html(title, rows, lambda ax: self.plot(ax=ax), note)
 
     def save(self, folder: Path) -> None:
-        """Write compare.json into `folder`; rename the files of an earlier one."""
+        """Write compare.json into `folder`; rename files of an earlier comparison."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             archive_earlier_comparison(folder)

@@ -417,7 +417,10 @@ def _agreement(
 
 
 def _sums_of_replicas(hardware: Hardware, grid: tuple[int, int]) -> list[Sum]:
-    """Return the sums over replicas, on the levels that one replica does not fill."""
+    """Return the costs of a sum over replicas, one for each algorithm.
+
+    They are on the levels of the network that one replica does not fill.
+    """
     levels = tuple(
         replace(level, ranks=level.ranks and max(level.ranks // grid[1], 1))
         for level in hardware.levels

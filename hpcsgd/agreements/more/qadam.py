@@ -5,7 +5,7 @@ Needs    update adam, s = 1, τ = 1, product direct, gather or gather-once, one 
 Refuses  changes and clipping of gradients, 8-bit states, and scaled residuals.
 Keeps    m, v and a gradient on every replica, d·K words each of d columns and K
          classes, and what the codec keeps.
-Sends    in the first `warmup_steps` exchanges a gradient, later what becomes of m: an
+Sends    in the first `warmup_steps` exchanges a gradient, later the new momentum: an
          all-reduce of each bucket, d·K words in all, and with the first the tail of
          K·i + 1 words (i = 1 with an intercept, else 0). A codec sends its bytes of m
          instead, behind an all-reduce of the tail in float64. With i = 1 and R > 2
@@ -48,17 +48,17 @@ from hpcsgd.settings import setting
 
 @dataclass(frozen=True)
 class RestingAdam(Adam):
-    """Adam for `warmup_steps` steps; then m is an input of a step, and v rests."""
+    """Adam for `warmup_steps` steps; then m is an input of a step, and v stays."""
 
     warmup_steps: int = 100
 
     @classmethod
     def of(cls, adam: Adam, warmup_steps: int) -> "RestingAdam":
-        """Return a rule with the coefficients of `adam`."""
+        """Return a rule with the coefficients of `adam` and this length of warm-up."""
         return cls(adam.beta1, adam.beta2, adam.epsilon, warmup_steps)
 
     def rests(self, number: int) -> bool:
-        """Return whether v rests, unchanged, in step `number`, from 0 on."""
+        """Return whether v rests, unchanged, in step `number` (0 is the first step)."""
         return number >= self.warmup_steps
 
     def step(
@@ -98,12 +98,12 @@ class QAdamSettings(GradientSettings):
 
     @property
     def beginning(self) -> tuple[str, int, str] | None:
-        """Return the warm-up, whose steps are those of plain Adam."""
+        """Return setting, length and description of the warm-up, plain Adam."""
         return "agreement.warmup_steps", self.warmup_steps, "it was plain Adam"
 
 
 class QAdam(Gradient):
-    """QAdam: uncompressed gradients in the warm-up, then momentum by the codec."""
+    """QAdam: uncompressed gradients in the warm-up, then momentum in the codec."""
 
     settings: ClassVar[type[AgreementSettings]] = QAdamSettings
 
@@ -114,7 +114,7 @@ class QAdam(Gradient):
         super().__init__(grid, share, replace(inputs, steps=steps))
 
     def prepare(self, state: State) -> None:
-        """Allocate what the codec keeps, and make both senders."""
+        """Allocate the arrays of the codec, and make senders with and without it."""
         super().prepare(state)
         self.coded: Sender = self.sender
         self.plain: Sender = self.coded.uncoded()
@@ -122,14 +122,18 @@ class QAdam(Gradient):
         self.plain.overlap = self.coded.overlap
 
     def close(self) -> None:
-        """Close the groups of the sender with the codec. Collective."""
+        """Close the communicators of the sender with the codec. Collective."""
         if hasattr(self, "coded"):  # missing where an error came before `prepare`
             self.sender = self.coded
         super().close()
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
-        """Return what a gradient sends, after the warm-up a momentum in the codec."""
+        """Return the messages of an exchange: a gradient, after the warm-up a momentum.
+
+        The momentum is encoded by the codec. `exchanges` is the number of exchanges
+        done.
+        """
         if exchanges <= shape.settings.warmup_steps:
             return sent_for_gradient(shape)
         return super().messages(shape, exchanges)

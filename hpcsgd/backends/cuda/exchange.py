@@ -46,13 +46,16 @@ class GramTiles:
         self.shift = np.int32(side.bit_length() - 1)
         self.words = self.count * side * side
         self.numbers = sent(device, tiles)  # I << 16 | J of each
-        self.places = sent(device, places.ravel())  # of each in that list, or -1
+        self.places = sent(device, places.ravel())  # of each tile in that list, or -1
         self.across = np.int32(len(places))
         self._at = places
         self._blocks = blocks
 
     def packed(self, tiles: Array) -> Array:
-        """Return the Gram of a host's copy of the tiles, packed as on the host."""
+        """Return the Gram in the packed layout of the host.
+
+        `tiles` is a copy of the tiles on the host.
+        """
         side = self.side
         blocks = self._blocks
         parts = tiles.reshape(-1, side, side)
@@ -68,7 +71,7 @@ class GramTiles:
 
 @dataclass(frozen=True)
 class Widths:
-    """The columns of weights and of scores: K classes, and the states of an update."""
+    """The numbers of columns of weights and margins, from classes and states."""
 
     classes: int = 1
     states: int = 1
@@ -152,7 +155,10 @@ class DenseProducts:
         return 4 * (plan.workspace + count + parts)
 
     def part(self, columns: slice) -> "DenseProducts":
-        """Return the products of some columns, which begin with a chunk of a row."""
+        """Return the products of some columns, the first of which begins a chunk.
+
+        A chunk is 16 bytes of a row.
+        """
         part = copy(self)
         part.matrix = self.matrix.part(columns)
         return part
@@ -209,7 +215,10 @@ class DenseProducts:
         )
 
     def fetched(self, numbers: Any) -> Array:
-        """Return the rows on the host, as float32: the stored values, scaled back."""
+        """Copy the sampled rows to the host in float32.
+
+        They are divided by the factor with which the device stores values.
+        """
         matrix = self.matrix
         device = self.device
         wide = matrix.element == "fp32"
@@ -337,7 +346,7 @@ class SparseProducts:
         return 4 * rows
 
     def part(self, columns: slice) -> "SparseProducts":
-        """Return the products of some columns, for which kernels search each row."""
+        """Return the products of some columns; kernels search each row for them."""
         part = copy(self)
         part.matrix = self.matrix.part(columns)
         part._seen = np.int64(part.matrix.first), np.int64(part.matrix.width)
@@ -349,7 +358,10 @@ class SparseProducts:
         self._launch("csr_gram", shape, numbers, self._batches, self.tiles.numbers, out)
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
-        """Compute Gram, then margins: both read sparse rows in different orders."""
+        """Compute Gram, then margins, each in a launch of its own.
+
+        The two kernels read sparse rows in different orders.
+        """
         if self.tiles.count:
             self.gram(numbers, gram)
         self.margins(numbers, weights, margins)
@@ -472,7 +484,7 @@ class DeviceRecurrence:
 class DeviceShard:
     """The rows of a rank on its GPU: the matrix, and their order with their targets.
 
-    `in_order`: an exchange takes all of them, one after the other.
+    `in_order`: an exchange takes all rows of the matrix, in the order of the matrix.
     """
 
     matrix: DeviceMatrix | DeviceCsr
@@ -484,14 +496,15 @@ ONE_SCORE = Widths()
 
 
 def side_of(rows: int, width: int, is_sparse: bool) -> int:
-    """Return the side of tiles: rows that store few values have no large ones."""
+    """Return the side of Gram tiles; sparse rows always take the small tiles."""
     return kernels.SMALL if is_sparse else kernels.tile_for(rows, width)
 
 
 class ExchangeKernels:
-    """The kernels of exchanges of the sizes `blocks`, on buffers that stay.
+    """The kernels of exchanges of the sizes `blocks`, and their buffers.
 
-    `hpcsgd.backends.cuda.sequences.CudaExchange` calls them in the order of a product.
+    Buffers are allocated once. `hpcsgd.backends.cuda.sequences.CudaExchange` calls the
+    kernels in the order of a product.
     """
 
     def __init__(
@@ -532,7 +545,7 @@ class ExchangeKernels:
     ) -> Iterator[tuple[str, int]]:
         """Yield name and bytes of the buffers of exchanges of the sizes `blocks`.
 
-        Rows have `width` values of `item` bytes, and weights so many `columns`.
+        Rows have `width` values of `item` bytes, and weights have `columns` columns.
         """
         rows = blocks.rows
         side = side_of(blocks.rows, width, is_sparse)
@@ -559,7 +572,7 @@ class ExchangeKernels:
         self.products(weights)
 
     def after(self, weights: Any, intercept: Any) -> None:
-        """Take the steps from the sums, and update the weights."""
+        """Take the steps from the summed products, and update the weights."""
         self.iterate(intercept)
         self.apply_update(weights)
 
@@ -568,7 +581,7 @@ class ExchangeKernels:
         self._launch("sample", 1, 1024, self.sampled.arguments, element="fp32")
 
     def products(self, weights: Any) -> None:
-        """Compute tiles of this member's Gram, if there are any, and its margins."""
+        """Compute this member's margins, and its Gram tiles if there are any."""
         if not self.tiles.count:
             self.scores(weights)
             return
@@ -577,12 +590,12 @@ class ExchangeKernels:
         self.rows.both(numbers, point, self.gram, self.margins)
 
     def scores(self, weights: Any) -> None:
-        """Compute the margins of this member alone."""
+        """Compute the margins of this member, without its Gram tiles."""
         point = self._read(weights)
         self.rows.margins(self.sampled.numbers, point, self.margins)
 
     def gram_alone(self) -> None:
-        """Compute the Gram tiles of this member alone."""
+        """Compute the Gram tiles of this member, without its margins."""
         if self.tiles.count:
             self.rows.gram(self.sampled.numbers, self.gram)
 
@@ -606,7 +619,7 @@ class ExchangeKernels:
         self.use(self.device.zeros((words,), np.float32))
 
     def use(self, message: Any) -> None:
-        """Use `message`, a buffer of the same size, from now on."""
+        """Write tiles and margins into `message`, of the same size, from now on."""
         words = self.tiles.words
         self.message = message
         self.gram = message[:words]
@@ -624,7 +637,11 @@ class ExchangeKernels:
         return self.device.empty(shape, np.float32)
 
     def _read(self, weights: Any) -> Any:
-        """Return where scores are read: the weights, or a point of all their states."""
+        """Return the array at which scores are computed.
+
+        It is the weights, or for plain steps with momentum a combination of their
+        states.
+        """
         if self._point is None:
             return weights
         widths = self.widths
@@ -764,9 +781,10 @@ def has_fused_kernel(
     task: StepArithmetic,
     in_order: bool = False,
 ) -> bool:
-    """Return whether one kernel takes such steps; else each step is an exchange.
+    """Return whether one kernel takes all of these steps.
 
-    The caller ensures that the steps are plain SGD with one score a row.
+    Otherwise each step is an exchange. The caller ensures that the steps are plain SGD
+    with one score a row.
     """
     tall = max(blocks.sizes)
     item = matrix.values.dtype.itemsize
@@ -801,7 +819,7 @@ class _Coefficients:
         self._room: Any = None
 
     def load(self, plain: PlainSteps) -> None:
-        """Send the coefficients to the device, if they differ from those before."""
+        """Send the coefficients to the device, unless it has the same ones already."""
         if plain is self._loaded:
             return
         self._loaded = plain

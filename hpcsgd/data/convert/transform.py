@@ -54,7 +54,8 @@ class Like:
     def order(self, outline: Outline, path: Path) -> Array | None:
         """Return the numbers of a source's columns in the order of this file.
 
-        None if they are in this order already, or if one of the two has no names.
+        Return None if the source's columns are in this order already, or if the source
+        or this file has no names of columns.
         """
         if self.names is not None and outline.names is not None:
             names = list(outline.names)
@@ -236,9 +237,9 @@ LARGEST = 32 * 2**20  # bytes, glibc's own limit of the latter
 def retain_freed_memory(size: int) -> bool:
     """Keep up to `size` freed bytes in this process; return False if impossible.
 
-    Otherwise each new block of a megabyte costs a page fault for every 4 KiB, which is
-    a third of the time of a conversion. The setting is for programs, not for libraries,
-    because it affects the whole process.
+    Without this setting each new block of a megabyte costs a page fault for every 4
+    KiB, which is a third of the time of a conversion. The setting is for programs, not
+    for libraries, because it affects the whole process.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -330,7 +331,10 @@ def pack(parts: Parts) -> Array:
 
 
 def packed(parts: Parts) -> tuple[int, list[Array]]:
-    """Return the number of bytes of `pack`, and the bytes in arrays without a copy."""
+    """Return the number of bytes of `pack(parts)`, and these bytes as several arrays.
+
+    The arrays share memory with the arrays of `parts`.
+    """
     arrays = {k: np.ascontiguousarray(v) for k, v in parts.items() if _is_array(v)}
     others = {k: v for k, v in parts.items() if k not in arrays}
     shapes = {k: [a.dtype.str, list(a.shape)] for k, a in arrays.items()}

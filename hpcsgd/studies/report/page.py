@@ -66,7 +66,7 @@ HEAD = (
     *("runs", "epoch", "range", "vs 1 rank", "efficiency", "step"),
     *("calls", "words", "loss", "energy"),
 )
-TEXTS = 4  # of these columns
+TEXTS = 4  # the first of these columns are words
 ALWAYS = ("vs 1 rank", "efficiency")
 
 
@@ -354,7 +354,7 @@ class ProblemPart:
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of the page."""
+    """The contents of the page of a report."""
 
     title: str
     lead: str
@@ -570,7 +570,7 @@ def page(report: Report) -> str:
 
 
 def escape(text: str) -> str:
-    """Return any text as HTML."""
+    """Return any text as HTML, with special characters escaped."""
     return _escape(clean(text), quote=True)
 
 
@@ -658,7 +658,7 @@ def _class(table: Table, column: int, cell: str = "", marked: bool = False) -> s
 
 
 def write_page(report: Report, path: str | Path) -> Path:
-    """Write the HTML, whole or not at all."""
+    """Write the report as an HTML page, whole or not at all; return its path."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -89,7 +89,10 @@ Sizes = Callable[[int], Sequence[int]]  # tile -> words of all replicas
 
 
 class Between:
-    """The messages of tiles between replicas, in the same order on all of them."""
+    """The messages of tiles of weights and gradients between replicas.
+
+    All replicas post them in the same order.
+    """
 
     def __init__(
         self, replicas: Communicator, height: int, width: int, dtype: np.dtype
@@ -106,9 +109,11 @@ class Between:
     def gathered(
         self, parts: Owned, sizes: Sizes, purpose: str
     ) -> Iterator[tuple[int, Array]]:
-        """Yield the flat words of every tile, gathered from the own parts. Collective.
+        """Yield number and words of every tile, gathered over replicas. Collective.
 
-        The words are valid until the next tile.
+        `parts` yields number and words of this replica's part of every tile, and
+        `sizes` returns the words of the parts of a tile on all replicas. The words are
+        flat, and valid until the next tile is requested.
         """
         last = -1
         for number, part in parts:
@@ -120,13 +125,14 @@ class Between:
             yield last, self._arrived()
 
     def restart(self) -> None:
-        """Start the gradient of another exchange."""
+        """Start the gradient of another exchange at its first tile."""
         self._begun = 0
 
     def sums(self, number: int, count: int, sizes: Sizes, add: "Add") -> Array:
-        """Return the own part of Σ_p G of a tile. Collective.
+        """Return this replica's part of a tile of G, summed over replicas. Collective.
 
-        The sum of the next tile has been started by then.
+        `add` computes this replica's own gradient of the tile. When the sum is
+        returned, the sum of the next of the `count` tiles has been started.
         """
         if self.replicas.size == 1:
             return self._added(number, sum(sizes(number)), add)
@@ -138,9 +144,9 @@ class Between:
     def _gather(
         self, number: int, own: Array, counts: Sequence[int], purpose: str
     ) -> None:
-        """Start to gather a tile from a copy of the own part.
+        """Start to gather a tile from a copy of this replica's part.
 
-        The buffer of the part is used for another read meanwhile.
+        A copy is sent because the reader reuses the buffer `own` meanwhile.
         """
         part = self._own.tile(number, own.size)
         part.reshape(own.shape)[...] = own
@@ -178,13 +184,13 @@ FOLDER = "tiles"
 
 
 def store_in(out: str | None) -> Path:
-    """Return the folder of weights and states in a run folder."""
+    """Return the folder of weights and states in the run folder `out`."""
     return Path(out or "") / FOLDER
 
 
 @dataclass(frozen=True)
 class InfinityPlace:
-    """The folder, the tile and the policy of a run."""
+    """The folder of the tiles of a run, their layout, and how the run writes them."""
 
     folder: Path
     columns: int  # of the data
@@ -192,10 +198,13 @@ class InfinityPlace:
     height: int  # columns of a tile
     direct: bool
     sync: bool
-    is_of_a_run: bool = False  # it is in the run folder, by default
+    is_of_a_run: bool = False  # whether the folder is in the run folder
 
     def check(self) -> None:
-        """Raise DataError if a link is in place of the run's own folder."""
+        """Raise DataError if a link or a file is in place of the run's own folder.
+
+        The folder is checked if it is in the run folder, not if the user has named it.
+        """
         if self.is_of_a_run:
             try:
                 own_folder(self.folder.parent, self.folder.name)
@@ -218,16 +227,17 @@ class InfinityPlace:
         )
 
     def store(self, grid: Grid, layout: TileLayout, generation: int) -> TileStore:
-        """Return the store of this rank's files in a generation."""
+        """Return the store of this rank's files in generation number `generation`."""
         folder = place_in(self.folder, generation, grid.replica, grid.member)
         return TileStore(folder, layout, grid.replica, self.direct, self.sync)
 
     def fresh(
         self, grid: Grid, layout: TileLayout, document: dict[str, Any]
     ) -> TileStore:
-        """Return the store of a run that begins, with new files. Collective.
+        """Create the files of a run that begins, and return their store. Collective.
 
-        Files of earlier runs in the folder are removed.
+        Files of earlier runs in the folder are removed. `document` describes the state
+        before the first step.
         """
         world = grid.world
         world.together(lambda: self._clear(grid, 0))
@@ -238,7 +248,8 @@ class InfinityPlace:
     def earlier(self, grid: Grid, layout: TileLayout, run: str) -> TileStore:
         """Return the store of run `run`, which resumes. Collective.
 
-        It is open at the newest step that all ranks have.
+        The store is open at the newest step that all ranks have stored. States of
+        another layout are copied into new files.
         """
         world = grid.world
         of_all = world.exchange_objects(world.together(self._generations))
@@ -256,9 +267,9 @@ class InfinityPlace:
     def _same(
         self, grid: Grid, layout: TileLayout, number: int, run: str
     ) -> TileStore | None:
-        """Return the store if every rank has files in its own layout. Collective.
+        """Return the store of generation `number` if it has this `layout`. Collective.
 
-        Return None if a rank has none, or there is no common step.
+        Return None if a rank has no such files, or if no step is stored on all ranks.
         """
         world = grid.world
         store = self.store(grid, layout, number)
@@ -274,7 +285,10 @@ class InfinityPlace:
         return store
 
     def _whole(self, grid: Grid, store: TileStore, versions: list[int]) -> int:
-        """Return the newest step whose checksums are right on all ranks. Collective."""
+        """Return the newest step whose checksums are right on all ranks. Collective.
+
+        Raise DataError if there is none.
+        """
         reports = []
         for version in versions:
             difference = grid.world.together(partial(store.differs_at, version))
@@ -293,9 +307,10 @@ class InfinityPlace:
     def _dealt(
         self, grid: Grid, layout: TileLayout, number: int, newest: int, run: str
     ) -> TileStore | None:
-        """Return a store with the states of another layout. Collective.
+        """Return a new store, filled from files of another layout. Collective.
 
-        Return None if a rank cannot read the files of all ranks.
+        Return None if a rank cannot read the files of all ranks, or if ranks read
+        different steps.
         """
         world = grid.world
         old = world.together(lambda: self._seen(number, layout))
@@ -334,9 +349,10 @@ class InfinityPlace:
         return generation
 
     def _check(self, document: dict[str, Any], run: str) -> None:
-        """Raise DataError if the states are those of another run.
+        """Raise DataError if `document` is that of another run than `run`.
 
-        Such a run has begun in the same folder since.
+        The other run began in the same folder later, and has replaced the states of
+        `run`.
         """
         if document.get(RUN) != run:
             raise DataError(
@@ -346,7 +362,11 @@ class InfinityPlace:
             )
 
     def _clear(self, grid: Grid, but: int) -> None:
-        """Remove all generations but `but`; each rank also its own folders."""
+        """Remove all generations but number `but`.
+
+        Rank 0 removes the folders of all ranks, and every rank also removes its own
+        folders, which may be on a drive of its node.
+        """
         for number in generations(self.folder):
             if number != but:
                 if grid.world.rank == 0:
@@ -394,11 +414,12 @@ def tile_height(
     itemsize: int,
     replicas: int = 1,
 ) -> int:
-    """Return the columns of a tile, whose buffers have at most `budget` MiB.
+    """Return the number of columns of a tile whose buffers take at most `budget` MiB.
 
-    The buffers are the ring of states, w and G whole (both twice where they are sent),
-    temporary arrays of the rule, `rows` words a column of the batch, and the tile in
-    float64 for a loss.
+    The buffers are the ring of states (`words` words a column), w and G whole (both
+    twice where they are sent; `columns` words a column each), temporary arrays of the
+    rule, `rows` words a column of the batch, and the tile in float64 for a loss. A
+    member has at most `widest` columns.
     """
     whole = TOGETHER if replicas > 1 else ALONE
     column_words = RING * words + (whole + TEMPORARY) * columns + rows
@@ -408,7 +429,11 @@ def tile_height(
 
 
 def document_of(state: State, exchanges: int, each: int) -> dict[str, Any]:
-    """Return the parts of a step that are not in tiles, as a JSON document."""
+    """Return the state that is not in tiles, as a JSON document.
+
+    It contains the shared arrays, the intercept, the number of exchanges done, and
+    `each`, the exchanges of an epoch.
+    """
     arrays = dict(state.shared)
     if state.intercept is not None:
         arrays["intercept"] = state.intercept
@@ -420,7 +445,7 @@ def document_of(state: State, exchanges: int, each: int) -> dict[str, Any]:
 
 
 def restore_state(document: dict[str, Any], state: State) -> None:
-    """Restore shared arrays and intercept from the document."""
+    """Copy the shared arrays and the intercept of `document` into `state`."""
     arrays = document["arrays"]
     for name, array in state.shared.items():
         array[...] = _array(arrays[name], array)
@@ -533,7 +558,7 @@ class Infinity(Gradient):
         self.run = ""  # the identity of the run, in its states
         self.lock = TileLock(self.place.folder / f".r{grid.replica}c{grid.member}")
         self.is_broken = False
-        self.kept: int | None = None  # the copy that holds the weights, if it is one
+        self.kept: int | None = None  # the copy to read weights from, if any
         self._task: Task | None = None
 
     def open_weights(self, task: Task, columns: int, dtype: np.dtype[Any]) -> OnDisk:
@@ -543,7 +568,7 @@ class Infinity(Gradient):
         return OnDisk(shape, task.columns, dtype, self)
 
     def prepare(self, state: State) -> None:
-        """Allocate buffers of tiles, and the arrays of the intercept."""
+        """Allocate buffers of tiles, and the optimizer arrays of the intercept."""
         dtype = state.weights.dtype
         has_intercept = state.intercept is not None
         self.buffer = Buffer((0, self.columns), dtype, (), has_intercept)
@@ -557,12 +582,18 @@ class Infinity(Gradient):
         self._state = state
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Return the plan of every agreement, and the tiles; folders may differ."""
+        """Return the plan of `Gradient`, and the height of tiles; folders may differ.
+
+        Ranks compare their plans, and may have different folders.
+        """
         tiles = f"{self.height} columns each"
         return {**super().plan_in_words(state), "tiles": tiles}
 
     def open(self) -> None:
-        """Make the files of a run that begins, on all ranks together."""
+        """Create the files of a run that begins, on all ranks together.
+
+        Do nothing if they are open.
+        """
         if not self.is_open:
             self.grid.world.together(self._take_place)
             self.run = str(self.grid.world.exchange_objects(uuid4().hex)[0])
@@ -587,7 +618,8 @@ class Infinity(Gradient):
     def reopen(self, state: State, run: str) -> tuple[int, int]:
         """Open the files of a resumed run, at the last step of all ranks. Collective.
 
-        Return the exchanges done until then, and how many were an epoch.
+        Return the number of exchanges done until then, and the number of exchanges of
+        an epoch.
         """
         self.grid.world.together(self._take_place)
         self.run = run
@@ -615,12 +647,16 @@ class Infinity(Gradient):
     def apply_update(
         self, task: Task, state: State, rows: Any, residuals: Array, plan: Any
     ) -> None:
-        """Sum Y_bᵀr tile by tile, and step this rank's part of each."""
+        """Sum Y_bᵀr over replicas by tiles, and step this rank's part of each tile."""
         self.buffer.count_in(residuals)
         self._update(state, task, rows, residuals)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Step this replica's part of every tile where it had no rows. Collective."""
+        """Take the step of an exchange in which this replica had no rows. Collective.
+
+        The other replicas gather its parts of the weights, and it steps its parts with
+        the gradient of their rows.
+        """
         if self._done == exchanges - 1:
             return
         self._begin(exchanges - 1)
@@ -640,8 +676,8 @@ class Infinity(Gradient):
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return the all-reduce of the tail, and what each tile sends.
 
-        A tile is an all-gather of its weights and a reduce-scatter of its gradient. The
-        height of a tile is `shape.tile_columns`.
+        The tail is [Σr | count of rows]. A tile sends an all-gather of its weights and
+        a reduce-scatter of its gradient. The height of a tile is `shape.tile_columns`.
         """
         plan = TilePlan(shape.local_columns, shape.tile_columns, shape.replicas)
         sent = shape.sum(shape.tail, 8)
@@ -655,11 +691,11 @@ class Infinity(Gradient):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield the bytes of all tiles that are in memory at a time."""
+        """Yield name and bytes of the buffers of tiles that are in memory at a time."""
         yield "tiles", int(shape.settings.tile * MIB)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of a run contains."""
+        """Return the entries about tiles and disk traffic for the report of a run."""
         traffic = self.store.traffic
         plan = self.store.plan
         return {
@@ -694,7 +730,7 @@ class Infinity(Gradient):
         self.lock.release()
 
     def close(self) -> None:
-        """Release the files: no communicators were opened."""
+        """Close the files and release the lock; there are no communicators to close."""
         self.release()
 
     # ------------------------------------------------------------- weights on disk
@@ -702,8 +738,8 @@ class Infinity(Gradient):
     def tiles(self, purpose: str) -> Iterator[tuple[slice, Array]]:
         """Yield the columns and the weights (columns, K) of each tile. Collective.
 
-        All replicas read and gather them. For a step (`purpose` agreement) the weights
-        are q · (w, v), at which scores are computed.
+        Every replica reads its part of a tile, and the parts are gathered. For a step
+        (`purpose` agreement) the weights are q · (w, v), at which scores are computed.
         """
         plan = self.store.plan
         alone = self.grid.replicas.size == 1
@@ -720,14 +756,14 @@ class Infinity(Gradient):
         return [size * self.columns for size in self.store.plan.sizes(number)]
 
     def check_reads(self) -> None:
-        """Raise on all ranks a read error of one of them. Collective.
+        """Raise on all ranks the read error of any of them. Collective.
 
-        A step does so when it commits.
+        In a step, `TileStore.commit` raises read errors instead.
         """
         self.grid.world.together(self.store.pipeline.check)
 
     def _seen(self, words: Array, purpose: str) -> Array:
-        """Return w, or for a step the point at which scores are computed."""
+        """Return w, or for a step the point q · (w, v) at which scores are computed."""
         assert self._task is not None
         return (
             probed(self._task, words)
@@ -783,9 +819,9 @@ class Infinity(Gradient):
             task.clock.lap("update")
 
     def _add_tile_of(self, rows: TiledRows | None, residuals: Array | None) -> Add:
-        """Return the function that adds Y_bᵀr of a tile.
+        """Return the function that adds Y_bᵀr of a tile to its flat words.
 
-        It adds nothing where this replica had no rows.
+        The function adds nothing if this replica had no rows in the exchange.
         """
 
         def add(number: int, flat: Array) -> None:
@@ -796,14 +832,18 @@ class Infinity(Gradient):
         return add
 
     def _document(self, exchanges: int) -> dict[str, Any]:
-        """Return the document of a step, with the identity of the run."""
+        """Return the document of a step, with the identity of the run.
+
+        `exchanges` is the number of exchanges done.
+        """
         document = document_of(self._state, exchanges, self.steps.each)
         return {RUN: self.run, **document}
 
     def _tail(self) -> Array:
-        """Return Σ [Σr | count], the same on all members. Collective.
+        """Return [Σr | count of rows] summed over replicas. Collective.
 
-        Each member sums its own copy over replicas.
+        All members have the same sums: where their results may differ, member 0's are
+        used.
         """
         tail = self.buffer.tail.astype(np.float64)
         return self._same_on_members(self.grid.replicas.sum(tail, PURPOSE))

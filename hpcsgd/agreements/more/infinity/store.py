@@ -1,4 +1,4 @@
-"""The store of a rank's tiles: read and written beside the arithmetic."""
+"""The store of a rank's tiles: threads read and write them beside the arithmetic."""
 
 import re
 import shutil
@@ -37,7 +37,7 @@ from hpcsgd.formats import Array
 
 Words = dict[str, Array]  # of a tile, by state
 AHEAD = 1  # tiles that are read before they are needed
-RING = AHEAD + 2  # and the one in use, and the one that is written
+RING = AHEAD + 2  # also the tile in use, and the tile that is written
 
 
 @dataclass
@@ -47,7 +47,7 @@ class TileUnderWay:
     number: int
     buffers: Words
     done: Future[None]
-    traffic: Traffic  # which counts it
+    traffic: Traffic  # the counters of this tile
 
 
 class Pipeline:
@@ -75,7 +75,7 @@ class Pipeline:
     def read(
         self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
     ) -> Iterator[tuple[int, Words]]:
-        """Yield number and words of each tile, by state.
+        """Yield number and words of each tile, the words by name of the state.
 
         The words are valid until the next tile is requested.
         """
@@ -85,7 +85,7 @@ class Pipeline:
     def raw(
         self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
     ) -> Iterator[tuple[int, Words]]:
-        """Yield number and bytes of each tile, by state, with their padding."""
+        """Yield number and bytes of each tile, by name of the state, with padding."""
         for tile in self._coming(half, numbers, names, traffic):
             try:
                 yield tile.number, tile.buffers
@@ -99,7 +99,10 @@ class Pipeline:
         step: Callable[[int, Words], None],
         traffic: Traffic,
     ) -> None:
-        """Pass every tile of `half` through `step`, and write it to the other half."""
+        """Pass every tile of `half` through `step`, and write it to the other half.
+
+        The halves are those of the state files: one contains the last complete step.
+        """
         names = list(self.files)
         for tile in self._coming(half, numbers, names, traffic):
             step(tile.number, self._words(tile.number, tile.buffers, names))
@@ -130,7 +133,7 @@ class Pipeline:
             self.failure = error
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads that read, write and compute checksums."""
         self._reader.shutdown()
         self._writer.shutdown()
         self._summer.shutdown()
@@ -138,7 +141,7 @@ class Pipeline:
     def _coming(
         self, half: int, numbers: Iterable[int], names: list[str], traffic: Traffic
     ) -> Iterator[TileUnderWay]:
-        """Yield tiles in their order, one of them always read ahead."""
+        """Yield each tile in order once it is read; the next tile is read meanwhile."""
         coming: deque[TileUnderWay] = deque()
         try:
             for number in numbers:
@@ -220,7 +223,7 @@ class Pipeline:
 # differ by one at most, and the older one is still in the other half.
 
 CHECKSUMS = "checksums"  # of the tiles, in a stamp; earlier ones have none
-Fill = Callable[[str, slice, Array], None]  # of a state, columns of the data, into
+Fill = Callable[[str, slice, Array], None]  # state, columns of the data, output
 
 
 @dataclass(frozen=True)
@@ -241,7 +244,7 @@ class TileLayout:
 
 
 class TileStore:
-    """The files of one rank."""
+    """The state files and stamps of one rank, and the threads that access the files."""
 
     def __init__(
         self,
@@ -282,7 +285,7 @@ class TileStore:
         return self._pipeline
 
     def create(self, document: dict[str, Any], fill: Fill | None = None) -> None:
-        """Create files of zeros, or of the words that `fill` writes.
+        """Create files of zeros, or of the words that `fill` writes, and a stamp.
 
         Earlier files of this rank in the folder are removed.
         """
@@ -308,7 +311,10 @@ class TileStore:
             raise
 
     def versions(self) -> list[Stamp]:
-        """Return the stamps from which a run can resume, the newest first."""
+        """Return the stamps from which a run can resume, the newest first.
+
+        These are the intact stamps of files with the layout of this store.
+        """
         try:
             own_folder(self.folder.parent, self.folder.name)
         except OSError as error:
@@ -318,9 +324,10 @@ class TileStore:
         return [stamp for stamp in self.stamps.read() if self._fits(stamp)]
 
     def differs_at(self, version: int) -> str:
-        """Return the first tile whose words are not those of the step; "" if none.
+        """Return the first tile with a wrong checksum at a step, and its file, as text.
 
-        States of a version of hpcsgd that took no checksums are not checked.
+        Return "" if no checksum is wrong. States of a version of hpcsgd that took no
+        checksums are not checked.
         """
         checksums = self._stamp(version).document.get(CHECKSUMS)
         if checksums is None:
@@ -335,7 +342,7 @@ class TileStore:
         return "" if mismatch is None else f"tile {mismatch[1]} of {mismatch[0].path}"
 
     def open_at(self, version: int) -> None:
-        """Open the files at complete step `version`, of which a stamp exists."""
+        """Open the files at the complete step `version`, of which a stamp exists."""
         stamp = self._stamp(version)
         self.version = version
         self.document = stamp.document["state"]
@@ -362,7 +369,7 @@ class TileStore:
         return all(file.is_direct for file in self.files.values())
 
     def copy(self, name: str) -> int:
-        """Copy one state as it is now; return the copy's number."""
+        """Copy one state as it is now into a second file; return the copy's number."""
         if self._copy is None:
             of = self.files[name]
             path = self.folder / f"{name}.copy"
@@ -378,10 +385,10 @@ class TileStore:
         return self._copies
 
     def read_copy(self, number: int) -> Iterator[tuple[int, Words]]:
-        """Yield number and words of each tile of a copy, one of the last two.
+        """Yield number and words of each tile of copy `number`, one of the last two.
 
-        `Pipeline.check` raises the errors of these reads, after what all ranks do
-        together.
+        An error of these reads is stored, and `Pipeline.check` raises it after ranks
+        have finished their collective calls.
         """
         assert self._copy is not None
         buffer = aligned_buffer(self._copy.each)
@@ -391,7 +398,10 @@ class TileStore:
             yield tile, {"weights": self._copy.view(buffer, tile)}
 
     def commit(self, document: dict[str, Any]) -> None:
-        """Commit the other half, which is complete: it is the one to read now."""
+        """Commit the step in the other half of the files, which is complete.
+
+        Flush the files, write a stamp with `document`, and read that half from now on.
+        """
         self.pipeline.check()
         began = perf_counter()
         if self.sync:
@@ -404,12 +414,15 @@ class TileStore:
         self.document = document
 
     def read(self, name: str, is_step: bool) -> Iterator[tuple[int, Words]]:
-        """Yield every tile of one state at the last complete step, read ahead."""
+        """Yield number and words of every tile of one state at the last complete step.
+
+        The next tile is read ahead. `is_step`: the traffic counts as that of steps.
+        """
         traffic = self.traffic if is_step else self.read_traffic
         return self.pipeline.read(self.half, self.plan, [name], traffic)
 
     def update(self, step: Callable[[int, Words], None]) -> None:
-        """Pass every tile through `step`, in place, into the other half."""
+        """Pass every tile through `step`, in place, and write it to the other half."""
         self.pipeline.update(self.half, self.plan, step, self.traffic)
 
     def close(self) -> None:
@@ -479,7 +492,10 @@ def generations(folder: Path) -> list[int]:
 
 
 def check_own(folder: Path) -> None:
-    """Raise DataError if a link is in place of the folder of a generation or rank."""
+    """Raise DataError if a link or a file is in place of `folder`.
+
+    The folder is that of a generation or of a rank.
+    """
     try:
         own_folder(folder.parent, folder.name)
     except OSError as error:
@@ -505,7 +521,7 @@ def place_in(folder: Path, generation: int, replica: int, member: int) -> Path:
 
 @dataclass(frozen=True)
 class TilesOnDisk:
-    """The files of one rank of a generation."""
+    """The files of one rank in a generation, as their stamps describe them."""
 
     folder: Path
     layout: TileLayout
@@ -513,7 +529,10 @@ class TilesOnDisk:
     stamps: tuple[Stamp, ...]
 
     def checksums(self, name: str, version: int) -> Array | None:
-        """Return the checksums of the tiles of a state at a step, None if none."""
+        """Return the checksums of all tiles of a state at a step, or None.
+
+        None if an earlier version of hpcsgd has written the state without checksums.
+        """
         stamp = next(stamp for stamp in self.stamps if stamp.version == version)
         texts = stamp.document.get(CHECKSUMS)
         return None if texts is None else from_text(texts[name])
@@ -528,14 +547,17 @@ class Generation:
 
     @property
     def version(self) -> int | None:
-        """Return the newest step that all ranks have; None if one is missing."""
+        """Return the newest step that all ranks have stored.
+
+        None if the files of a rank are missing, or if there is no such step.
+        """
         if not self._is_whole():
             return None
         steps = [{stamp.version for stamp in rank.stamps} for rank in self.held]
         return max(set.intersection(*steps), default=None)
 
     def document(self, version: int) -> dict[str, Any]:
-        """Return the document that belongs to the tiles of a step."""
+        """Return the document that was stored with step `version`."""
         stamps = self.held[0].stamps
         state: dict[str, Any] = next(
             stamp.document["state"] for stamp in stamps if stamp.version == version
@@ -543,7 +565,7 @@ class Generation:
         return state
 
     def fill(self, name: str, version: int, columns: slice, out: Array) -> None:
-        """Copy these columns of a state into `out`, (columns, width)."""
+        """Copy these columns of a state at a step into `out`, (columns, width)."""
         for rank in self.held:
             layout = rank.layout
             plan = rank.layout.plan(rank.replica)
@@ -552,7 +574,10 @@ class Generation:
                 _fill(rank, plan, name, version, columns, out)
 
     def _is_whole(self) -> bool:
-        """Return whether all replicas of the layout have every column."""
+        """Return whether the files contain every column of every replica.
+
+        All of them must have the same columns, widths, dtype and number of replicas.
+        """
         if not self.held:
             return False
         first = self.held[0].layout
@@ -632,7 +657,10 @@ def _differs(path: Path, number: int) -> DataError:
 
 
 def _tiles(plan: TilePlan, columns: slice, first: int) -> Iterator[int]:
-    """Return the numbers of the tiles with some of these columns of the data."""
+    """Return the numbers of the tiles that contain some of `columns` of the data.
+
+    `first` is the first column of the member.
+    """
     start = max(columns.start - first, 0) // plan.height
     stop = min(-(-(columns.stop - first) // plan.height), plan.count)
     return iter(range(start, stop))

@@ -42,7 +42,10 @@ def padded(size: int) -> int:
 
 @dataclass(frozen=True)
 class TilePlan:
-    """Columns in tiles of equal height but for the last, over some replicas."""
+    """The tiles of a member's columns, and the part of each tile on each replica.
+
+    All tiles have `height` columns except the last.
+    """
 
     columns: int
     height: int  # columns of a tile
@@ -55,25 +58,25 @@ class TilePlan:
         return -(-self.columns // self.height)
 
     def tile(self, number: int) -> slice:
-        """Return the columns of a tile."""
+        """Return the columns of a tile, as a slice of the member's columns."""
         first = number * self.height
         return slice(first, min(first + self.height, self.columns))
 
     def part(self, number: int, replica: int | None = None) -> slice:
-        """Return the columns of a tile on a replica, by default on this one."""
+        """Return the columns of a tile on a replica, by default on this replica."""
         tile = self.tile(number)
         who = self.replica if replica is None else replica
         share = split_range(tile.stop - tile.start, self.replicas, who)
         return slice(tile.start + share.start, tile.start + share.stop)
 
     def within(self, number: int) -> slice:
-        """Return the own part of a tile, counted from the beginning of the tile."""
+        """Return this replica's part of a tile, from the tile's first column on."""
         columns = self.part(number)
         first = self.tile(number).start
         return slice(columns.start - first, columns.stop - first)
 
     def rows(self, number: int) -> int:
-        """Return the number of columns of the own part of a tile."""
+        """Return the number of columns of this replica's part of a tile."""
         columns = self.part(number)
         return int(columns.stop - columns.start)
 
@@ -84,12 +87,12 @@ class TilePlan:
 
     @property
     def most(self) -> int:
-        """Return the number of columns of the largest own part."""
+        """Return the number of columns of the largest part of this replica."""
         return self.rows(0) if self.count else 0
 
     @property
     def total(self) -> int:
-        """Return the number of columns of all own parts."""
+        """Return the number of columns of all parts of this replica."""
         return sum(self.rows(number) for number in range(self.count))
 
     def __iter__(self) -> Iterator[int]:
@@ -97,9 +100,9 @@ class TilePlan:
 
 
 def columns_for(budget: float, each: int, columns: int) -> int:
-    """Return the columns of a tile that fit into `budget` MiB.
+    """Return the number of columns of a tile that fit into `budget` MiB.
 
-    A column takes `each` bytes in all buffers together.
+    A column takes `each` bytes in all buffers together. There are `columns` at most.
     """
     fit = int(budget * MIB) // each
     if fit < 1:
@@ -121,7 +124,10 @@ def columns_for(budget: float, each: int, columns: int) -> int:
 
 @dataclass
 class Traffic:
-    """The bytes that a rank read and wrote, of states and of padding, and seconds."""
+    """The bytes of states and of padding that a rank has read and written.
+
+    The seconds that this took are counted, too.
+    """
 
     read: int = 0
     written: int = 0
@@ -130,25 +136,25 @@ class Traffic:
     seconds_written: float = 0.0
     seconds_summed: float = 0.0  # of checksums, by a thread of their own
     seconds_flushed: float = 0.0  # until the drive had a step
-    stood: float = 0.0  # seconds that the step waited for them
+    stood: float = 0.0  # seconds that the step waited for the threads
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def has_read(self, size: int, moved: int, seconds: float) -> None:
-        """Count a read of `size` bytes of states, `moved` with padding."""
+        """Count a read of `size` bytes of states, `moved` bytes with padding."""
         with self._lock:
             self.read += size
             self.padding += moved - size
             self.seconds_read += seconds
 
     def has_written(self, size: int, moved: int, seconds: float) -> None:
-        """Count a write of `size` bytes of states, `moved` with padding."""
+        """Count a write of `size` bytes of states, `moved` bytes with padding."""
         with self._lock:
             self.written += size
             self.padding += moved - size
             self.seconds_written += seconds
 
     def has_summed(self, seconds: float) -> None:
-        """Count the seconds of the checksum of a tile that is written."""
+        """Count the seconds spent on the checksum of a tile that is written."""
         with self._lock:
             self.seconds_summed += seconds
 
@@ -156,9 +162,10 @@ class Traffic:
 def step_bytes(
     columns: int, words: int, itemsize: int, forward: int
 ) -> tuple[int, int]:
-    """Return the bytes that one step reads, and those that it writes.
+    """Return the bytes that one step reads, and the bytes that it writes.
 
-    A column has `words` words of all states, of which `forward` are weights.
+    A column has `words` words of all states; `forward` of them are read once more, for
+    the scores.
     """
     each = columns * itemsize
     return each * (words + forward), each * words
@@ -175,14 +182,14 @@ REFUSES_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def aligned_buffer(size: int) -> Array:
-    """Return bytes in memory that begin and end on a page."""
+    """Return an array of at least `size` bytes that begins and ends on a page."""
     raw = np.zeros(padded(size) + PAGE, dtype=np.uint8)
     skip = -raw.ctypes.data % PAGE
     return raw[skip : skip + padded(size)]
 
 
 class StateFile:
-    """A file of one state: two halves of (columns kept, width) words."""
+    """A file of one state: two halves of (this replica's columns, width) words."""
 
     def __init__(
         self,
@@ -196,7 +203,8 @@ class StateFile:
         self.plan = plan
         self.width = width
         self.dtype = dtype
-        self.each = padded(plan.most * width * dtype.itemsize)  # of every tile but one
+        # Bytes of this replica's part of every tile but the last.
+        self.each = padded(plan.most * width * dtype.itemsize)
         last = plan.rows(plan.count - 1) * width * dtype.itemsize if plan.count else 0
         self.half = self.each * max(plan.count - 1, 0) + padded(last)
         # Of the tiles of both halves, as they were written last.
@@ -238,7 +246,7 @@ class StateFile:
         if self.wants_direct and hasattr(os, "O_DIRECT"):
             try:
                 self._file = open_entry(self.path, os.O_RDWR | os.O_DIRECT)
-                # Some file systems refuse only what is read.
+                # Some file systems refuse O_DIRECT only when data is read.
                 os.preadv(self._file, [aligned_buffer(PAGE).data], 0)
                 self.is_direct = True
             except OSError as error:
@@ -265,11 +273,11 @@ class StateFile:
         }
 
     def bytes_of(self, number: int) -> int:
-        """Return the bytes of the words of a tile's own part."""
+        """Return the bytes of this replica's part of a tile, without padding."""
         return self.plan.rows(number) * self.width * self.dtype.itemsize
 
     def view(self, buffer: Array, number: int) -> Array:
-        """Return the words of a tile in a buffer of bytes, (columns, width)."""
+        """Return the words of a tile, (columns, width), as a view of `buffer`."""
         words: Array = buffer[: self.bytes_of(number)].view(self.dtype)
         return words.reshape(self.plan.rows(number), self.width)
 
@@ -278,13 +286,13 @@ class StateFile:
         return zlib.crc32(buffer[: self.bytes_of(number)].data)
 
     def sum_up(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
-        """Store the checksum of a tile that is written."""
+        """Compute and store the checksum of a tile that is written to `half`."""
         began = perf_counter()
         self.checksums[half, number] = self.checksum_of(buffer, number)
         traffic.has_summed(perf_counter() - began)
 
     def read(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
-        """Read a tile's own part into `buffer`, with its padding."""
+        """Read this replica's part of a tile, with padding, from disk into `buffer`."""
         began = perf_counter()
         size = self.bytes_of(number)
         moved = padded(size)
@@ -305,7 +313,7 @@ class StateFile:
         traffic.has_read(size, moved, perf_counter() - began)
 
     def write(self, half: int, number: int, buffer: Array, traffic: Traffic) -> None:
-        """Write a tile's own part from `buffer`, with its padding."""
+        """Write this replica's part of a tile, with padding, from `buffer` to disk."""
         began = perf_counter()
         size = self.bytes_of(number)
         moved = padded(size)
@@ -320,7 +328,7 @@ class StateFile:
         traffic.has_written(size, moved, perf_counter() - began)
 
     def flush(self) -> None:
-        """Wait until the drive has all that was written."""
+        """Wait until the drive has stored all that was written."""
         try:
             os.fdatasync(self._file)
         except OSError as error:
@@ -345,7 +353,10 @@ def unreadable(path: Path, error: OSError) -> DataError:
 
 
 def disk_full_error(path: Path, error: OSError, size: int) -> DataError:
-    """Return the error of a write that failed; what was complete before stays so."""
+    """Return the error of a failed write of `size` bytes.
+
+    A step that was complete before the write stays complete.
+    """
     return DataError(
         f"{path} cannot be written ({error.strerror}), {size} bytes were asked for;"
         " make room or choose another [agreement] store, then go on with --resume auto:"
@@ -362,7 +373,11 @@ def disk_full_error(path: Path, error: OSError, size: int) -> DataError:
 
 @dataclass(frozen=True)
 class Stamp:
-    """The number of steps since the files were made, and the document of the last."""
+    """The mark of a complete step.
+
+    `version` is its number since the files were made, `document` the state beside the
+    tiles.
+    """
 
     version: int
     document: dict[str, Any]
@@ -389,7 +404,7 @@ class Stamps:
         self.write(first)
 
     def write(self, stamp: Stamp, sync: bool = True) -> None:
-        """Write a stamp into the slot of its parity."""
+        """Write a stamp into slot 0 or 1, the parity of its step number."""
         line = _line(stamp).ljust(self.slot)
         try:
             number = open_entry(self.path, os.O_RDWR)
@@ -442,7 +457,7 @@ WORD = np.dtype("<u4")
 
 
 def in_text(files: dict[str, StateFile], half: int) -> dict[str, str]:
-    """Return the checksums of one half as texts, by state."""
+    """Return the checksums of one half in base64, by name of the state."""
     return {
         name: b64encode(file.checksums[half].astype(WORD).tobytes()).decode()
         for name, file in files.items()
@@ -467,7 +482,7 @@ def differing(
 ) -> tuple[StateFile, int] | None:
     """Return file and number of the first tile with a wrong checksum, or None.
 
-    All tiles before it are read.
+    All tiles before that one are read.
     """
     for file in files:
         buffer = aligned_buffer(file.each)

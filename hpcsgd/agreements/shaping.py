@@ -16,13 +16,17 @@ from hpcsgd.formats import Array
 
 @dataclass(frozen=True)
 class GradientFacts:
-    """The columns of the local part of a gradient, and a sum over all parts."""
+    """The columns of a gradient that this rank has, and the sum over all ranks."""
 
     columns: slice | Array  # the local ones of all columns, or their numbers
     total: Callable[[Array], Array]  # sums words over the ranks with other parts
 
     def runs(self) -> list[tuple[int, slice]]:
-        """Return runs of consecutive columns: the first local row, and the columns."""
+        """Return each run of consecutive local columns as (first row, columns).
+
+        The first row counts in the local part of a gradient, which has a row for each
+        column.
+        """
         if isinstance(self.columns, slice):
             return [(0, self.columns)]
         breaks = np.flatnonzero(np.diff(self.columns) != 1) + 1
@@ -35,10 +39,13 @@ class GradientFacts:
 
 
 class Shaper(ABC):
-    """A change of the mean gradient, without penalty and intercept, in place."""
+    """Base class of changes of the mean gradient before a step, in place.
+
+    The gradient has neither the penalty nor the part of the intercept.
+    """
 
     def prepare(self, state: State) -> None:  # noqa: B027
-        """Allocate in the state the arrays that checkpoints save."""
+        """Allocate in `state` the arrays of this shaper, which checkpoints save."""
 
     @abstractmethod
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
@@ -48,7 +55,7 @@ class Shaper(ABC):
         """
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of a run contains."""
+        """Return the entries of this shaper in the report of a run."""
         return {}
 
 
@@ -65,18 +72,18 @@ NONE = -1.0  # in place of a missing norm: checkpoints take no NaN
 
 @dataclass
 class ByValue(Shaper):
-    """Clipping of every word to [−at, at]."""
+    """Clipping of every value of the gradient to [−at, at]."""
 
     at: float
     clipped: int = 0
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """Clip word by word, which sends nothing."""
+        """Clip the local values one by one; this needs no message."""
         self.clipped += int((np.abs(gradient) > self.at).any())
         np.clip(gradient, -self.at, self.at, out=gradient)
 
     def facts(self) -> dict[str, Any]:
-        """Return the number of steps in which a word of this rank was too large."""
+        """Return the number of steps in which some value on this rank was clipped."""
         return {"clipped_updates": self.clipped}
 
 
@@ -108,8 +115,9 @@ class ByNorm(Shaper):
 class ByPercentile(ByNorm):
     """Clipping by norm to the percentile `at` of the last hundred norms.
 
-    Norms are those before clipping, including that of this exchange; `at` = 5 is the
-    norm that the smallest 5 % do not exceed. Steps that were left out have no norm.
+    The norms are those before clipping, including the norm of this exchange. If `at` is
+    5, the limit is the norm that the smallest 5 % of them do not exceed. A step that
+    was left out, as after an overflow, adds no norm.
     """
 
     _norms: Array = field(default_factory=lambda: np.full((1, HISTORY), NONE))
@@ -131,7 +139,7 @@ class ByPercentile(ByNorm):
 
 
 def norm_of(gradient: Array, whole: GradientFacts) -> float:
-    """Return ‖g‖ over all columns, of which `gradient` has the local ones."""
+    """Return the norm ‖g‖ over all columns; `gradient` has the local columns only."""
     word = np.array([np.square(gradient, dtype=np.float64).sum()])
     return float(np.sqrt(whole.total(word)[0]))
 
@@ -188,13 +196,13 @@ SALT = 0x6E6F697365  # of a stream of random numbers of its own
 
 @dataclass
 class Noise(Shaper):
-    """Gaussian noise that decreases with the steps; `variance` is that of the first."""
+    """Gaussian noise whose variance decreases from `variance` in the first step."""
 
     variance: float
     seed: int
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """Add noise to the local columns, drawn for each block of all columns."""
+        """Add noise to the local columns; a column has the same noise on any grid."""
         size = np.sqrt(self.variance / (1.0 + moment.number) ** FADES)
         for place, columns in whole.runs():
             height = columns.stop - columns.start

@@ -28,7 +28,10 @@ MOST_EXPONENT = 100  # 2^e and 2^-e are numbers of float32
 
 @dataclass
 class ColumnExponents:
-    """Exponents of all columns of the data, and counts of values that were lost."""
+    """Powers of two that scale the columns of a matrix into a narrow format.
+
+    It also counts the values that were clipped or became 0 when they were stored.
+    """
 
     form: Format
     exponents: Array  # (columns of the data,)
@@ -50,7 +53,7 @@ class ColumnExponents:
         return np.clip(scaled, -self.form.largest, self.form.largest)
 
     def down(self, values: Array) -> None:
-        """Scale decoded values back to their size, in place."""
+        """Undo in place the scaling of `up`, on values that were decoded."""
         np.ldexp(values, -self._of(values), out=values)
 
     def _of(self, values: Array) -> Any:
@@ -64,7 +67,8 @@ class ColumnExponents:
 def make_scaling(form: Format, peaks: Array, own: slice, how: str) -> ColumnExponents:
     """Return the largest exponents that leave no column's peak beyond the format.
 
-    `how` is "column", "global" (all columns share the smallest) or "none".
+    `peaks` has the largest absolute value of each column. `how` is "column", "global"
+    (all columns share the smallest exponent) or "none" (all exponents are 0).
     """
     _, above = np.frexp(peaks)  # peak = f · 2^above with f in [1/2, 1)
     limit = int(np.frexp(form.largest)[1])
@@ -89,7 +93,7 @@ class StepBatch:
     targets: Array  # (m, 1)
     weights: Array | None  # (m, 1)
     offsets: Array | None  # (m, 1)
-    anchors: Array | None = None  # (m, K), scores: r is less their residuals
+    anchors: Array | None = None  # (m, K) scores, whose residuals are subtracted
 
     def part(self, rows: slice) -> "StepBatch":
         """Return the batch of some of the rows."""
@@ -121,7 +125,7 @@ class Rows(Protocol):
         """Compute out ← the strictly-lower blocks of Y Yᵀ, packed."""
 
     def add_transposed(self, scaled: Array, weights: Array) -> None:
-        """Add Yᵀ scaled to the first columns of `weights`, in place."""
+        """Add Yᵀ · `scaled` to the first columns of `weights`, in place."""
 
     def first_not_finite(self) -> tuple[int, int] | None:
         """Return row and column of the first value that is not finite, or None."""
@@ -197,11 +201,10 @@ class Backend(Protocol):
         """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
 
     def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
-        """Take all steps on rows of all columns in one call, with no message between
-        them.
+        """Take all steps in one call, on rows of all columns, without a message.
 
-        Return their residuals; return None, without a step, if the backend has no such
-        call.
+        Return the residuals of the steps. Return None, without a step, if the backend
+        has no such call.
         """
 
     def pipelined_steps(
@@ -226,7 +229,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class HostPlan:
-    """Coefficients spread over the rows they multiply.
+    """The coefficients of an exchange, each repeated for the rows that it multiplies.
 
     Whatever does not depend on an earlier residual is then one call for all s steps.
     """
@@ -265,7 +268,10 @@ class HostPlan:
         intercept[...] = unrolled.free[step] @ intercept + push
 
     def scale(self, step: int, residuals: Array, out: Array) -> None:
-        """Compute out ← earlier residuals times their factors in scores of `step`."""
+        """Compute out ← residuals of earlier steps times their coefficients.
+
+        The coefficients are those in the scores of step number `step`.
+        """
         np.multiply(residuals, self.couple[step], out=out)
 
 
@@ -317,7 +323,11 @@ class ColumnDraws:
         self.throws = 0
 
     def draw_uniform(self, weights: Array) -> Array:
-        """Return a number in [0, 1) for each weight of the local columns, or of all."""
+        """Return random numbers in [0, 1), one for each entry of `weights`.
+
+        `weights` has a row for each local column, or for each column of the data. Each
+        call draws new numbers.
+        """
         counter = np.array([0, 0, 0, self.throws], dtype=np.uint64)
         self.throws += 1
         source = np.random.Generator(np.random.Philox(key=self.key, counter=counter))
@@ -367,7 +377,10 @@ class LossScale:
         return fits
 
     def settle(self, overflowed: bool) -> None:
-        """Adapt the scale after an exchange, in which some residual `overflowed`."""
+        """Adapt the scale after an exchange.
+
+        `overflowed`: some residual of the exchange was not finite.
+        """
         self.overflowed = False
         if not overflowed:
             self._grow()
@@ -416,7 +429,7 @@ VELOCITY = "velocity"  # name of the momenta where they are stored apart from we
 
 @dataclass(frozen=True)
 class WordRange:
-    """Some words of a state, and the arrays that a rule keeps for them."""
+    """Some weights of a state, and the arrays of an update rule for these weights."""
 
     weights: Any  # which are read
     to: Any  # where they are written, maybe the same
@@ -425,7 +438,7 @@ class WordRange:
 
 
 class Memory(Protocol):
-    """Arrays of one rank, on its host or on its device."""
+    """Operations on the arrays of one rank, on its host or on its device."""
 
     on_device: ClassVar[bool]  # False: its arrays are NumPy arrays
 
@@ -437,25 +450,25 @@ class Memory(Protocol):
         """Return an array of zeros."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return an array whose values are not known."""
+        """Return an array of undefined values."""
 
     def mirrored(
         self, kept: dict[str, Array], names: Iterable[str]
     ) -> dict[str, Array]:
-        """Return the same arrays; those named are stepped in this memory."""
+        """Return the arrays `kept`; steps in this memory update those in `names`."""
 
     def host_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an array of zeros on the host, for copies from and to this memory."""
 
     def row_of(self, host: Array) -> Any:
-        """Return the words of a flat array of `host_zeros` as a matrix of one row.
+        """Return the elements of a flat array of `host_zeros` as a matrix of one row.
 
-        On the host it is a view. On a device it is another array, of zeros, which ends
-        with a whole chunk.
+        On the host it is a view. On a device it is another array, of zeros, and padded
+        to a whole chunk of 16 bytes.
         """
 
     def clear(self, array: Any) -> None:
-        """Set all words of an array without gaps to 0."""
+        """Set all elements of a contiguous array to 0."""
 
     def copy(self, array: Any, out: Any) -> None:
         """Compute out ← array."""
@@ -472,9 +485,10 @@ class Memory(Protocol):
         factor: float,
         turn: Turn,
     ) -> None:
-        """Step along `factor` · `gradient` plus the penalty, λw.
+        """Take a step of `rule` along `factor` · `gradient` plus the penalty, λw.
 
-        The host destroys the gradient.
+        The step reads and writes the weights and arrays of `part`. On the host it
+        overwrites `gradient`.
         """
 
     def host_wait(self, group: Communicator) -> Wait:
@@ -484,10 +498,13 @@ class Memory(Protocol):
         """
 
     def start_to_host(self, array: Any, out: Array) -> Wait:
-        """Start to copy an array into one of `host_zeros`; return its wait."""
+        """Start to copy `array` to `out`, an array of `host_zeros`.
+
+        Return a function that waits until the copy is complete.
+        """
 
     def from_host(self, values: Array, out: Any) -> None:
-        """Copy `values` of the host into `out`; they may change after the call."""
+        """Copy `values` of the host into `out`; the caller may then change `values`."""
 
     def fetch(self, array: Any) -> Array:
         """Return the values of an array on the host."""
@@ -500,7 +517,7 @@ class Memory(Protocol):
 
 
 class HostMemory:
-    """NumPy arrays, which are copied and cleared at once."""
+    """The `Memory` of NumPy arrays: every copy is complete when its method returns."""
 
     on_device: ClassVar[bool] = False
     layer: Any = None
@@ -513,13 +530,13 @@ class HostMemory:
     host_zeros = zeros
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an array whose values are not known."""
+        """Return an array of undefined values."""
         return np.empty(shape, dtype=dtype)
 
     def mirrored(
         self, kept: dict[str, Array], names: Iterable[str]
     ) -> dict[str, Array]:
-        """Return the arrays themselves."""
+        """Return `kept` itself: steps on the host update its arrays in place."""
         return kept
 
     def row_of(self, host: Array) -> Array:
@@ -527,7 +544,7 @@ class HostMemory:
         return host[None]
 
     def clear(self, array: Array) -> None:
-        """Set all words to 0."""
+        """Set all elements of `array` to 0."""
         array[...] = 0.0
 
     def copy(self, array: Array, out: Array) -> None:
@@ -547,7 +564,11 @@ class HostMemory:
         factor: float,
         turn: Turn,
     ) -> None:
-        """Step in place; weights and velocity are joined during the step."""
+        """Take a step of `rule`, and write the weights to `part.to`.
+
+        `gradient` is overwritten. A rule with a velocity gets weights and velocity
+        joined in one array during the step.
+        """
         weights = part.to
         if not len(weights):
             return
@@ -567,12 +588,12 @@ class HostMemory:
         return _has_arrived
 
     def start_to_host(self, array: Array, out: Array) -> Wait:
-        """Copy the array at once."""
+        """Copy `array` to `out` at once; return a function that does nothing."""
         out[...] = array
         return _has_arrived
 
     def from_host(self, values: Array, out: Array) -> None:
-        """Copy the values."""
+        """Copy `values` to `out`."""
         out[...] = values
 
     def fetch(self, array: Array) -> Array:
@@ -597,19 +618,19 @@ HOST = HostMemory()
 
 
 class DeviceCopy(Protocol):
-    """One array on a device, and on the host when it is read there."""
+    """One array with a copy on a device and a copy on the host."""
 
     def on_host(self) -> Array:
-        """Return the host's copy, to be read or written."""
+        """Return the host's copy, which the caller may read and write."""
 
     def host_view(self) -> Array:
-        """Return the host's copy, to be read alone."""
+        """Return the host's copy, which the caller must only read."""
 
     def on_device(self) -> Any:
-        """Return the device's copy, to be read or written."""
+        """Return the device's copy, which the caller may read and write."""
 
     def written(self) -> None:
         """Note that the device's copy was written."""
 
     def replace(self, values: Array) -> None:
-        """Replace the array by values of the host."""
+        """Replace the array by `values`, an array on the host."""

@@ -37,7 +37,10 @@ class ManyPlan(HostPlan):
     by_column: ClassVar[bool] = True
 
     def scale(self, step: int, residuals: Array, out: Array) -> None:
-        """Compute out ← earlier residuals times their factors in scores of `step`."""
+        """Compute out ← residuals of earlier steps times their coefficients.
+
+        The coefficients are those in the scores of step number `step`.
+        """
         sizes = self.blocks.sizes
         couple = self.couple[step]
         # Only the last batch of an epoch is ragged, and nothing comes after it.
@@ -135,7 +138,10 @@ class HostBackend:
         return np.repeat(values, sizes).astype(self.inner)[:, None]
 
     def gather(self, matrix: Array, rows: Array, out: Array | None) -> Rows:
-        """Return sampled rows in the dtype of `out`, in one pass where there is one."""
+        """Return the sampled rows of `matrix`, in the dtype of `out`.
+
+        Without `out` a new array is allocated, in the working format.
+        """
         if out is None:
             out = np.empty((len(rows), matrix.shape[1]), self.working)
         if matrix.dtype == out.dtype:
@@ -152,7 +158,7 @@ class HostBackend:
         return DenseRows(out)
 
     def gather_sparse(self, matrix: Csr, rows: Array) -> Rows:
-        """Return sampled sparse rows, widened."""
+        """Return the sampled sparse rows, widened to the working format."""
         return self.widen(matrix.take(rows))
 
     def widen(self, stored: Csr) -> Rows:
@@ -189,7 +195,12 @@ class HostBackend:
         batch: StepBatch,
         intercept: Array | None,
     ) -> Array:
-        """Return r of t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + β + offset."""
+        """Return the residuals r_j of s exact steps, (m, K).
+
+        r_j is taken at the scores
+
+            t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + β + offset
+        """
         panels = block_rows(gram.astype(self.inner, copy=False), plan.blocks)
         anchors = self._anchored(family, batch, intercept)
         residuals = _lead(margins.astype(self.inner, copy=False), plan)
@@ -216,7 +227,7 @@ class HostBackend:
     def _anchored(
         self, family: Family, batch: StepBatch, intercept: Array | None
     ) -> Array | None:
-        """Return the residuals at the anchors, which no step moves, or None."""
+        """Return the residuals at the anchor scores, or None without anchors."""
         if batch.anchors is None:
             return None
         score: Array = batch.anchors.astype(self.inner)
@@ -232,11 +243,11 @@ class HostBackend:
         score += np.dot(panel, scaled)
 
     def _residual(self, family: Family, score: Array, targets: Array) -> None:
-        """Compute score ← ∂ℓ/∂t at score."""
+        """Replace the scores `score` by the residuals ∂ℓ/∂t at them, in place."""
         family.residual(score, targets, out=score)
 
     def _weigh(self, score: Array, weights: Array) -> None:
-        """Compute score ← score · c."""
+        """Multiply the residuals `score` by the row weights, in place."""
         score *= weights
 
     def apply_update(
@@ -270,9 +281,9 @@ class HostBackend:
 
 
 def moving(gain: Array) -> list[Array]:
-    """Return the gains (s,) of each state, without last states of zero gain.
+    """Return the gains (s,) of each state, up to the last one that is not 0.
 
-    `gain` is (s, S).
+    `gain` is (s, S), for S states.
     """
     touched = np.flatnonzero(gain.any(axis=0))
     last = touched[-1] if len(touched) else 0
@@ -300,7 +311,7 @@ ALL = slice(None)
 class DenseRows:
     """Sampled rows as one array, of all columns or of those in which a row has values.
 
-    Columns of zeros change no sum, and leaving them out changes no bound.
+    Columns of zeros contribute to no sum, so that they may be left out.
 
     Parameters
     ----------
@@ -349,7 +360,7 @@ class DenseRows:
             _product(rows[first:last], turned[:, :first], panel)
 
     def add_transposed(self, scaled: Array, weights: Array) -> None:
-        """Add Yᵀ scaled to the first columns of `weights`."""
+        """Add Yᵀ · `scaled` to the first columns of `weights`, in place."""
         scaled = scaled.astype(self.values.dtype, copy=False)
         weights[self.columns, : scaled.shape[1]] += np.dot(self.values.T, scaled)
 
@@ -413,13 +424,17 @@ SPLIT_WORK = 5e5  # multiply-adds of a sparse Gram from which halves pay
 
 
 class Marks:
-    """Marks of touched columns: scratch as wide as the shard, reset in each call."""
+    """Scratch arrays, as wide as the shard, to find the columns that have values."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Array, Array]] = {}
 
     def compact(self, indices: Array, width: int) -> tuple[Array, Array]:
-        """Return the touched columns in ascending order, and each index in them."""
+        """Return the distinct columns in `indices`, ascending, and where each one is.
+
+        The second result has, for each entry of `indices`, its position among the
+        distinct columns.
+        """
         if width not in self._seen:
             self._seen[width] = np.zeros(width, dtype=bool), np.empty(width, np.int32)
         seen, place = self._seen[width]
@@ -444,7 +459,11 @@ class CsrRows:
 
     @cached_property
     def compact(self) -> tuple[Any, Any]:
-        """Return the touched columns and the matrix of these; or of all, if many."""
+        """Return the columns that have values, and the rows as a matrix of these.
+
+        All columns are returned if the rows store at least as many values as there are
+        columns.
+        """
         if self.csr.nnz >= self.csr.width:
             return slice(None), self.matrix
         touched, csr = self._touched()
@@ -466,7 +485,7 @@ class CsrRows:
         return CsrRows(self.by_columns.tile(columns), self.marks)
 
     def dense(self) -> tuple[Array, Array | slice]:
-        """Return a dense copy of the touched columns, and their numbers."""
+        """Return a dense copy of the columns that have values, and their numbers."""
         touched, csr = self._touched()
         return csr.to_scipy().toarray(), touched
 
@@ -494,7 +513,7 @@ class CsrRows:
             out[...] = total
 
     def add_transposed(self, scaled: Array, weights: Array) -> None:
-        """Add Yᵀ scaled to the first columns of `weights`, where rows have values."""
+        """Add Yᵀ · `scaled` to the first columns of `weights`, in place."""
         touched, matrix = self.compact
         total = times(matrix.T, scaled.astype(self.csr.dtype, copy=False))
         weights[touched, : scaled.shape[1]] += total
@@ -519,7 +538,7 @@ def times(matrix: Any, right: Array) -> Array:
 
 
 def split(matrix: Any, heavy: Array) -> tuple[Array, Any]:
-    """Return the heavy columns as a dense array, and the matrix of the light ones."""
+    """Return the columns marked in `heavy` as an array, and a matrix of the others."""
     if heavy.all():
         return matrix.toarray(), _chosen(matrix, np.zeros_like(matrix.indices, bool))
     is_heavy = heavy[matrix.indices]
@@ -532,7 +551,7 @@ def split(matrix: Any, heavy: Array) -> tuple[Array, Any]:
 
 
 def _chosen(matrix: Any, values: Array) -> Any:
-    """Return the matrix with the chosen stored values alone."""
+    """Return the matrix with only the stored values that the mask `values` selects."""
     before = np.concatenate([[0], np.cumsum(values)])
     indptr = before[matrix.indptr]
     parts = indptr, matrix.indices[values], matrix.data[values]
@@ -562,7 +581,7 @@ def _add_light(matrix: Any, blocks: Blocks, panels: list[Array], work: float) ->
     part(0, len(blocks.sizes), work)
 
 
-# The memory that a Gram takes while it is multiplied, beside its own.
+# The workspace of a Gram while it is computed.
 
 # Arrays of m x m words while a Gram is rounded sum by sum, and with a kernel that
 # rounds in place.
@@ -571,11 +590,11 @@ ROUNDED_IN_PLACE = 3
 
 
 def dense_gram_workspace(rows: int, precision: Precision, on_gpu: bool) -> int:
-    """Return the bytes that a Gram of dense rows takes beside its own.
+    """Return the bytes of workspace to compute a Gram of dense rows.
 
-    It is made by halves, squares of m/2, m/4, ... rows, or by a kernel for bf16 that
-    has scratch of its own. An emulated accumulator goes through all m x m words at
-    once, and the Gram is then rounded in a copy.
+    The Gram itself is not counted. It is computed by halves, squares of m/2, m/4, ...
+    rows, or by a kernel for bf16 that has scratch of its own. An emulated accumulator
+    goes through all m x m words at once, and the Gram is then rounded in a copy.
 
     Parameters
     ----------
@@ -600,12 +619,12 @@ def dense_gram_workspace(rows: int, precision: Precision, on_gpu: bool) -> int:
 def sparse_gram_workspace(
     rows: int, columns: int, density: float, precision: Precision, on_gpu: bool
 ) -> int:
-    """Return the bytes that a Gram of sparse rows takes beside its own.
+    """Return the bytes of workspace to compute a Gram of sparse rows.
 
-    Columns that many rows share become a dense panel. The others are multiplied as
-    sparse rows: one square of m x m words where they share little, else halves, each
-    as a sparse array and as a dense one. Compiled kernels multiply the rows where they
-    are stored, and take nothing.
+    The Gram itself is not counted. Columns that many rows share become a dense panel.
+    The others are multiplied as sparse rows: one square of m x m words where they share
+    little, else halves, each as a sparse array and as a dense one. Compiled kernels
+    multiply the rows where they are stored, and need no workspace.
 
     Parameters
     ----------
@@ -659,7 +678,10 @@ def all_finite(block: Array) -> bool:
 
 
 def weigh(bits: Array, rows: Array, columns: Array) -> np.uint64:
-    """Return Σ rows_i columns_j bits_ij mod 2⁶⁴, of the numbers as they are stored."""
+    """Return the checksum Σ rows_i columns_j bits_ij mod 2⁶⁴ of a block of values.
+
+    `bits` has the stored values as integers.
+    """
     if _has_kernel(bits, np.uint32):
         return compiled_calls.fingerprint(bits, rows, columns)
     with np.errstate(over="ignore"):

@@ -38,8 +38,8 @@ def exit_when_interrupted() -> Iterator[None]:
 
     It is for imports and parsing, which need no clean-up. An exception would not do: a
     compiled module that is being imported turns it into other errors, and the
-    interpreter prints a traceback. If the program that calls `main` has its own
-    handler, or ignores SIGINT, this stays so.
+    interpreter prints a traceback. If the program that calls `main` has its own handler
+    of SIGINT, or ignores SIGINT, nothing is changed.
     """
     try:
         if not _is_free_to_listen():

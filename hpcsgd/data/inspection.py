@@ -198,7 +198,7 @@ def _suggested(
 
 
 def has_targets(reader: RowReader) -> bool:
-    """Return whether a reader has targets; without, it serves for predictions only."""
+    """Return whether a reader has targets; other data serve for predictions only."""
     from hpcsgd.errors import DataError
 
     try:
@@ -209,7 +209,10 @@ def has_targets(reader: RowReader) -> bool:
 
 
 def suggest(tally: InspectionCounts, task: str | None) -> dict[str, Any]:
-    """Return a family for such labels, and 1/L with L = curvature bound · max ‖x‖²."""
+    """Return a family that suits the labels, and the rate 1/L.
+
+    L is the curvature bound of the family times max ‖x‖².
+    """
     family, why = suggest_family(tally, task)
     bound = get_family(family).curvature * tally.largest
     step = 1 / bound if 0 < bound < float("inf") else None
@@ -254,7 +257,7 @@ def _labels(tally: InspectionCounts) -> dict[str, Any]:
 
 
 def _kept_scales(reader: Any, names: list[str] | None) -> dict[str, Any] | None:
-    """Return the range of the scales that columns were divided by, where they were."""
+    """Return the range of the scales that columns were divided by, or None."""
     scales = preparation_of(reader).scales
     return None if scales is None else _range(scales.scale, names)
 
@@ -262,9 +265,10 @@ def _kept_scales(reader: Any, names: list[str] | None) -> dict[str, Any] | None:
 def _spreads(
     moments: ColumnMoments | None, sparse: bool, names: list[str] | None
 ) -> dict[str, Any] | None:
-    """Return the range of the spreads of columns, about 0 where zeros are not stored.
+    """Return the range of the spreads of columns; None without any spread.
 
-    Columns with one value only are left out of it and counted.
+    The spread of a column is its standard deviation, or for sparse data its root mean
+    square. Columns with only one value are left out of the range, and counted.
     """
     if moments is None:
         return None
@@ -279,7 +283,10 @@ def _spreads(
 
 
 def _range(values: Array, names: list[str] | None) -> dict[str, Any] | None:
-    """Return the least and the largest value, each with its column."""
+    """Return the least and the largest of `values`, each with its column.
+
+    Return None if all values are NaN. `values` has one value for each column.
+    """
     if np.isnan(values).all():
         return None
     ends = {"min": int(np.nanargmin(values)), "max": int(np.nanargmax(values))}

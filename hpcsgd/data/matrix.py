@@ -50,13 +50,16 @@ class DenseMatrix:
         return DenseMatrix(self.values[rows])
 
     def take(self, rows: Array) -> Array:
-        """Return these rows as they are stored, copied."""
+        """Return a copy of these rows, in the storage format."""
         return np.take(self.values, rows, axis=0)
 
     def gather(
         self, backend: RowGatherer[Gathered], rows: Array, room: Array | None
     ) -> Gathered:
-        """Return these rows as `backend` computes with them, maybe in `room`."""
+        """Return these rows as `backend` computes with them.
+
+        `room`, if given, is an array that the backend may fill with them.
+        """
         return backend.gather(self.values, rows, room)
 
     def gather_columns(
@@ -79,7 +82,11 @@ class DenseMatrix:
 
 @dataclass(frozen=True)
 class Csr:
-    """Row i holds data[indptr[i]:indptr[i + 1]] in ascending columns `indices`."""
+    """A sparse matrix in CSR form, with ascending columns in each row.
+
+    Row i has the values data[indptr[i]:indptr[i + 1]]; `indices` has their columns at
+    the same positions.
+    """
 
     is_sparse: ClassVar[Literal[True]] = True
     is_in_memory: ClassVar[Literal[True]] = True
@@ -135,7 +142,7 @@ class Csr:
         return Csr(edges - edges[0], self.indices[part], self.data[part], self.width)
 
     def take(self, rows: Array) -> "Csr":
-        """Return these rows in this order, copied."""
+        """Return a copy of these rows, in this order."""
         starts = self.indptr[rows]
         indptr = edges_of(self.indptr[rows + 1] - starts)
         places = stretch(starts, indptr)
@@ -170,7 +177,7 @@ class Csr:
         """Do nothing: no file is open."""
 
     def with_data(self, data: Array) -> "Csr":
-        """Return a matrix with the same places of values and the values `data`."""
+        """Return a matrix with values `data` in the places of the stored values."""
         return Csr(self.indptr, self.indices, data, self.width)
 
     def to_dense(self) -> Array:

@@ -62,7 +62,10 @@ class RowReader(Protocol):
 
 
 def open_reader(path: Path, *shared: Any) -> RowReader:
-    """Return a reader of the file by its suffix; it is called with `shared` too."""
+    """Return a reader of the file `path`, of the class for its suffix.
+
+    `shared` are further arguments of the class.
+    """
     row = READERS.get(path.suffix.lower(), READERS[".h5"])
     module, attribute = row.split(":")
     reader: RowReader = getattr(import_module(module), attribute)(path, *shared)
@@ -93,7 +96,7 @@ def categories_of(reader: RowReader) -> dict[str, list[str]] | None:
 
 
 def stored_in(reader: RowReader) -> int:
-    """Return the number of stored values, estimated from the first rows if unknown."""
+    """Return the number of stored values, estimated from some rows if not known."""
     if not is_sparse(reader):
         return reader.rows * reader.cols
     count = getattr(reader, "nnz", None)
@@ -186,7 +189,7 @@ def _is_in_place(reader: RowReader, cols: int, form: Format) -> bool:
 
 
 def _piece_bytes(reader: RowReader) -> int:
-    """Return how many bytes of float64 are read together."""
+    """Return the size of a chunk that is read at once, in bytes of float64."""
     return min(getattr(reader, "best_piece", CHUNK_BYTES), CHUNK_BYTES)
 
 
@@ -297,7 +300,7 @@ class MemoryReader:
     """A reader of Python arrays, equal on every rank; float arrays are not copied.
 
     Sparse matrices of any format are converted to CSR with ascending columns once. Rows
-    are raw unless `preparation` is another one.
+    count as raw unless `preparation` states how they were prepared.
     """
 
     is_in_memory = True
@@ -430,7 +433,10 @@ def _dense(X: Any) -> Array:
 
 
 def real_dtype(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
-    """Return float32 or float64, by the elements' dtype; check dtype and shape."""
+    """Return the dtype in which X is read, float32 or float64; refuse unfit X.
+
+    `dtype` and `shape` are those of X: real numbers in a matrix that is not empty.
+    """
     if dtype.kind not in "fiub":
         raise DataError(f"X has elements of type {dtype}; give real numbers")
     if len(shape) != 2 or 0 in shape:
@@ -583,7 +589,7 @@ class DeviceBlock(Unheld):
         self.block = block
 
     def straight(self, held: Any, device: RowDevice) -> bool:
-        """Copy the block within GPU memory to the rows `held`, and return True."""
+        """Copy the block to `held`, an array on the same GPU, and return True."""
         device.put_rows(held, self.block)
         return True
 
@@ -650,7 +656,7 @@ class PreparedReader:
         return self.reader.offset(rows)
 
     def describe(self) -> dict[str, Any]:
-        """Return what a result remembers of its data."""
+        """Return the description of the data that a result stores."""
         return self.reader.describe()
 
     def close(self) -> None:
@@ -718,10 +724,11 @@ def _scaled_otherwise(
 def check_names(
     wanted: Sequence[str] | None, given: Sequence[str] | None, remedy: str
 ) -> None:
-    """Raise DataError if column names or their order differ from the training.
+    """Raise DataError if column names or their order differ from the training data.
 
-    Data without names is taken by position, as in scikit-learn. `remedy` is the end of
-    the message about a wrong order.
+    `wanted` are the names of the training data. If either data has no names, columns
+    are taken by position, as in scikit-learn. `remedy` is the end of the message about
+    a wrong order.
     """
     if wanted is None or given is None or list(wanted) == list(given):
         return  # without names, columns are taken by position
@@ -738,7 +745,7 @@ def check_names(
 def differing(
     wanted: Sequence[str], given: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the names of `wanted` that are missing, and those of `given` beyond it."""
+    """Return the names that only `wanted` has, and those that only `given` has."""
     has = set(given)
     wants = set(wanted)
     lacking = [name for name in wanted if name not in has]

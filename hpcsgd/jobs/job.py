@@ -30,8 +30,8 @@ class Step:
     ----------
     command : what the ranks run, after `hpcsgd`
     tasks : how many of the job's tasks; 0 = all of them
-    on_gpus, shares_gpus : what --device cuda and --share-gpus would say, where a file
-        says it
+    on_gpus, shares_gpus : whether the settings that the command reads from a file
+        request GPUs and shared GPUs, as the flags --device cuda and --share-gpus do
     """
 
     command: Words

@@ -29,7 +29,10 @@ PRODUCTS: dict[str, str] = NameTable(
 
 
 def get_product(name: str, look_ahead: bool = False) -> Any:
-    """Return the class of the product called `name`, or of `gram` that looks ahead."""
+    """Return the class of the product `name`; with `look_ahead`, that of `gram`.
+
+    `look_ahead` selects the variant of `gram` that looks ahead to the next exchange.
+    """
     if name not in PRODUCTS:
         kinds = [*PRODUCTS, "auto"]
         raise ConfigError(f"[products] unknown kind: {name!r}; known: {kinds}")

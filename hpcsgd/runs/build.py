@@ -1,6 +1,6 @@
-"""Assembling a run: from its plan and what was opened to its live objects.
+"""Assembling a run: its live objects, made from its plan, its ranks and its rows.
 
-This is the only place that names the concrete classes of a run. What is wrong is found
+This is the only place that names the concrete classes of a run. Errors are detected
 here, on all ranks together, before the first exchange.
 """
 
@@ -48,7 +48,7 @@ def first_state(
     agreement: Any,
     observers: Observers,
 ) -> State:
-    """Return the state before any step, prepared for the agreement and observers."""
+    """Return the state before any step, with the arrays of agreement and observers."""
     whole = columns.own.stop - columns.own.start, task.states * task.columns
     intercept = np.zeros((task.states, task.columns))
     holder = _holder(product)
@@ -86,9 +86,9 @@ def assemble(
     callbacks: list[Callback],
     undo: list[Callable[[], None]],
 ) -> AssembledRun:
-    """Return the run of a plan on what was opened.
+    """Return the live run of `plan` on the opened ranks and rows.
 
-    What closes the groups that are opened on the way goes into `undo`.
+    Functions that close the communicators which are opened here are appended to `undo`.
     """
     config = plan.config
     device = opened.device
@@ -134,7 +134,10 @@ def assemble(
 
 
 def _monitor(config: RunConfig, name: str, feed: Feed) -> Monitor | None:
-    """Return the monitor of the recurrence; None without one, or for emulated ranks."""
+    """Return the monitor of the recurrence, or None.
+
+    It is None if the settings or the product need no monitor, and for emulated ranks.
+    """
     run = config.run
     is_monitored = product_facts(name).is_monitored and not run.emulate_members
     if not is_monitored or not run.gap_every:
@@ -178,8 +181,8 @@ def build(
 ) -> AssembledRun:
     """Open a run, settle its plan and assemble it. Collective.
 
-    `earlier` is what the run that goes on had chosen. Errors are raised on all ranks
-    alike.
+    `earlier` is the choice of the run that is resumed, or None. Errors are raised on
+    all ranks alike.
     """
     opened = open_run(config, world, reader, setup)
     with close_on_agreed_error(opened.grid.close):
@@ -194,9 +197,9 @@ def assemble_run(
     callbacks: list[Callback],
     earlier: EarlierChoice | None = None,
 ) -> AssembledRun:
-    """Settle the plan of a run on what was opened, and assemble it. Collective.
+    """Settle the plan of an opened run, and assemble the run. Collective.
 
-    `earlier` is what the run that goes on had chosen.
+    `earlier` is the choice of the run that is resumed, or None.
     """
     undo: list[Callable[[], None]] = []
 

@@ -56,7 +56,7 @@ class ResolvedNames:
     backend: Backend
     update: LinearUpdate
     agreement: str
-    latency: float  # seconds a message takes at least, as far as is known
+    latency: float  # least seconds of a message on run.network; 0 without
 
 
 def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
@@ -115,14 +115,17 @@ def _as_many(config: RunConfig, world: Communicator) -> Communicator:
 
 
 def agreement_name(config: RunConfig) -> str:
-    """Return the kind of agreement that runs; "auto" averages replicas."""
+    """Return the kind of agreement that runs; "auto" is "average", or "none".
+
+    It is "none" for one replica.
+    """
     if config.agreement.kind == AUTO:
         return usual_kind(config.grid.replicas)
     return config.agreement.kind
 
 
 def _family(config: RunConfig) -> Family:
-    """Return the family of a run; refuse one of the caller's own on a GPU."""
+    """Return the family of a run; on a GPU, refuse a family that has no kernels."""
     family = get_family(config.problem.family, vars(config.problem))
     if config.run.device != "cuda":
         return family
@@ -141,7 +144,7 @@ def _family(config: RunConfig) -> Family:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run before its choices: its resolved names, its grid of ranks, its rows."""
+    """A run that has no plan yet: its resolved names, its grid of ranks, its rows."""
 
     words: ResolvedNames
     grid: Grid
@@ -193,9 +196,10 @@ def _load(
 
 
 def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
-    """Return a function from the number of rows of a replica to the route through them.
+    """Return a function from the number of rows of a replica to its `Route`.
 
-    The route is None if a GPU stores all rows, or if they are read by tiles.
+    A route is the order in which the rows are read. It is None if a GPU stores all
+    rows, or if they are read by tiles.
     """
     if config.run.device == "cuda" or config.agreement.on_disk:
         return lambda rows: None
@@ -243,14 +247,17 @@ def make_task(config: RunConfig, opened: OpenedRun) -> Task:
 
 
 def many_models(config: RunConfig, scores: int) -> Models | None:
-    """Return the models of [sweep], with so many scores a row; None for one model."""
+    """Return the models of [sweep], with `scores` scores a row each, or None.
+
+    None: the run has one model.
+    """
     if not config.sweep.is_many:
         return None
     return config.sweep.models(config.problem.l2, config.rate.value, scores)
 
 
 def score_columns(config: RunConfig, scores: int) -> int:
-    """Return the scores of a row for all models, with so many for each."""
+    """Return the number of scores of a row, of all models; each has `scores` scores."""
     models = many_models(config, scores)
     return scores if models is None else models.columns
 

@@ -17,7 +17,7 @@ from hpcsgd.formats import Array
 from hpcsgd.products.observers import Observer
 from hpcsgd.solvers.evaluation import Columns
 
-# A few exchanges of a run, kept whole: what `hpcsgd verify` replays.
+# The states of a few exchanges of a run, which `hpcsgd verify` replays.
 #
 # The state of replica 0 before and after the steps of an exchange, and before replicas
 # agree. Which exchanges depends on the seed and the length of the run alone.
@@ -45,7 +45,10 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Recording:
-    """The content of a recording: legs are the parts between one start and its end."""
+    """The content of a recording of a run, which `hpcsgd verify` replays.
+
+    Each leg describes the exchanges from one start of the run to its next end.
+    """
 
     facts: dict[str, Any]
     legs: list[dict[str, Any]]
@@ -53,7 +56,10 @@ class Recording:
 
 
 def choose_exchanges(count: int, seed: int, total: int) -> frozenset[int]:
-    """`count` numbers of 1..total, the same ones for the same arguments."""
+    """Return `count` random exchange numbers of 1..total, or all if there are fewer.
+
+    Equal arguments give equal numbers.
+    """
     rng = np.random.default_rng((seed, total))
     drawn = rng.choice(total, size=min(count, total), replace=False)
     return frozenset((drawn + 1).tolist())
@@ -61,10 +67,11 @@ def choose_exchanges(count: int, seed: int, total: int) -> frozenset[int]:
 
 @dataclass
 class Recorder(Observer):
-    """Keeps the state before and after the steps of a few exchanges.
+    """Copies the state before and after the steps of a few exchanges, into a file.
 
-    Every member of replica 0 has one; only the rank with a path keeps and writes. The
-    gathers are booked as control, and copies alone are taken.
+    Every member of replica 0 has a recorder; only the rank with a `path` stores the
+    copies and writes the file. The ledger counts the messages that gather the weights
+    as control. The state is not changed.
     """
 
     chosen: frozenset[int]
@@ -74,24 +81,27 @@ class Recorder(Observer):
     facts_of_run: dict[str, Any]
     leg: dict[str, Any]
     states: dict[int, dict[str, Array]] = field(default_factory=dict)
-    first: int = 0  # the exchange that this leg of the run goes on from
+    first: int = 0  # the exchange after which this leg of the run begins
 
     def start(self, state: State, exchanges: int) -> None:
-        """Note where this leg begins."""
+        """Note after which exchange this leg of the run begins."""
         self.first = exchanges
 
     def before_exchange(self, state: State, number: int) -> None:
-        """Keep the state ahead of the steps of exchange `number`."""
+        """Copy the state before the steps of exchange `number`, if it was chosen."""
         if number in self.chosen:
             self._take(state, number, "before")
 
     def after_steps(self, state: State, number: int, group: Group | None) -> None:
-        """Keep the state behind its steps, ahead of the agreement."""
+        """Copy the state after the steps of exchange `number`, if it was chosen.
+
+        Replicas have not agreed on the weights yet.
+        """
         if number in self.chosen:
             self._take(state, number, "after")
 
     def at_end(self, state: State, number: int, is_finished: bool) -> None:
-        """Write what this leg of the run, up to exchange `number`, recorded."""
+        """Write the recording of this leg of the run, up to exchange `number`."""
         with self.columns.grid.world.working("writing what was recorded"):
             self._write(number)
 
@@ -120,7 +130,10 @@ class Recorder(Observer):
             arrays[f"intercept_{moment}"] = intercept.copy()
 
     def _earlier(self, first: int) -> Recording:
-        """Return what earlier legs of this run recorded up to exchange `first`."""
+        """Return the recording of earlier legs of this run, up to exchange `first`.
+
+        It is empty if there is no earlier leg, or no readable file of this run.
+        """
         nothing = Recording(self.facts_of_run, [], {})
         if self.path is None or first == 0 or not self.path.exists():
             return nothing
@@ -139,7 +152,7 @@ class Recorder(Observer):
 
 
 def write_recording(path: Path, recording: Recording) -> None:
-    """Write a recording whole or not at all."""
+    """Write `recording` to the file `path`, whole or not at all."""
     arrays = {
         f"{name}_{number}": array
         for number, state in recording.states.items()
@@ -177,16 +190,16 @@ def _state(path: Path, number: int, arrays: dict[str, Array]) -> dict[str, Array
     return state
 
 
-# Members hold the same bits, or are mended.
+# Arrays that must have the same bits on all members, and their repair.
 
 
 class MemberCheck(Observer):
-    """Compares what members hold in common every N exchanges, and mends it.
+    """Compares every N exchanges the arrays that all members share, and repairs them.
 
-    MPI does not promise that a sum gives every rank the same bits. Residuals that
-    differ let members drift apart; the replicated part of the state is then taken
-    from member 0, and because margins are summed anew from w in every exchange
-    the iteration goes on from there.
+    MPI does not promise that a sum gives every rank the same bits, and residuals that
+    differ let members drift apart. If the arrays differ, all members take the
+    intercept, and weights that all of them store, from member 0. Training continues
+    from there, since every exchange computes its margins from the weights again.
     """
 
     def __init__(self, members: Communicator, every: int, whole: bool) -> None:
@@ -196,7 +209,7 @@ class MemberCheck(Observer):
         self.mended = 0
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Compare the members' copies when this is due."""
+        """Compare the members' arrays if it is due, and repair them if they differ."""
         if not self.every or self.members.size == 1 or exchanges % self.every:
             return
         prints = self.members.exchange_objects(self._fingerprint(state))

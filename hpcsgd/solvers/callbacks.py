@@ -221,7 +221,7 @@ class Callbacks:
         self.request = Request.NONE  # not granted yet
 
     def call(self, event: str) -> None:
-        """Call the method `event` of each, with the view of the run."""
+        """Call the method `event` of each callback, and keep the largest request."""
         for callback in self.callbacks:
             answer = getattr(callback, event)(self.view)
             if answer:

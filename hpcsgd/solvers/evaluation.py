@@ -48,7 +48,7 @@ class HistoryRecords(Observer):
 
 
 class Evaluation:
-    """Measures the model that a run would return now."""
+    """Measures loss, gradient and gap of the model that a run would return now."""
 
     def __init__(
         self,
@@ -76,8 +76,9 @@ class Evaluation:
         self.clipped = 0  # scores beyond the range of exp at the last evaluation
 
     def measure(self, state: State, view: View) -> bool:
-        """Write the loss into the view; return False if the run diverged.
-        Collective.
+        """Write the loss of the present model into the view. Collective.
+
+        Return False if the run has diverged.
         """
         seen = self.agreement.consensus(state, view.exchanges).host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
@@ -105,7 +106,10 @@ class Evaluation:
         return good
 
     def _losses(self, own: Array, intercept: Array | None) -> Losses:
-        """Return F, by the pass that takes its gradient where that is requested."""
+        """Return the losses of these weights.
+
+        If the gradient is requested, too, one pass over the rows computes both.
+        """
         self.known = None
         if self.takes != "gradient" or self.objective.shard.held is not None:
             return self.objective.measure(own, intercept)
@@ -146,7 +150,7 @@ class Evaluation:
         return bool(self.objective.grid.world.max_flag(reached))
 
     def warn_of_goal(self, state: State, view: View, has_converged: bool) -> None:
-        """Warn of a goal that is not reached, or of one without a minimum. Collective.
+        """Warn if the goal was not reached, or if F has no minimum. Collective.
 
         `has_converged`: whether the goal was reached after the last exchange.
         """
@@ -191,8 +195,10 @@ class Evaluation:
         return is_separated(rows, rows.start(weights, intercept))
 
     def _show(self, found: Losses, view: View) -> None:
-        """Write losses and clips into the view; the loss of several models is their
-        least, since a run continues for the best of them.
+        """Write losses and clips into the view.
+
+        Of several models the view gets the least loss, since a run continues for the
+        best of them.
         """
         self.clipped = found.clips
         finite = found.each[np.isfinite(found.each)]
@@ -204,7 +210,10 @@ class Evaluation:
             view.more["held"] = holdout[0] if is_one else holdout
 
     def has_broken_weights(self, state: State) -> bool:
-        """Return whether nothing is left to train: a NaN, in each of several models."""
+        """Return whether no model is left to train.
+
+        That is so if the weights of every model contain a NaN or an infinite value.
+        """
         weights = state.host_array("weights")
         return self.objective.has_broken(weights, weights.shape[1] // self.columns)
 
@@ -213,7 +222,7 @@ class Evaluation:
         return self.measured_at == view.exchanges
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint states of evaluations; `resume` takes it."""
+        """Return the facts on evaluations that a checkpoint saves for `resume`."""
         return {
             "first_loss": self.first_loss,
             "good_loss": None if self.good is None else self.good.document["loss"],
@@ -230,8 +239,9 @@ class Evaluation:
             self.good = Snapshot.of(good, {"loss": facts["good_loss"]})
 
     def restore(self, state: State) -> float:
-        """Write the last good model into `state`; return its loss, NaN if there is
-        none.
+        """Write the last good model into `state`, and return its loss.
+
+        Return NaN if no evaluation had a good loss.
         """
         if self.good is None:
             return math.nan
@@ -312,14 +322,16 @@ class StopConfig(Settings, section="stop"):
     def limit(
         self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
     ) -> float:
-        """Return what the gradient, or the gap, has to come down to."""
+        """Return the largest norm of the gradient, or gap, that stops the run."""
         if self.on == "gap":
             return gap_limit(self.tol, float(history[-1]["loss"]), null_excess)
         return self.tol * max(1.0, float(history[0].get("gradient") or 0.0))
 
     def _falls_no_more(self, losses: Sequence[float]) -> bool:
-        """Return whether the last `patience` losses are not below the best before by
-        `tol`.
+        """Return whether the losses have stopped falling.
+
+        They have if none of the last `patience` losses is below the best loss before by
+        the share `tol`.
         """
         if len(losses) <= self.patience:
             return False
@@ -371,9 +383,7 @@ class BestWeights(Observer):
     figures: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self, state: State) -> None:
-        """Allocate the copy in the memory of the state, so that checkpoints
-        contain it.
-        """
+        """Allocate the copy in `state.memory`, which checkpoints contain."""
         height = len(state.weights)
         state.memory[WEIGHTS] = np.zeros((height, self.columns))
         if state.intercept is not None:
@@ -390,7 +400,7 @@ class BestWeights(Observer):
             state.memory[INTERCEPT][...] = good.arrays["intercept"][:1]
 
     def at_end(self, state: State, exchanges: int, is_finished: bool) -> None:
-        """Restore the best weights, if these are not the last."""
+        """Write the best weights into the state, if they are not the last ones."""
         best = self._best() if is_finished else None
         if best is None:
             return
@@ -408,8 +418,9 @@ class BestWeights(Observer):
         self.evaluation.measured_at = -1  # the loss at hand is not of these
 
     def _held_now(self, state: State) -> float | None:
-        """Return the loss on held-out rows, as rank 0 has it, of weights not yet
-        evaluated.
+        """Return the loss on held-out rows of weights that were not yet evaluated.
+
+        All ranks return the value of rank 0; None without held-out rows.
         """
         evaluation = self.evaluation
         seen = state.host_state()
@@ -426,9 +437,10 @@ class BestWeights(Observer):
         return {"best_held": dict(self.figures)} if self.figures else {}
 
     def _best(self) -> Mapping[str, Any] | None:
-        """Return the first record with the least loss on held-out rows, as rank 0 has
-        it: sums need not give all ranks the same last bits, and all must take the same
-        record.
+        """Return the first record with the least loss on held-out rows, or None.
+
+        All ranks return the record that rank 0 chooses: sums need not give all ranks
+        the same last bits.
         """
         losses = [held_out_loss(record) for record in self.history]
         local_number = (
@@ -449,7 +461,7 @@ AVERAGED_WEIGHTS, AVERAGED_INTERCEPT = (
     "average",
     "average_intercept",
 )  # in `state.memory`
-COUNT = "averaged"  # there, too: a resumed run may be longer or shorter
+COUNT = "averaged"  # in `state.memory`, too: a resumed run may be longer or shorter
 
 
 @dataclass(frozen=True)
@@ -498,7 +510,7 @@ class TailAverage(Observer):
             state.memory[AVERAGED_INTERCEPT] = np.zeros((height, self.columns))
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """mean ← mean + (w − mean) / count."""
+        """Add an iterate to the mean if it is due: mean ← mean + (w − mean) / count."""
         place = self._place(exchanges)
         if not place or exchanges % self.every:
             return
@@ -513,9 +525,7 @@ class TailAverage(Observer):
             _move(state.memory[AVERAGED_INTERCEPT], seen.intercept[:1], 1.0 / count)
 
     def at_end(self, state: State, exchanges: int, is_finished: bool) -> None:
-        """Replace the last iterate by the mean in every model whose F is
-        lower there.
-        """
+        """Replace the last iterate by the mean in each model whose F is lower there."""
         if not is_finished or not self._place(exchanges) or not self._count(state):
             return
         weights, intercept = self._rounded(state)
@@ -532,12 +542,13 @@ class TailAverage(Observer):
         self.evaluation.measured_at = -1  # the loss at hand is not of these
 
     def facts(self) -> dict[str, Any]:
-        """Return which of mean and last iterate is the result, for the report."""
+        """Return for the report whether the mean or the last iterate is the result."""
         return {"average": dict(self.figures)}
 
     def _alike(self, better: Array) -> Array:
-        """Return `better` of rank 0: where both are as good, last bits differ among
-        ranks.
+        """Return `better` of rank 0 on all ranks.
+
+        Where both losses are equal up to rounding, ranks could choose differently.
         """
         copies = self.evaluation.objective.grid.world.exchange_objects(better)
         return np.asarray(copies[0])
@@ -547,13 +558,14 @@ class TailAverage(Observer):
         return int(state.memory[COUNT][0, 0])
 
     def _place(self, exchanges: int) -> int:
-        """Return the number of the iterate in the averaged part; 0: that has
-        not begun.
+        """Return the number of the iterate in the averaged part of the run, from 1.
+
+        Return 0 if this part has not begun.
         """
         return max(exchanges // self.every - self.first // self.every, 0)
 
     def _rounded(self, state: State) -> tuple[Array, Array | None]:
-        """Return the mean as the weights are stored: F is evaluated there."""
+        """Return the mean, rounded to the format of the weights, and its intercept."""
         weights = state.memory[AVERAGED_WEIGHTS].astype(state.weights.dtype)
         self.backend.round(weights, self.backend.precision.weights)
         if state.intercept is None:
@@ -561,7 +573,7 @@ class TailAverage(Observer):
         return weights, state.memory[AVERAGED_INTERCEPT][:1].copy()
 
     def _losses_now(self, state: State, exchanges: int) -> Array:
-        """Return F of the last iterate, which is known if it was just evaluated."""
+        """Return F of the last iterate for every model, evaluated if not yet known."""
         evaluation = self.evaluation
         is_one = evaluation.objective.models is None
         if (
@@ -616,8 +628,10 @@ class Columns:
         return self.parts[self.grid.member]
 
     def join(self, own: Array) -> Array:
-        """Return (total, k) of this replica from the (local columns, k) of
-        its members.
+        """Return an array of all columns of the data, (total, k). Collective.
+
+        `own` has the rows of this member's columns, (local columns, k). The members of
+        a replica gather them.
         """
         own = np.ascontiguousarray(own)
         members = self.grid.members
@@ -630,7 +644,7 @@ class Columns:
         return out.reshape(self.total, width)
 
     def of_all_replicas(self, own: Array) -> Array:
-        """Return (R, ...) from the equal-shaped arrays of all replicas."""
+        """Return the arrays `own` of all R replicas as one, (R, ...). Collective."""
         replicas = self.grid.replicas
         out = np.empty((replicas.size, *own.shape), dtype=own.dtype)
         flat = out.reshape(-1)
@@ -643,11 +657,12 @@ class Columns:
 
 
 class SvrgSnapshots(Observer):
-    """Takes w̃ and μ̃ before the first exchange of every `every` epochs.
+    """Takes the snapshot w̃ of the weights, and the gradient μ̃ of all rows at w̃.
 
-    μ̃ is the gradient of the exact values in float64, whatever the steps compute in:
-    the rounding of r(w) − r(w̃) vanishes as w comes to w̃, and μ̃ alone determines
-    where they rest. All replicas take it at the mean of their weights.
+    It does so before the first exchange of every `every` epochs. μ̃ is the gradient of
+    the exact values in float64, whatever format the steps compute in: the rounding of
+    r(w) − r(w̃) vanishes as w comes to w̃, and μ̃ alone determines where the steps come
+    to rest. All replicas take it at the mean of their weights.
     """
 
     def __init__(
@@ -683,9 +698,7 @@ class SvrgSnapshots(Observer):
             state.intercept[2] = slope.intercept
 
     def after_steps(self, state: State, number: int, group: Group | None) -> None:
-        """Copy w̃ and μ̃, which are equal on all replicas: their average would be
-        rounded.
-        """
+        """Copy w̃ and μ̃: an average of the replicas' equal copies would be rounded."""
         if self.columns.grid.replicas.size == 1:
             return
         rest = slice(self.evaluation.columns, None)
@@ -693,7 +706,7 @@ class SvrgSnapshots(Observer):
         self.kept = state.weights[:, rest].copy(), intercept
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Restore w̃ and μ̃ after the average."""
+        """Restore w̃ and μ̃ from the copies, after replicas have averaged."""
         if self.kept is None:
             return
         weights, intercept = self.kept

@@ -42,7 +42,7 @@ class LossTerms:
 
 @dataclass(frozen=True)
 class AllRows:
-    """The rows of the objective, with their targets and their shares of a mean."""
+    """The rows of an objective, with targets, and row weights whose sum is 1."""
 
     objective: Objective
     columns: int  # K
@@ -67,8 +67,8 @@ class AllRows:
     def terms(self, scores: Array, along: Array | None = None) -> LossTerms:
         """Return losses, residuals and curvatures of the local rows at these scores.
 
-        They come of one exponential a score where a kernel takes them. Without a
-        direction `along` the slope means nothing.
+        A compiled kernel, if there is one for the family, takes one exponential for
+        each score. Without a direction `along` the slope of the result has no meaning.
         """
         family = self.objective.family
         along = scores if along is None else along
@@ -89,8 +89,9 @@ class AllRows:
         )
 
     def residuals(self, scores: Array) -> Array:
-        """Return c ∂ℓ/∂t / Σc at these scores: a gradient is Aᵀ of it, over
-        all rows.
+        """Return c ∂ℓ/∂t / Σc of the local rows at these scores, (n, K).
+
+        A gradient is Aᵀ times this array, summed over all rows.
         """
         family = self.objective.family
         residuals: Array = self.share * family.residual(scores, self.targets)
@@ -102,8 +103,10 @@ class AllRows:
         return float((self.share * losses).sum())
 
     def value(self, scores: Array, weights: Array) -> tuple[float, int]:
-        """Return F of this member's weights with these scores, and how many exponents
-        were clipped. No pass; one message of two words.
+        """Return F, and how many exponents were clipped. Collective.
+
+        `weights` are those of this member, `scores` those of all columns. No pass over
+        the rows, and one message of two words.
         """
         words = np.zeros(2)
         grid = self.grid
@@ -116,7 +119,7 @@ class AllRows:
         return float(words[0]), int(words[1])
 
     def start(self, weights: Array, intercept: Array | None) -> Array:
-        """Return t = A w + β + offset of the local rows, (n, K)."""
+        """Return the scores t = A w + β + offset of the local rows, (n, K)."""
         scores, _ = self.scores(weights, np.empty(0))
         if intercept is not None:
             scores += intercept
@@ -125,9 +128,9 @@ class AllRows:
         return scores
 
     def scores(self, weights: Array, words: Array) -> tuple[Array, Array]:
-        """Return A w of the local rows, and the sum over members of a few `words`.
+        """Return A w of the local rows, and the sum over members of `words`.
 
-        One pass, and one message of nK words and these.
+        One pass over the rows, and one message of nK words and the length of `words`.
         """
         buffer = np.empty(self.height * self.columns + words.size)
         scores = buffer[: self.height * self.columns].reshape(self.height, -1)
@@ -147,8 +150,9 @@ class AllRows:
         return buffer[:-1], buffer[-1]
 
     def moments(self, h: Array) -> WeightedMoments:
-        """Return moments of columns under weights h (n, K): one pass, 2 d_c·K + K
-        words.
+        """Return the moments of the columns under row weights h, (n, K).
+
+        One pass over the rows, and one message of 2 d_c·K + K words.
         """
         buffer = np.zeros((2 * self.width + 1, self.columns))
         first = buffer[: self.width]
@@ -200,8 +204,9 @@ def _cached_parts(block: Any) -> Iterator[slice]:
 
 
 def _squares(block: Any) -> Any:
-    """Return a², in float64: values of float32 may be too large for their own
-    squares.
+    """Return a² of all values, in float64.
+
+    Values of float32 may be so large that their squares are not in its range.
     """
     wide = block.astype(np.float64, copy=False)
     return np.square(wide) if isinstance(wide, np.ndarray) else wide.power(2)
@@ -278,8 +283,9 @@ def _is_lower(ahead: _LevelTrial, before: _LevelTrial, step: Array) -> bool:
 
 
 def _newton(look: _LevelTrial, reach: float) -> Array:
-    """Return Newton's step, at most `reach` in size, with no equal shift of all
-    classes.
+    """Return Newton's step, with no entry larger than `reach`.
+
+    It contains no equal shift of all classes, which would change nothing.
     """
     if not look.bend.any():  # all residuals are saturated: the longest step
         downhill: Array = -look.slope * (reach / np.abs(look.slope).max())
@@ -308,8 +314,9 @@ def _look(rows: AllRows, scores: Array, shift: Array) -> _LevelTrial:
 
 
 def _cancelled(rows: AllRows) -> float:
-    """Return what the rounding of μ − y, near y, makes of Σ p r: no residual of a
-    row that fits is more exact than its target.
+    """Return the rounding error of Σ p r that the differences μ − y cause.
+
+    No residual of a row that fits is more exact than its target.
     """
     is_label = rows.objective.family.targets == "classes"  # whose y are indicators
     size = 1.0 if is_label else np.abs(rows.targets)
@@ -319,8 +326,8 @@ def _cancelled(rows: AllRows) -> float:
 def _bend(rows: AllRows, scores: Array, terms: LossTerms) -> tuple[Array, float]:
     """Return ∂(Σ p r)/∂β, (K, K), and what the rounding of scores adds to Σ p r.
 
-    The curvatures are those of the terms, of a softmax μ_k (δ_kq − μ_q), and otherwise
-    differences.
+    The curvatures are those of `terms` if it has them, for a softmax μ_k (δ_kq − μ_q),
+    and otherwise difference quotients.
     """
     columns = scores.shape[1]
     family = rows.objective.family
@@ -365,7 +372,10 @@ FLOOR = 1e-10  # of a column's second moment: what centring leaves of a constant
 
 @dataclass(frozen=True)
 class VariableScaling:
-    """The change of variables; `centers` are zero where there is no intercept."""
+    """The change of variables from w and β to u = √D w and ν = √e (β + m·w).
+
+    `centers` are zero where there is no intercept.
+    """
 
     roots: Array  # √D, (d_c, K)
     centers: Array  # m, (d_c, K)
@@ -380,7 +390,10 @@ class VariableScaling:
         return moved / self.roots
 
     def pull(self, weights: Array) -> Array:
-        """Return this member's part of m·w, (K,): what a move of w takes from β."""
+        """Return this member's part of m·w, (K,), for a move `weights` of w.
+
+        The move of β is less by the sum of these parts.
+        """
         taken: Array = np.sum(self.centers * weights, axis=0)
         return taken
 
@@ -401,7 +414,10 @@ def make_scaling(
 def bends(
     family: Family, scores: Array, targets: Array, terms: LossTerms | None = None
 ) -> Array:
-    """Return ∂r_k/∂t_q at these scores, (n, K, K), where `terms` have none."""
+    """Return the derivatives ∂r_k/∂t_q at these scores, (n, K, K).
+
+    They are taken from `terms` if it has them.
+    """
     if terms is not None and terms.bends is not None:
         return terms.bends[:, :, None]
     if family.targets == "classes":
@@ -422,9 +438,10 @@ def _quotient(
 
 
 def exact_bends(family: Family, scores: Array, targets: Array) -> Array:
-    """Return ∂r_k/∂t_q at these scores, (n, K, K), to 1e-11 of a smooth family.
+    """Return the derivatives ∂r_k/∂t_q at these scores, (n, K, K).
 
-    Two difference quotients, of one step and of two, cancel the error of the first.
+    Their error is about 1e-11 for a smooth family: two difference quotients, of one
+    step and of two, cancel the error of the first.
     """
     if family.targets == "classes":
         return bends(family, scores, targets)
@@ -441,9 +458,10 @@ def curvatures(
     floor: float = LEAST,
     known: Array | None = None,
 ) -> Array:
-    """Return ∂r_k/∂t_k about these scores, (n, K), which may be `known`.
+    """Return the derivatives ∂r_k/∂t_k about these scores, (n, K).
 
-    All are raised by `floor` times the family's largest curvature.
+    `known` are these derivatives if they have been computed before. All are raised by
+    `floor` times the family's largest curvature.
     """
     diagonal: Array
     if family.targets == "classes":
@@ -502,8 +520,9 @@ class Optimality:
     slope: Array | None = field(default=None, compare=False)
 
     def as_dict(self, with_gap: bool) -> dict[str, float | None]:
-        """Return the entries of a record of the history: `gradient`, and `gap` if
-        requested.
+        """Return the entries of a record of the history.
+
+        They are `gradient` and, if `with_gap` is set, `gap`.
         """
         entries: dict[str, float | None] = {"gradient": self.gradient}
         return entries | ({"gap": self.gap} if with_gap else {})
@@ -533,8 +552,9 @@ def gap_scale(loss: float, null_excess: float) -> float:
 
 
 def gap_of(objective: Objective, weights: Array, intercept: Array | None) -> Optimality:
-    """Return gradient and gap: a pass for the scores, one for both gradients.
-    Collective.
+    """Return gradient norm and gap by two passes over the rows. Collective.
+
+    The first pass computes the scores, the second both gradients.
     """
     rows = open_rows(objective)
     weights = weights.astype(np.float64)
@@ -550,10 +570,11 @@ def gap_at(
 ) -> Optimality:
     """Return gradient and gap where the local scores (n, K) are known: one pass.
 
-    The tangents may touch at any scores. Scores that were added up step by step differ
-    from the `exact` ones of the weights by rounding, and huge rows multiply that in the
-    gradient at the exact ones, which is returned. With r at the given scores t̂ the
-    bound grows by Σ p_i [ℓ_i(t_i) − ℓ_i(t̂_i) − r_i (t_i − t̂_i)] alone.
+    `exact` are the scores of the weights, if `scores` were added up step by step and
+    differ from them by rounding. The gradient that is returned is the one at `exact`.
+    Huge rows multiply rounding errors in it, so the gap is bounded by the tangents at
+    t̂, which are `scores` with the best intercept; for this the bound grows by Σ p_i
+    [ℓ_i(t_i) − ℓ_i(t̂_i) − r_i (t_i − t̂_i)] alone.
     """
     objective = rows.objective
     best = None if intercept is None else level(rows, scores)
@@ -604,7 +625,10 @@ def _above_tangents(rows: AllRows, exact: Array, scores: Array) -> float:
 
 
 def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> float:
-    """Return the bound at θ = τ r; inf: no τ is feasible. No pass over the matrix."""
+    """Return the bound of the gap at the dual point θ = τ r; inf if there is no τ.
+
+    It takes no pass over the matrix.
+    """
     objective = rows.objective
     penalty = objective.penalty
     grid = objective.grid
@@ -628,11 +652,10 @@ def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> f
 
 
 def above_least(penalty: Penalty, weights: Array, slope: Array) -> float:
-    """Return Σ_j [φ_j(w_j) − min φ_j] of these columns, each at least 0; inf: no
-    minimum.
+    """Return Σ_j [φ_j(w_j) − min φ_j] of these columns; inf if there is no minimum.
 
-    With u the minimum and v = g + λu each is
-    v(w − u) + l1(|w| − |u|) + (λ/2)(w − u)². Written so, small gaps keep their digits.
+    Each term is at least 0. With u the minimum and v = g + λu a term is v(w − u) +
+    l1(|w| − |u|) + (λ/2)(w − u)². Written so, small gaps keep their digits.
     """
     best = penalty.minimum(weights, slope)
     if not np.isfinite(best).all():
@@ -668,7 +691,7 @@ class Centers:
     is_constant: Array  # (d_c,), columns that become zeros
 
     def centred(self, block: Array) -> Array:
-        """Return a' of some rows, in float64."""
+        """Return the rows `block` in float64, less the means of the columns."""
         centred = block.astype(np.float64)
         centred -= self.means
         centred[:, self.is_constant] = 0.0
@@ -683,9 +706,10 @@ class Centers:
 
 
 def find_centers(rows: AllRows, moments: WeightedMoments) -> Centers | None:
-    """Return the means to subtract, by the moments of the columns; None: none.
+    """Return the means to subtract, by the moments of the columns, or None.
 
-    Collective: a flag, and where it is set a pass over the rows and a second flag.
+    Collective: a flag over all ranks, and if it is set a pass over the rows and a
+    second flag.
     """
     world = rows.grid.world
     total = np.maximum(moments.total, np.finfo(float).tiny)
@@ -737,10 +761,9 @@ def may_lack_minimum(family: str, penalty: Penalty) -> bool:
 
 
 def is_separated(rows: AllRows, scores: Array) -> bool:
-    """Return whether all scores of all ranks are on the side of their class.
-    Collective.
+    """Return whether all scores are on the side of their class. Collective.
 
-    One flag over all ranks; no pass over the matrix.
+    The result is that of all ranks together, by one flag. No pass over the matrix.
     """
     offsets = rows.objective.shard.offsets
     model_scores = scores if offsets is None else scores - offsets

@@ -30,7 +30,7 @@ class RunLength:
         return None if offset else epoch
 
     def epochs_done_after(self, number: int) -> int | None:
-        """Return the count of epochs done where exchange `number` ends one, or None."""
+        """Return the epochs done if exchange `number` ends an epoch, else None."""
         epochs, offset = divmod(number, self.exchanges_per_epoch)
         return None if offset else epochs
 
@@ -72,7 +72,11 @@ class SgdSolver:
         self.feed(self.groups_after(view.exchanges), self.length)
 
     def feed(self, groups: Iterator[Group | None], length: RunLength) -> None:
-        """Take these groups in the next exchanges, in a run of this length."""
+        """Take the batches of the next exchanges from `groups`; set the run's length.
+
+        `groups` has one group of batches for each exchange; None where this replica has
+        no rows.
+        """
         self._groups = groups
         self.group = next(groups, None)
         self.length = length

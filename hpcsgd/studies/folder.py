@@ -71,7 +71,7 @@ class StudyFolder:
         self.lock = FolderLock(self.path)
 
     def open(self, plan: StudyPlan, resume: bool) -> None:
-        """Lock the folder and write the plan, or compare it with the plan in it."""
+        """Lock the folder and write the plan, or compare it with the plan on disk."""
         document = document_of(plan)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class StudyFolder:
         return {line["key"]: line for line in lines}
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Append a line, which is on disk when this returns."""
+        """Append a line to points.jsonl; it is on disk when this method returns."""
         try:
             append_line(self.path / POINTS, json.dumps(finite(line), allow_nan=False))
         except OSError as error:
@@ -327,7 +327,10 @@ def line(
     machine: Mapping[str, Any] | None = None,
     cpu_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Return the line of a run; `status` counts for a run without a report."""
+    """Return the line of a run for points.jsonl.
+
+    `status` is that of a run without a report; a report has its own status.
+    """
     figures = _figures(report) if report else dict.fromkeys(FIGURES)
     advice = str(report.get("advice") or "") if report else ""
     return {

@@ -260,7 +260,7 @@ def _run_all(plan: StudyPlan, folder: StudyFolder, timeout: float) -> None:
 
 
 def _left(seconds: float) -> str:
-    """Return the time that the rest takes, or nothing for less than a minute."""
+    """Return a text on the time that the remaining runs take; "" below a minute."""
     return f"; about {seconds / 60:.0f} min left" if seconds >= 60 else ""
 
 

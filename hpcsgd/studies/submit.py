@@ -24,7 +24,7 @@ from hpcsgd.studies.run import ENDS, TIMEOUT, data_of, make_plan, source_of, wai
 # Under Slurm, a study has a job for each number of ranks.
 
 log = logging.getLogger(__name__)
-JOBS = "jobs"  # the folder of pN, the folder of the jobs of N ranks
+JOBS = "jobs"  # has a folder pN for the jobs on N ranks
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,10 @@ def _end_of(folder: StudyFolder, point: StudyPoint) -> Path:
 
 
 def read_end(folder: StudyFolder, point: StudyPoint) -> dict[str, Any] | None:
-    """Return the end that a point has written; None before it has ended."""
+    """Return the file in which a point's run has written its end, as a dict.
+
+    Return None before the run has ended.
+    """
     path = _end_of(folder, point)
     try:
         own_folder(folder.path, ENDS)

@@ -128,7 +128,10 @@ class Stage:
 
     @property
     def task(self) -> Task:
-        """Return a task on these data; kernels and communicators are those of all."""
+        """Return the task of a run on these data.
+
+        Its kernels and communicators are those of all settings.
+        """
         if self._task is None:
             self._task = self._live(TimedSetting("direct", 1, 1)).task
         return self._task
@@ -147,7 +150,7 @@ class Stage:
     def burst(self, setting: TimedSetting, seconds: float) -> Burst:
         """Time exchanges of a setting for about `seconds` seconds. Collective.
 
-        If the product stores batches, they are exchanges of later epochs.
+        If the product stores batches, the timed exchanges are those of later epochs.
         """
         later = product_facts(setting.product).keeps_batches
         if setting not in self._runs:
@@ -224,7 +227,10 @@ class _TimedRun:
         self.each = 0.0  # seconds of an exchange in the last burst; 0 before it
 
     def run(self, seconds: float) -> tuple[int, float]:
-        """Return exchanges and seconds of one, the same on all ranks. Collective."""
+        """Time exchanges for about `seconds` seconds. Collective.
+
+        Return their number and the seconds of one exchange, the same on all ranks.
+        """
         if not self.each:
             self._wake()
         count = min(max(int(seconds / self.each), LEAST), MOST)
@@ -236,7 +242,10 @@ class _TimedRun:
         self.live.product.finish()
 
     def _wake(self) -> None:
-        """Run a first epoch if the product keeps, else touch its memory once."""
+        """Run the first exchanges, in which memory is allocated, before any burst.
+
+        If the product stores batches, run and time the whole first epoch.
+        """
         live = self.live
         live.warm_up()
         view = live.view
@@ -250,7 +259,10 @@ class _TimedRun:
         self.each = self._time(LEAST)
 
     def _time(self, count: int) -> float:
-        """Return the seconds of an exchange on the slowest rank, polls included."""
+        """Run `count` exchanges; return the seconds of one on the slowest rank.
+
+        Polls are included.
+        """
         loop = self.live.loop
         world = self.live.grid.world
         polls = world.ledger.entries["control"]
@@ -343,9 +355,10 @@ class FirstRows:
 
 
 def _with_all_labels(whole: RowReader, rows: int, family: str) -> Array:
-    """Return the targets of the first rows, with all labels put first if one lacks.
+    """Return the targets of the first rows, with every label of the data among them.
 
-    Times depend on the number of classes, not on the label of a row.
+    If a label is missing, all labels are put in place of the first targets. Times
+    depend on the number of classes, not on the label of a row.
     """
     y = np.array(whole.targets(slice(0, rows)))
     if get_family(family).targets not in LABELLED or rows == whole.rows:
@@ -380,7 +393,7 @@ class TimeSample:
 
 
 def fit_machine(times: Sequence[TimeSample], start: Machine) -> Machine:
-    """Return the machine nearest to `start` that explains the times."""
+    """Return the constants of the cost model, near `start`, that fit the times."""
     if not times:
         return start
     y = np.array([t.seconds for t in times])
@@ -432,7 +445,10 @@ FOR_EVER = 10**12  # epochs, so that the first one has no weight
 
 @dataclass(frozen=True)
 class MachineModels:
-    """A fitted machine for each kind of exchange, all near the measured one."""
+    """Fitted constants of the cost model: a `Machine` for each kind of exchange.
+
+    All are near the machine that was measured separately.
+    """
 
     job: CostInputs  # of the run that is planned, whatever its batch
     start: Machine
@@ -467,14 +483,17 @@ class MachineModels:
 
 
 def kind_of(setting: TimedSetting, later: bool) -> str:
-    """Return the name of the kind of exchange, which has constants of its own."""
+    """Return the name of the kind of an exchange; each kind has fitted constants."""
     if not product_facts(setting.product).keeps_batches:
         return setting.kind
     return f"{setting.kind} {'later' if later else 'first'}"
 
 
 def question(setting: TimedSetting, later: bool, job: CostInputs) -> TimeSample:
-    """Return the sample of such an exchange, with 0 seconds."""
+    """Return the sample of an exchange of `setting`, with 0 seconds.
+
+    `later`: the exchange is in an epoch after the first one.
+    """
     job = replace(job, batch=setting.batch, apart=job.apart or setting.look_ahead)
     if not product_facts(setting.product).keeps_batches:
         return TimeSample(setting.product, setting.steps, job, 0.0)

@@ -48,7 +48,7 @@ from hpcsgd.settings import setting
 
 @dataclass
 class Item:
-    """The buffer and the sender of the tick (0) or the tock (1)."""
+    """The work item tick (0) or tock (1): a buffer of sums, and its sender."""
 
     name: int
     buffer: Buffer
@@ -58,12 +58,12 @@ class Item:
     watchers: ClassVar[list[Callable[[str, int], None]]] = []
 
     def begin(self) -> None:
-        """Start an exchange with empty sums."""
+        """Clear the sums of the buffer, at the start of an exchange."""
         self.tell("computes")
         self.buffer.clear()
 
     def send(self, tile: Tile) -> None:
-        """Send a tile, which is complete."""
+        """Start to send a tile of the buffer, whose sums are complete."""
         if tile is self.buffer.tiles[0]:
             self.sender.begin(self.buffer, Moment(0, 0, 1.0, 1.0))
         self.sender.send(self.buffer, tile)
@@ -71,7 +71,11 @@ class Item:
             self.tell("sent")
 
     def receive(self, tile: Tile) -> None:
-        """Wait for the sum of a tile; that of the first brings the tail."""
+        """Wait until the sum of `tile` over replicas has arrived.
+
+        The tail of the buffer (Σr for the intercept, and the row count) arrives with
+        the first tile.
+        """
         self.sender.wait()
         if tile is self.buffer.tiles[-1]:
             self.tell("arrived")
@@ -85,7 +89,7 @@ class Item:
 def make_items(
     buffers: tuple[Buffer, Buffer], replicas: Communicator
 ) -> tuple[Item, Item]:
-    """Return both items, each with a communicator of its own. Collective."""
+    """Return tick and tock, each with its own duplicate of `replicas`. Collective."""
     tick, tock = (PlainSender(duplicate(replicas.host_group)) for _ in buffers)
     return Item(0, buffers[0], tick), Item(1, buffers[1], tock)
 
@@ -123,16 +127,20 @@ class TickTockSettings(GradientSettings):
 
     @property
     def batches_together(self) -> int:
-        """Return the batches of the tick and of the tock, where both are one step."""
+        """Return how many batches are summed for one step, over tick and tock together.
+
+        For `mode` = delayed, a step takes only one of the two, and its batches are
+        counted.
+        """
         return self.accumulate * (2 if self.mode == "exact-sum" else 1)
 
     @property
     def steps_late(self) -> bool:
-        """Return whether a gradient travels while the next one is computed."""
+        """Return whether a gradient is applied only after the next one was computed."""
         return self.mode == "delayed"
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield a refusal of `mode` = independent, which is two fits."""
+        """Yield an error message for `mode` = independent, which would be two fits."""
         if self.mode == "independent":
             yield (
                 "runs one fit and mode = 'independent' is two; use hpcsgd.tick_tock, or"
@@ -141,7 +149,7 @@ class TickTockSettings(GradientSettings):
 
 
 class TickTock(Gradient):
-    """Two halves of one step: the tick travels while the tock is computed."""
+    """Gradients of two halves of a step: the tick is sent while the tock computes."""
 
     settings: ClassVar[type[AgreementSettings]] = TickTockSettings
     gradients: ClassVar[int] = 2
@@ -150,14 +158,14 @@ class TickTock(Gradient):
     def variant(
         cls, settings: Any, replicas: int, rows: int, batch: int
     ) -> type[Gradient]:
-        """Return the class of `mode`; `AsOne` where no half can hide behind another."""
+        """Return the class for `mode`; `AsOne` if no transfer can be hidden."""
         if settings.mode == "delayed":
             return LateTickTock
         is_one = replicas == 1 or rows <= batch * settings.accumulate
         return AsOne if settings.mode == "exact-sum" and is_one else cls
 
     def prepare(self, state: State) -> None:
-        """Allocate two buffers, and open two communicators."""
+        """Allocate the buffers of tick and tock, and open a communicator for each."""
         super().prepare(state)
         buffers = self.buffer, self._make_buffer(state)
         self.grid.meet()
@@ -168,18 +176,18 @@ class TickTock(Gradient):
 
     @property
     def is_full(self) -> bool:
-        """Return whether the next batch completes the sums of its item."""
+        """Return whether the next batch is the last one of the tick or of the tock."""
         return self._seen + 1 == self.half or self.is_last
 
     @property
     def sums(self) -> Buffer:
-        """Return the sums of the tick, then those of the tock."""
+        """Return the buffer to add the next batch to: the tick's or the tock's."""
         return self.items[self._seen >= self.half].buffer
 
     def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch to its item; step after the last one of the tock."""
+        """Add Yᵀr of a batch to the tick or the tock; step after the last batch."""
         self._left -= 1
         self._seen += 1
         tick, tock = self.items
@@ -194,7 +202,11 @@ class TickTock(Gradient):
             self._step(state, task)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Take the same step without rows where this replica had none."""
+        """Take the step of the exchange also on a replica that had no rows in it.
+
+        Such a replica sends sums of zero rows. Then compare the replicas if that is
+        due.
+        """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._say(self.items[0])
@@ -204,23 +216,26 @@ class TickTock(Gradient):
         self.check.after_exchange(state, exchanges, self._alike(state))
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report contains, with the transfers of both items."""
+        """Return entries of the report, with the transfer times of tick and tock."""
         tick, tock = (item.sender.overlap for item in self.items)
         mode = self.inputs.settings.mode
         return {**super().facts(), "mode": mode, **tick.facts(tock)}
 
     def close(self) -> None:
-        """Close both communicators. Collective."""
+        """Close the communicators of tick and tock. Collective."""
         is_alone = self.grid.replicas.size == 1
         for item in () if is_alone else getattr(self, "items", ()):
             item.sender.replicas.close()
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
-        """Return what the gradients of tick and tock send, or one gradient of both.
+        """Return what rank 0 sends in an exchange: two gradients, or one.
+
+        It is one for `mode` = delayed, and where `AsOne` sums tick and tock before
+        sending.
 
         Return None for a delayed gradient whose tail is broadcast to members, since
-        every evaluation of the state broadcasts it, too.
+        every evaluation of the state broadcasts the tail, too.
         """
         settings = shape.settings
         if settings.mode == "delayed":
@@ -231,7 +246,11 @@ class TickTock(Gradient):
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
-        """Return the arrays of moments, both items, and a gradient that is late."""
+        """Return the number of arrays as large as the gradient.
+
+        They are the moments of the rule, the buffers of tick and tock, and for `mode` =
+        delayed the late gradient.
+        """
         return shape.moments + 2 + int(shape.settings.mode == "delayed")
 
     def _begin(self, number: int) -> None:
@@ -243,7 +262,11 @@ class TickTock(Gradient):
     def _compute(
         self, item: Item, task: Task, rows: Rows, residuals: Array, is_full: bool
     ) -> None:
-        """Add a batch; the last one tile by tile, each sent as soon as it is there."""
+        """Add Yᵀr of a batch to the buffer of `item`.
+
+        `is_full`: the batch is the last one of `item`. It is added tile by tile, and
+        each tile is sent as soon as it is complete.
+        """
         buffer = item.buffer
         buffer.count_in(residuals)
         if not is_full:
@@ -253,13 +276,13 @@ class TickTock(Gradient):
             item.send(tile)
 
     def _say(self, item: Item) -> None:
-        """Send an empty item."""
+        """Send the buffer of `item` with sums of zero rows."""
         item.buffer.mark_empty()
         for tile in item.buffer:
             item.send(tile)
 
     def _step(self, state: State, task: Task | None) -> None:
-        """Add the sums of both items, and step along them."""
+        """Wait for the sums of tick and tock, and take the step along their total."""
         tick, tock = self.items
         for tick_tile, tock_tile in zip(tick.buffer, tock.buffer, strict=True):
             tick.receive(tick_tile)
@@ -271,7 +294,10 @@ class TickTock(Gradient):
     def _take_whole(
         self, state: State, gradient: Array, tail: Array, task: Task | None
     ) -> None:
-        """Step along a sum of gradients (destroyed); the count is in its tail."""
+        """Take a step along `gradient`, a sum over rows, divided by the row count.
+
+        The count is the last word of `tail`. `gradient` is overwritten.
+        """
         if task is not None:
             task.clock.start()
         same = self._same_on_members(tail)
@@ -287,7 +313,7 @@ class TickTock(Gradient):
 
 
 class AsOne(Gradient, sums_on_devices=True, steps_on_devices=True):
-    """Both halves as one gradient, where no half can hide behind the other."""
+    """One gradient for tick and tock, where neither transfer can be hidden."""
 
     settings: ClassVar[type[AgreementSettings]] = TickTockSettings
 
@@ -307,26 +333,33 @@ TAIL = "late_tail"
 
 
 class LateTickTock(TickTock):
-    """Items take turns, exchange by exchange."""
+    """Gradients applied one exchange late; tick and tock alternate by exchange."""
 
     def prepare(self, state: State) -> None:
-        """Allocate also the gradient that is late where a checkpoint is made."""
+        """Allocate the buffers, and the arrays in which a late gradient is saved."""
         super().prepare(state)
-        self._late: Item | None = None  # that travels
+        self._late: Item | None = None  # whose sums are being sent
         state.remember(GRADIENT, self.columns)
         state.shared.setdefault(TAIL, np.zeros((2, self.columns)))
 
     def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; after the last one, send it and apply the one before."""
+        """Add Yᵀr of a batch to the gradient of this exchange.
+
+        After the last batch, send this gradient, and apply that of the exchange before.
+        """
         self._left -= 1
         self._compute(self._own, task, rows, residuals, is_full=not self._left)
         if not self._left:
             self._turn(state, task)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Take the same step without rows where this replica had none."""
+        """Take the step of the exchange also on a replica that had no rows in it.
+
+        Such a replica sends sums of zero rows. Then compare the replicas if that is
+        due.
+        """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._say(self._own)
@@ -334,7 +367,10 @@ class LateTickTock(TickTock):
         self.check.after_exchange(state, exchanges, self._alike(state))
 
     def arrive(self, state: State) -> None:
-        """Wait for the item under way, and store it in the state as late."""
+        """Wait for the gradient that is being sent, and store its sum in `state`.
+
+        Do nothing if no gradient is being sent.
+        """
         item = self._late
         self._late = None
         if item is None:
@@ -347,19 +383,25 @@ class LateTickTock(TickTock):
         tail[1] = item.buffer.tail[-1]
 
     def settle(self, state: State, exchanges: int) -> None:
-        """Apply the last gradient at the end of a run."""
+        """Apply the late gradient at the end of a run."""
         self.arrive(state)
         self._apply_rested(state, exchanges)
 
     def consensus(self, state: State, exchanges: int) -> State:
-        """Return the state that `settle` would give; `state` stays as it is."""
+        """Return a copy of `state` after the step along the late gradient.
+
+        The weights of `state` stay as they are.
+        """
         self.arrive(state)
         copy = copied(state, state.memory)
         self._apply_rested(copy, exchanges)
         return copy
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """Return True where codecs keep nothing: what is late is the same."""
+        """Return whether replicas have equal states: True unless codecs save arrays.
+
+        The late gradient and the arrays of the rule are equal on all replicas.
+        """
         codec_names = set(state.memory) - {GRADIENT, *self.steps.rule.state_names}
         return self.grid.replicas.size == 1 or not codec_names
 
@@ -370,12 +412,12 @@ class LateTickTock(TickTock):
 
     @property
     def sums(self) -> Buffer:
-        """Return the sums of the item whose turn it is."""
+        """Return the buffer of the item (tick or tock) of this exchange."""
         return self._own.buffer
 
     @property
     def _own(self) -> Item:
-        """Return the item of this exchange."""
+        """Return the item of this exchange; the first exchange has the tick."""
         return self.items[self._done % 2]
 
     def _begin(self, number: int) -> None:
@@ -384,7 +426,7 @@ class LateTickTock(TickTock):
         self._own.begin()
 
     def _turn(self, state: State, task: Task | None) -> None:
-        """Apply the gradient of the exchange before; that of this one is late now."""
+        """Apply the gradient of the previous exchange; this exchange's is now late."""
         item = self._late
         self._late = self._own
         if item is None:
@@ -395,9 +437,9 @@ class LateTickTock(TickTock):
         self._apply(state, item.buffer.gradient, item.buffer.tail, self._done, task)
 
     def _apply_rested(self, state: State, exchanges: int) -> None:
-        """Apply the saved gradient, if there is one, of exchange number `exchanges`.
+        """Apply the late gradient that `state` stores, if any.
 
-        `exchanges` counts from 1.
+        Its step has the learning rate of exchange number `exchanges`, counted from 1.
         """
         tail = state.shared[TAIL]
         if not tail[1, 0]:
@@ -415,7 +457,7 @@ class LateTickTock(TickTock):
         exchanges: int,
         task: Task | None,
     ) -> None:
-        """Step along a late gradient, at the rate of its own exchange."""
+        """Step along a late gradient, at the rate of exchange number `exchanges`."""
         now = self._moment
         self._moment = self.steps.moment(exchanges - 1)
         self._take_whole(state, gradient, tail, task)
@@ -431,11 +473,11 @@ class LateTickTock(TickTock):
 
 
 class OtherFailed(BaseException):
-    """Raised in the work that waits for its turn when the other one has failed."""
+    """Raised in a function of `run_alternately` when the other function has failed."""
 
 
 class Turns:
-    """The turn of two works, 0 and 1, of which 0 begins."""
+    """The turn of two functions, 0 and 1, in two threads; function 0 begins."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -445,14 +487,17 @@ class Turns:
         self.handovers = 0
 
     def wait_for(self, own: int) -> None:
-        """Wait until it is the turn of work `own`; raise if the other has failed."""
+        """Wait for the turn of function `own`; raise if the other function failed."""
         with self.changed:
             self.changed.wait_for(lambda: self.failed or self.turn == own)
             if self.failed:
                 raise OtherFailed
 
     def yield_turn(self, own: int) -> None:
-        """Hand the turn to the other work, and wait until it comes back."""
+        """Hand the turn to the other function, and wait until it comes back.
+
+        Return at once if the other function has ended.
+        """
         with self.changed:
             if 1 - own not in self.active:
                 return
@@ -462,7 +507,10 @@ class Turns:
         self.wait_for(own)
 
     def leave(self, own: int, failed: bool) -> None:
-        """End work `own`: the other one continues alone, or stops if this failed."""
+        """Note that function `own` has ended: the other one continues alone.
+
+        If function `own` has failed, the other one stops instead.
+        """
         with self.changed:
             self.active.discard(own)
             self.turn, self.failed = 1 - own, self.failed or failed
@@ -470,9 +518,9 @@ class Turns:
 
 
 def run_alternately(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
-    """Run two works that hand the turn to each other; return their results.
+    """Run two functions in threads that take turns; return the two results.
 
-    If one of them fails, raise its error.
+    If one of the functions fails, raise its error.
     """
     turns = Turns()
     results: list[Any] = [None, None]

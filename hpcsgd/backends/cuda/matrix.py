@@ -38,7 +38,10 @@ class DeviceMatrix:
     pitch: int = 0  # elements of a whole row, if some columns are in use
 
     def part(self, columns: slice) -> "DeviceMatrix":
-        """Return some columns of all rows, without a copy; they begin with a chunk."""
+        """Return some columns of all rows, without a copy.
+
+        The first of these columns must begin at a multiple of 16 bytes in a row.
+        """
         assert columns.start % (CHUNK // self.values.dtype.itemsize) == 0
         return replace(
             self,
@@ -49,17 +52,20 @@ class DeviceMatrix:
 
     @property
     def stride(self) -> np.int64:
-        """Return the elements from one row to the next, as kernels take them."""
+        """Return the number of elements from the start of a row to the next start."""
         return np.int64(self.pitch or self.values.shape[1])
 
 
 def stride_of(width: int, item: int) -> int:
-    """Return the elements of a row of whole chunks."""
+    """Return the elements of a row of `width` elements, padded to whole 16-byte chunks.
+
+    An element has `item` bytes.
+    """
     return -(-width * item // CHUNK) * CHUNK // item
 
 
 def bytes_of_rows(height: int, width: int, item: int) -> int:
-    """Return the bytes of dense rows of whole chunks."""
+    """Return the bytes of dense rows that are padded to whole 16-byte chunks."""
     return height * stride_of(width, item) * item
 
 
@@ -68,7 +74,8 @@ def put_matrix(
 ) -> DeviceMatrix:
     """Return a copy of `matrix` on the device, with zeros behind the ends of rows.
 
-    Rows of a file are read piece by piece: while one travels, the next is read.
+    Rows of a file are read in pieces: while one piece is copied to the device, the next
+    is read.
     """
     check_element(element)
     height, width = matrix.shape
@@ -84,7 +91,11 @@ def put_matrix(
 def _send(
     device: Device, held: Any, width: int, read: Callable[[slice, Array], None]
 ) -> None:
-    """Copy rows through pinned memory, where zeros are added to their ends."""
+    """Fill the device array `held` with rows, through pinned memory of the host.
+
+    `read` writes some rows of `width` columns to an array; zeros fill the rest of each
+    row.
+    """
     height, stride = held.shape
     step = max(PIECE // (stride * held.dtype.itemsize), 1)
     for first in range(0, height, step):
@@ -141,7 +152,7 @@ class Order:
 
     @classmethod
     def of(cls, device: Device, sampled: "DeviceSampled") -> "Order":
-        """Return an order of sampled rows, whose numbers are places in `sampled`."""
+        """Return an order of sampled rows, whose numbers are positions in `sampled`."""
         order = cls.__new__(cls)
         order._device = device
         order.columns = [sampled.targets, sampled.weights, sampled.offsets]
@@ -152,7 +163,11 @@ class Order:
         return order
 
     def seek(self, order: Array, first: int, count: int) -> None:
-        """Begin the next `count` rows at row `first` of `order`."""
+        """Let the next exchange take `count` rows of `order`, from position `first`.
+
+        The order and the position are copied to the device only where they have
+        changed.
+        """
         if order is not self._there:
             self._device.fill(self.rows, order)
             self._there = order
@@ -198,7 +213,7 @@ def sent(device: Device, values: Array) -> Any:
 
 
 class DeviceCoefficients:
-    """The coefficients of an exchange in device arrays: launches stay the same."""
+    """The coefficients of an exchange, in the same device arrays for every exchange."""
 
     def __init__(self, device: Device, blocks: Blocks, scale: float = 1.0) -> None:
         self._device = device
@@ -213,7 +228,7 @@ class DeviceCoefficients:
         device.fill(self.starts, np.asarray(blocks.starts, dtype=np.int32))
 
     def load(self, unrolled: UnrolledSteps) -> None:
-        """Use these coefficients from now on; a constant rate sends them once."""
+        """Copy these coefficients to the device, unless it has equal ones already."""
         if unrolled is self._loaded:
             return
         self._loaded = unrolled
@@ -254,14 +269,22 @@ class DeviceCoefficients:
 def whole_matrix(
     device: Device, own: DeviceMatrix, height: int, width: int
 ) -> DeviceMatrix:
-    """Return a matrix for rows of all columns, stored as `own`, of undefined values."""
+    """Return a matrix for `height` rows of all columns, with undefined values.
+
+    `width` is the number of all columns. The matrix has the format and the scale of
+    `own`.
+    """
     kind = own.values.dtype
     values = device.empty((height, stride_of(width, kind.itemsize)), kind)
     return DeviceMatrix(values, own.element, height, width, own.scale)
 
 
 def bytes_of_member_rows(rows: int, own: int, columns: int, item: int) -> int:
-    """Return the bytes of `DeviceMemberRows`: `own` columns, and those of all."""
+    """Return the bytes of the two buffers of `DeviceMemberRows`.
+
+    They have `rows` rows of `own` columns and of all `columns`, in elements of `item`
+    bytes.
+    """
     return rows * (own + columns) * item
 
 
@@ -283,7 +306,7 @@ class DeviceMemberRows:
         self._members = np.int32(len(widths))
 
     def pack(self, numbers: Any) -> None:
-        """Pack this member's columns of the rows `numbers`, as they are sent."""
+        """Pack this member's columns of the rows `numbers` into the send buffer."""
         count = np.int32(self.rows)
         matrix = self.own
         columns = np.int32(matrix.width)
@@ -291,7 +314,11 @@ class DeviceMemberRows:
         self._launch("pack_rows", arguments)
 
     def join(self, whole: DeviceMatrix, numbers: Any = None) -> None:
-        """Write the gathered rows into `whole`: in order, or at the row `numbers`."""
+        """Write the gathered rows into `whole`.
+
+        `numbers` are the rows of `whole` to write to; None writes its first rows, in
+        order.
+        """
         head = (self.flat, self._edges, self._members, np.int32(self.rows), numbers)
         self._launch("join_rows", (*head, whole.values, whole.stride))
 

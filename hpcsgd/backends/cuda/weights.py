@@ -38,13 +38,13 @@ class DeviceMemory:
         return self.device.zeros(shape, dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return an array whose values are not known."""
+        """Return an array of undefined values."""
         return self.device.empty(shape, dtype)
 
     def mirrored(
         self, kept: dict[str, Array], names: Iterable[str]
     ) -> dict[str, Array]:
-        """Return the arrays; those named are copied to the host when they are read."""
+        """Return the arrays `kept`; reading one of `names` copies it to the host."""
         return MirroredArrays(self.device, kept, names)
 
     def host_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -54,16 +54,19 @@ class DeviceMemory:
         return host.reshape(shape)
 
     def row_of(self, host: Array) -> Any:
-        """Return zeros for as many words, as a matrix of one row of whole chunks."""
+        """Return a device matrix of one row of zeros, for the elements of `host`.
+
+        The row is padded to a multiple of four elements.
+        """
         words = -(-host.size // CHUNK) * CHUNK
         return self.device.zeros((1, words), np.float32)
 
     def clear(self, array: Any) -> None:
-        """Set all words to 0."""
+        """Set all elements of `array` to 0."""
         self.device.clear(array)
 
     def copy(self, array: Any, out: Any) -> None:
-        """Compute out ← array by a kernel, which may begin at any word."""
+        """Compute out ← array by a kernel; slices may begin at any element."""
         self._launch("add_words", array.size, (array, np.int32(True), out))
 
     def add(self, array: Any, out: Any) -> None:
@@ -79,9 +82,10 @@ class DeviceMemory:
         factor: float,
         turn: Turn,
     ) -> None:
-        """Step as `HostMemory.step`; the gradient stays as it is.
+        """Take a step as `HostMemory.step` does, but leave `gradient` as it is.
 
-        Weights are divided by `part.scale`; what is kept beside them is not.
+        Weights are stored divided by `part.scale`; the other arrays of the rule are
+        not.
         """
         name, state_names, numbers = _step_of(rule)(rule, l2, part.scale, factor, turn)
         arrays = (
@@ -99,33 +103,42 @@ class DeviceMemory:
         launch(*words(count)[:2], (np.int64(count), *arguments))
 
     def host_wait(self, group: Communicator) -> Wait:
-        """Return a function that waits for the newest collective, or raises."""
+        """Return a function that waits for the newest collective of `group`.
+
+        The function raises an error if the collective has failed.
+        """
         return partial(group.reach, group.newest)
 
     def start_to_host(self, array: Any, out: Array) -> Wait:
-        """Start a copy behind all earlier requests, and return its wait."""
+        """Start to copy `array` to `out`, after all earlier requests.
+
+        Return a function that waits until the copy is complete.
+        """
         self.layer.to_host(array.reshape(-1), out.reshape(-1), self.stream)
         done = self.layer.record(self.stream)
         self.down += out.nbytes
         return partial(self.layer.wait, done)
 
     def from_host(self, values: Array, out: Any) -> None:
-        """Send the values by pinned buffers."""
+        """Copy `values` of the host to `out`, through pinned buffers."""
         self.device.fill(out, values)
         self.up += out.nbytes
 
     def fetch(self, array: Any) -> Array:
-        """Return a copy on the host."""
+        """Return a copy of `array` on the host."""
         values = self.device.fetch(array)
         self.down += values.nbytes
         return values
 
     def linear_step(self, row: Any, words: int, states: int) -> "DeviceAdd":
-        """Return the step x ← M x + u g; g is the first words of a row of `row_of`."""
+        """Return the step x ← M x + u g; g are the first `words` elements of `row`.
+
+        `row` is a matrix of `row_of`. For each element of g, x has `states` elements.
+        """
         return DeviceAdd(self.device, row, words, states)
 
     def settle(self) -> None:
-        """Wait for the device; collectives that failed raise here."""
+        """Wait until the device is done; raise the error of a failed collective."""
         self.device.settle()
 
     def facts(self) -> dict[str, int]:
@@ -150,14 +163,14 @@ class RowsOnDevice(Protocol):
 
 
 class DeviceRows:
-    """The methods of a backend for agreements, on rows sampled on a device."""
+    """The methods of a backend that agreements call, for rows sampled on a device."""
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """Return weights of the type that devices have."""
+        """Return zeros on the host in float32, the dtype of weights on devices."""
         return np.zeros(shape, dtype=np.float32)
 
     def prepare(self, unrolled: Any, blocks: Any) -> None:
-        """Prepare nothing: the coefficients are those of the product."""
+        """Return None: the product has the coefficients on the device already."""
 
     def some_columns(self, rows: RowsOnDevice, part: slice) -> RowsOnDevice:
         """Return the rows of these columns alone."""
@@ -171,7 +184,10 @@ class DeviceRows:
     def apply_update(
         self, weights: Any, rows: RowsOnDevice, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr to a gradient."""
+        """Add Yᵀr of `rows` to `weights`, which is a gradient here.
+
+        `rows` has the residuals r on the device; `residuals` and `plan` are not used.
+        """
         rows.add_gradient(weights)
 
 
@@ -181,9 +197,10 @@ ONE = blocks_of((1,))  # row
 
 
 class DeviceAdd:
-    """The step x ← M x + u g, with g in the first `words` of a row of whole chunks.
+    """The step x ← M x + u g on a device, as one call of the update kernel.
 
-    For each word of g, x has `states` states.
+    g are the first `words` elements of `row`, a matrix of one padded row. For each
+    element of g, x has `states` elements.
     """
 
     def __init__(self, device: Device, row: Any, words: int, states: int = 1) -> None:
@@ -197,7 +214,7 @@ class DeviceAdd:
         self._gain, self._carry = self._room[:states], self._room[states:]
 
     def to(self, target: Any, carry: Array, gain: Array) -> None:
-        """Compute target ← carry target + gain g, word by word.
+        """Compute target ← carry target + gain g, element by element of g.
 
         `carry` has states² values, `gain` has `states` values.
         """
@@ -225,7 +242,10 @@ class DeviceAverage:
         self._shape = average(int(self._held), int(self._more))
 
     def portion(self, weights: Any, intercept: Any, share: float) -> Any:
-        """Return the buffer: both arrays times `share`, rounded as on the host."""
+        """Fill the buffer with both arrays times `share`, and return it.
+
+        The products are rounded as on the host.
+        """
         arguments = weights, self._held, self._scale, intercept, self._more
         self._launch("portion", (*arguments, np.float32(share), self.buffer))
         return self.buffer
@@ -241,7 +261,7 @@ class DeviceAverage:
 
 
 class FetchedArray:
-    """An array that a device has made, and the host reads."""
+    """An array that a device has computed, and that the host reads."""
 
     def __init__(self, device: Device, array: Any) -> None:
         self._device = device
@@ -249,7 +269,7 @@ class FetchedArray:
         self._host: Array | None = None  # what was put in its place
 
     def on_host(self) -> Array:
-        """Return a copy."""
+        """Return a copy on the host, or the values that have replaced the array."""
         return self._device.fetch(self._array) if self._host is None else self._host
 
     host_view = on_host
@@ -259,10 +279,10 @@ class FetchedArray:
         return self._array
 
     def written(self) -> None:
-        """Do nothing: it is copied whenever it is read."""
+        """Do nothing: the array is copied to the host whenever it is read there."""
 
     def replace(self, values: Array) -> None:
-        """Have the host read these values."""
+        """Let `on_host` return `values` from now on."""
         self._host = values
 
 
@@ -285,13 +305,13 @@ class DeviceCopies:
         self._average: DeviceAverage | None = None
 
     def written(self, residuals: Any) -> None:
-        """Note that an exchange wrote all of them, and made these residuals."""
+        """Note that an exchange wrote all arrays on the device, and its `residuals`."""
         for mirror in self.mirrors.values():
             mirror.written()
         self.arrays["residuals"] = FetchedArray(self.device, residuals)
 
     def sums(self, group: Communicator) -> bool:
-        """Return whether a group sums arrays of devices."""
+        """Return whether `group` can sum arrays that are stored on a device."""
         return group.kind != "none"
 
     def portion(self, share: float) -> Any:
@@ -307,7 +327,11 @@ class DeviceCopies:
         return self._average is not None and total is self._average.buffer
 
     def become(self) -> Any:
-        """Take over what `portion` returned; return the intercept, to be written to."""
+        """Set weights and intercept to the values of the array of `portion`.
+
+        Return the intercept on the device, which the caller may write; None without
+        one.
+        """
         assert self._average is not None
         weights, intercept = self._on_device()
         self._average.become(weights, intercept)

@@ -22,7 +22,7 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Axis:
-    """Title, unit and kind of one axis of a chart."""
+    """Title, unit and kind (linear or logarithmic) of one axis of a chart."""
 
     title: str
     unit: str = ""  # s, words, J, %: drawn with the prefix that fits
@@ -175,14 +175,17 @@ class Unit:
 
 
 def unit_for(unit: str, values: Iterable[float]) -> Unit:
-    """Return the largest unit that is not larger than the largest value."""
+    """Return `unit` with its largest prefix that does not exceed the largest value."""
     largest = max((abs(v) for v in values if isfinite(v)), default=0.0)
     units = [Unit(size, word) for size, word in PREFIXES.get(unit, ((1.0, unit),))]
     return next((u for u in units if largest >= u.size), units[-1])
 
 
 def unit_of(axis: Axis, values: Sequence[float]) -> Unit:
-    """Return the unit of an axis: by its end, or by its middle if it is logarithmic."""
+    """Return the unit of an axis, with the prefix that fits its largest value.
+
+    On a logarithmic axis the prefix fits the geometric mean of its ends.
+    """
     shown = [v for v in values if isfinite(v) and (v > 0 or not axis.log)]
     if axis.log and shown:
         shown = [sqrt(min(shown) * max(shown))]
@@ -191,7 +194,7 @@ def unit_of(axis: Axis, values: Sequence[float]) -> Unit:
 
 @dataclass(frozen=True)
 class Scale:
-    """A map from the values low to high to the places start to stop, with ticks."""
+    """A map from values, low to high, to positions, start to stop, with ticks."""
 
     low: float
     high: float
@@ -202,7 +205,7 @@ class Scale:
     unit: Unit
 
     def __call__(self, value: float) -> float:
-        """Return the place of a value."""
+        """Return the position of a value on the axis."""
         if self.log:
             share = log10(value / self.low) / log10(self.high / self.low)
         else:
@@ -264,7 +267,10 @@ def nice(step: float) -> float:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return ticks of a logarithmic axis: divided decades, decades, or every k-th."""
+    """Return about `most` ticks of a logarithmic axis.
+
+    They divide decades, or are at every decade, or at every k-th decade.
+    """
     first = floor(log10(low))
     last = ceil(log10(high))
     for every in (1, 2, 3, 5):

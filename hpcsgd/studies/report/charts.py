@@ -39,7 +39,10 @@ def scaling_charts(problem: Problem) -> list[Chart]:
 
 
 def _with_looks(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Lines:
-    """Give each method its look of the other charts, and emulated runs another one."""
+    """Return the chart with a look for each line: the same in all charts of a method.
+
+    Emulated runs of a method have another look.
+    """
     styles = [
         labels.index(line[-1].label) + len(labels) * bool(line[-1].config.emulated)
         for _, line in lines
@@ -156,7 +159,8 @@ def _speed_up_of(
     """Return the baseline of speed-ups in words, and the speed-up of each setting.
 
     The baseline is the best run on one rank. If one of the settings has no such run
-    with its batch, the baseline of all is the fewest ranks of their own line.
+    with its batch, the baseline of every setting is the first setting of its line, the
+    one on the fewest ranks.
     """
     speed_ups = {id(s): problem.speed_up(s) for _, line in lines for s in line}
     spreads = {key: spread for key, spread in speed_ups.items() if spread is not None}
@@ -508,7 +512,7 @@ def _split(setting: RunSetting, others: Sequence[RunSetting]) -> Bar:
 
 
 def _note(setting: RunSetting, name: str) -> str:
-    """Return the note on how a setting was measured, unless its name has it."""
+    """Return the note on how a setting was measured, or "" if `name` contains it."""
     note = NOTES.get(setting.mark, "")
     return "" if note and note in name else note
 
@@ -666,7 +670,10 @@ def _series(name: str, points: Sequence[tuple[float, float]], look: int) -> Seri
 
 
 def _looks(problem: Problem, settings: Sequence[RunSetting]) -> list[int]:
-    """Return the looks of the methods, or a look for each line of the same method."""
+    """Return the look of each setting's line: that of its method, or one of its own.
+
+    Lines have looks of their own if some method has more than one line.
+    """
     if len({s.label for s in settings}) < len(settings):
         return list(range(len(settings)))
     return [problem.labels.index(s.label) for s in settings]
@@ -692,7 +699,10 @@ def _points(
 
 
 def _is_wide(ends: Sequence[float]) -> bool:
-    """Return whether the longest line is much longer than the shortest."""
+    """Return whether the largest of `ends` is more than `APART` times the smallest.
+
+    `ends` are the costs at the last points of the lines, in any order.
+    """
     positive = [end for end in ends if end > 0]
     return bool(positive) and max(positive) / min(positive) > APART
 

@@ -61,7 +61,7 @@ Labels = tuple[int, ...]  # of every replica: the first one of its group
 
 @dataclass(frozen=True)
 class GroupLevel:
-    """One size of groups, and how often they agree."""
+    """A level of nested groups of replicas: its groups, and how often they average."""
 
     group: str  # node, rack, all, or a number of replicas
     period: int  # in exchanges
@@ -70,10 +70,10 @@ class GroupLevel:
 def plan_levels(
     groups: str, periods: str, period: int, replicas: int
 ) -> list[GroupLevel]:
-    """Return the levels from the smallest groups to all replicas, checked.
+    """Return the levels of `groups`, from the smallest groups to all replicas.
 
-    Without `periods`, two levels agree after every exchange and after `period` of
-    them.
+    Raise ConfigError if groups and periods do not fit. If `periods` is empty, there
+    must be two levels, which average after every exchange and after `period` exchanges.
     """
     names = [part.strip() for part in groups.split(",")]
     numbers = _numbers(periods) if periods else _usual(names, period)
@@ -97,7 +97,7 @@ def plan_levels(
 
 
 def _usual(names: list[str], period: int) -> list[int]:
-    """Return the periods of two levels: 1, and `period`, that of [schedule].
+    """Return the usual periods of two levels: 1, and `period` of [schedule].
 
     Raise ConfigError if there are not two levels, or `period` is 1.
     """
@@ -129,7 +129,7 @@ def _numbers(text: str) -> list[int]:
 def _check_names(names: list[str], replicas: int) -> None:
     """Raise ConfigError unless groups are nested and the last one is all replicas.
 
-    They are places in the order of `PLACES`, or sizes that grow to `replicas`.
+    `names` are places in the order of `PLACES`, or sizes that grow to `replicas`.
     """
     if all(name in PLACES for name in names):
         order = [PLACES.index(name) for name in names]
@@ -147,7 +147,7 @@ def _check_names(names: list[str], replicas: int) -> None:
 
 
 def label(levels: Sequence[GroupLevel], places: Sequence[Address]) -> list[Labels]:
-    """Return, for each level, the first replica in the group of every replica.
+    """Return for each level a tuple: the first replica of each replica's group.
 
     `places` contains the address of every replica. Raise ConfigError if groups are not
     nested.
@@ -184,7 +184,7 @@ def _labels(group: str, places: Sequence[Address]) -> Labels:
 
 @dataclass(frozen=True)
 class Circle:
-    """A group of replicas that average together, as one of them uses it."""
+    """A group of replicas that average together, as a replica of the group uses it."""
 
     period: int
     group: Communicator  # the ranks of one column block
@@ -225,9 +225,10 @@ class HierarchicalSettings(AverageSettings):
 
 
 class Hierarchical(AverageVariant):
-    """Averages of weights in the widest nested group of replicas that is due.
+    """The agreement that averages weights in nested groups of replicas.
 
-    The last group is all replicas.
+    After an exchange it averages in the widest group whose period divides the number of
+    exchanges. The last group is all replicas.
     """
 
     settings: ClassVar[type[AgreementSettings]] = HierarchicalSettings
@@ -238,7 +239,7 @@ class Hierarchical(AverageVariant):
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Hierarchical":
-        """Open the communicators of the groups, and make the agreement. Collective."""
+        """Open the groups' communicators, and return the agreement. Collective."""
         settings = terms.settings
         grid = terms.grid
         levels = plan_levels(
@@ -262,9 +263,10 @@ class Hierarchical(AverageVariant):
         return {"circles": self.circle_sizes}
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Average in the largest group that is due, unless it is one replica.
+        """Average the weights in the largest group that is due. Collective.
 
-        Collective.
+        A group is due if its period divides `exchanges`. Do nothing if no group is due,
+        or if the group is one replica.
         """
         due = [c for c in self.circles if exchanges % c.period == 0]
         if due and due[-1].size > 1:
@@ -272,15 +274,16 @@ class Hierarchical(AverageVariant):
 
     @classmethod
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:
-        """Return whether the last of the periods is over."""
+        """Return whether all replicas average after exchange `exchanges`."""
         return exchanges % _periods(shape)[-1] == 0
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return what an average in the widest group that is due sends.
+        """Return what the average after exchange `exchanges` sends.
 
-        The list is empty where no group is due, or where that group is one replica.
-        `shape.circles` has the sizes of the groups of rank 0.
+        The average is that of the widest group that is due. The list is empty where no
+        group is due, or where that group is one replica. `shape.circles` has the sizes
+        of the groups of rank 0.
         """
         sizes = zip(shape.circles, _periods(shape), strict=True)
         due = [size for size, period in sizes if exchanges % period == 0]
@@ -300,7 +303,7 @@ def _periods(shape: RunShape) -> list[int]:
 
 
 def places(grid: Grid) -> list[Address]:
-    """Return the address of every replica, that of its first member. Collective."""
+    """Return the address of the first member of every replica. Collective."""
     addresses = grid.world.exchange_objects(grid.world.address or own_address())
     return [addresses[r * grid.members.size] for r in range(grid.replicas.size)]
 
@@ -310,8 +313,8 @@ def open_circle(
 ) -> Circle:
     """Return the group of this replica, with its communicator. Collective.
 
-    `groups` has the first replica in the group of every replica. If all are in one
-    group, the communicator is the one of the grid.
+    `groups` contains, for every replica, the first replica of its group. If all
+    replicas are in one group, the communicator is `grid.replicas`.
     """
     replicas = [r for r, first in enumerate(groups) if first == groups[grid.replica]]
     share = rows[grid.replica] / sum(rows[r] for r in replicas)
@@ -333,7 +336,7 @@ def open_circle(
 class Groups:
     """The groups of the replicas of one column block, as one replica uses them.
 
-    All of these replicas open and close the communicators together.
+    All of these replicas must open and close the communicators together.
     """
 
     inside: Communicator
@@ -352,7 +355,10 @@ class Groups:
 
 
 def open_groups(grid: Grid, of: str) -> Groups:
-    """Open the groups of "node" or "rack", or of so many replicas. Collective."""
+    """Open the communicators of this replica's group and of the leaders. Collective.
+
+    `of` names the groups: "node", "rack", or a number of replicas.
+    """
     grid.meet()
     replicas = grid.replicas
     (first,) = label([GroupLevel(of, 1)], places(grid))
@@ -363,7 +369,7 @@ def open_groups(grid: Grid, of: str) -> Groups:
 
 
 def check_groups(of: str) -> None:
-    """Raise ConfigError unless `of` is off, node, rack, or a size of groups."""
+    """Raise ConfigError unless `of` is off, node, rack, or a number of replicas."""
     if of in ("off", "node", "rack") or of.isdecimal() and int(of) > 0:
         return
     raise ConfigError(
@@ -373,7 +379,10 @@ def check_groups(of: str) -> None:
 
 
 class ByLeaders:
-    """A sender in two levels: sums inside groups, then the leaders' sender."""
+    """A sender in two levels: sums inside groups of replicas, then between leaders.
+
+    The leader of a group is its first replica. Leaders use the sender `sender`.
+    """
 
     sums_in_place = False
 
@@ -383,17 +392,20 @@ class ByLeaders:
         self.codec = sender.codec
         self.wants_norm = sender.wants_norm
         self.overlap: Overlap = sender.overlap
-        self._words = 1  # of the tail
+        self._words = 1  # of the tail: sums of residuals, and the number of rows
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
-        """Sum the tail inside the group; leaders start the exchange with it."""
+        """Sum the tail inside the group; leaders begin to exchange the sums.
+
+        The tail of a buffer contains the sums of residuals and the number of rows.
+        """
         self._words = len(buffer.tail)
         self.groups.inside.reduce(buffer.tail, PURPOSE)
         if self.groups.leads:
             self.sender.begin(buffer, moment)
 
     def measure(self, buffer: Buffer) -> None:
-        """Sum all tiles inside the group; leaders compute the norm of the sum."""
+        """Sum all tiles inside the group; leaders compute the norm of the sums."""
         for tile in buffer:
             self.groups.inside.reduce(tile.flat, PURPOSE)
         if self.groups.leads:
@@ -410,7 +422,10 @@ class ByLeaders:
             self.sender.send(buffer, tile)
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
-        """Receive the mean of a tile from the leader; the factor is 1."""
+        """Receive the mean of a tile from the leader, in place.
+
+        Return 1, the factor by which the tile is still to be multiplied.
+        """
         if self.groups.leads:
             factor = self.sender.receive(buffer, tile)
             tile.flat[...] *= tile.flat.dtype.type(factor)
@@ -418,7 +433,10 @@ class ByLeaders:
         return 1.0
 
     def tail(self) -> Array:
-        """Return Σ over replicas of [Σr | count], received from the leader."""
+        """Return [sums of residuals | number of rows] of all replicas.
+
+        The leader receives the sums and broadcasts them in its group.
+        """
         parts = np.empty(self._words, dtype=np.float64)
         if self.groups.leads:
             parts[...] = self.sender.tail()
@@ -442,13 +460,16 @@ class ByLeaders:
 
 @dataclass(frozen=True)
 class SenderOpener:
-    """A callable that makes the sender of the buckets of one run."""
+    """A callable that makes the sender for the gradient buckets of one run."""
 
     grid: Grid
     config: Any  # RunConfig
 
     def __call__(self, state: State, buffer: Buffer) -> Sender:
-        """Return the sender; what its codecs keep goes into the state. Collective."""
+        """Return the sender of the run. Collective.
+
+        Arrays that its codecs keep between exchanges are added to `state`.
+        """
         replicas = self.grid.replicas
         kind = self.config.agreement.hierarchical
         if buffer.is_summed_on_device:
@@ -462,7 +483,10 @@ class SenderOpener:
     def _between(
         self, state: State, buffer: Buffer, speakers: Communicator, count: int
     ) -> Sender:
-        """Return the sender between so many ranks; one alone encodes nothing."""
+        """Return the sender between the `count` ranks of `speakers`.
+
+        A single rank encodes nothing.
+        """
         if count == 1 or not is_coded(self.config):
             return PlainSender(speakers)
         name = self.config.agreement.codec

@@ -1,4 +1,4 @@
-"""Codecs of few bits a word: cast, byte, sign, two-phase sums."""
+"""Codecs that send few bits for each word: casts, bytes, signs, two-phase means."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,10 +34,11 @@ from hpcsgd.formats import Array, exponent_for, get_format, round_through
 
 
 class Cast(Codec):
-    """Rounding to the format `form`, in two collectives.
+    """A codec that rounds gradients to the number format `form`, in two collectives.
 
-    A replica sends d·K words, then the mean of its share of them. With feedback the
-    error from rounding the part is kept; that from rounding the mean is not.
+    A replica sends the d·K words of its part of the gradient, then the mean of the
+    share of the words that it adds up. Error feedback keeps the error from rounding the
+    part, but not the error from rounding the mean.
     """
 
     form: ClassVar[str]
@@ -45,7 +46,10 @@ class Cast(Codec):
     wants_feedback = False
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Start the sum of part / R, rounded: the total is the mean."""
+        """Start the sum over R replicas of part / R, rounded: the total is the mean.
+
+        Return a function that waits for the mean.
+        """
         part /= line.size
         own_part = self._rounded(part) * line.size if self.needs_own else None
         arrive = line.start_sum(part, self.form)
@@ -58,7 +62,7 @@ class Cast(Codec):
         return finish
 
     def _rounded(self, part: Array) -> Array:
-        """Return exactly the numbers that are sent for `part`."""
+        """Return the numbers that are sent for `part`, exactly as they are rounded."""
         form = get_format(self.form)
         values = part.astype(np.float32)
         if not form.wants_scale:
@@ -72,10 +76,11 @@ class Cast(Codec):
         return values.astype(self.bucket.dtype, copy=False)
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
-        """Return the bytes of d·K words and the own share, and of one exponent a piece.
+        """Return the bytes that replica `rank` of `ranks` sends in an exchange.
 
-        Only formats that want a scale send exponents. The pieces are one for each
-        replica, then the own one.
+        It sends all d·K words, then the words of which it computes the mean. A format
+        that wants a scale adds one exponent for each piece: R pieces in the sum, and
+        one in the gather of the means.
         """
         form = get_format(self.form)
         words = self.bucket.words
@@ -85,21 +90,27 @@ class Cast(Codec):
 
 
 class Bf16(Cast):
-    """Half the bytes, the exponents of float32, 8 bits of precision."""
+    """A cast to bf16: half the bytes, the exponents of float32, 8 bits of precision."""
 
     form = "bf16"
     mean_roundoff = 2.0**-8
 
 
 class Fp16(Cast):
-    """Half the bytes, 11 bits of precision, words below 2⁻⁴⁰ of the largest lost."""
+    """A cast to fp16: half the bytes and 11 bits of precision.
+
+    Words below 2⁻⁴⁰ of the largest word are lost.
+    """
 
     form = "fp16"
     mean_roundoff = 2.0**-11
 
 
 class Fp8(Cast):
-    """A quarter of the bytes (e5m2): 2 bits of fraction, the exponents of fp16."""
+    """A cast to fp8 (e5m2): a quarter of the bytes and 2 bits of fraction.
+
+    The exponents are those of fp16.
+    """
 
     form = "fp8-e5m2"
     mean_roundoff = 2.0**-3
@@ -112,11 +123,11 @@ TOP = 255
 
 
 class Byte(GatheredCodec):
-    """Rounding to the nearest multiple of (max − min) / 255 of a chunk.
+    """A codec that rounds to the nearest multiple of (max − min) / 255 of a chunk.
 
-    No error exceeds half of that, and 0 stays 0 if it lies between min and max. The
-    value of a constant chunk is sent in float32; an ε below the fraction line instead
-    would spoil tiny gradients.
+    No error exceeds half of that step, and 0 stays 0 if it lies between min and max. A
+    chunk whose words are all equal is sent exactly, as a float32: a small ε added to
+    max − min to avoid a division by zero would spoil tiny gradients.
     """
 
     unbiased = False
@@ -127,25 +138,35 @@ class Byte(GatheredCodec):
         self.chunks = Chunks(bucket.words, config.chunk)
 
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
-        """Return least and greatest word of the chunks in float32, then the codes."""
+        """Return the least and the greatest word of each chunk, then the codes.
+
+        The record is an array of bytes: two float32 for each chunk, then one byte for
+        each word.
+        """
         ends, codes = to_bytes(part, self.chunks)
         return np.concatenate([ends.reshape(-1).view(np.uint8), codes])
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """Compute total ← total + (code + low) / scale, in place."""
+        """Decode `record` and add its words to `total`, in place."""
         heads = 2 * SCALE_BYTES * len(self.chunks)
         ends = record[:heads].copy().view(np.float32).reshape(2, -1)
         total += from_bytes(ends, record[heads:], self.chunks)
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
-        """Return the bytes of D codes, and of two float32 for each chunk."""
+        """Return the bytes of a record.
+
+        It has one byte for each word, and two float32 for each chunk.
+        """
         return self.bucket.words + 2 * SCALE_BYTES * len(self.chunks)
 
 
 def to_bytes(
     part: Array, chunks: Chunks
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Return least and greatest of each chunk, (2, chunks), and a byte a word."""
+    """Return the least and the greatest word of each chunk, and a byte for each word.
+
+    The first array has shape (2, chunks), the second (words,).
+    """
     least = -rounded_up(-chunks.least(part).astype(np.float64))
     greatest = rounded_up(chunks.greatest(part).astype(np.float64))
     scale, low = grid_of(least, greatest)
@@ -156,7 +177,11 @@ def to_bytes(
 
 
 def from_bytes(ends: Array, codes: Array, chunks: Chunks) -> NDArray[np.float64]:
-    """Return (code + low) / scale of each word, or the value of a constant chunk."""
+    """Return the words that `to_bytes` has encoded, in float64.
+
+    A word is (code + low) / scale, with the values of `grid_of` for its chunk. In a
+    chunk whose words are all equal, it is their value.
+    """
     least, greatest = ends
     scale, low = grid_of(least, greatest)
     spread = chunks.spread
@@ -168,9 +193,10 @@ def from_bytes(ends: Array, codes: Array, chunks: Chunks) -> NDArray[np.float64]
 def grid_of(
     least: Array, greatest: Array
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the steps in 1 and the lowest multiple of a step, for each chunk.
+    """Return (scale, low) of each chunk: codes count steps of length 1 / scale.
 
-    They are 1 and 0 for a constant chunk.
+    `low` is the number of steps from 0 to the word with code 0. A chunk whose words are
+    all equal has scale 1 and low 0.
     """
     ends = least.astype(np.float64), greatest.astype(np.float64)
     width = ends[1] - ends[0]
@@ -187,7 +213,7 @@ def grid_of(
 
 
 class PieceEncoder(Protocol):
-    """The protocol of encodings of pieces: rows of words as rows of bytes."""
+    """The protocol of encodings of pieces: each row of words becomes a row of bytes."""
 
     def encode(self, pieces: Array) -> NDArray[np.uint8]:
         """Return pieces (rows, words) as records (rows, bytes), all of one length."""
@@ -207,7 +233,7 @@ class EncodedMean:
 
 
 def piece_words(words: int, ranks: int) -> int:
-    """Return ⌈D/R⌉, the words of a piece."""
+    """Return ⌈D/R⌉, the words of a piece of D = `words` words for R = `ranks` ranks."""
     return -(-words // ranks)
 
 
@@ -216,8 +242,9 @@ def start_two_phase(
 ) -> Callable[[], EncodedMean]:
     """Start to exchange pieces of `part`; return a function that waits for the mean.
 
-    The function adds and gathers. `part` may be a gradient, or any array of which
-    replicas need the mean. `EncodedMean.own` is empty without `needs_own`. Collective.
+    The returned function adds the pieces that arrive, and gathers the means of all
+    pieces. `part` may be a gradient, or any array of which replicas need the mean.
+    `EncodedMean.own` is empty without `needs_own`. Collective.
     """
     pieces = _padded(part, line.size)
     sent = form.encode(pieces)
@@ -241,9 +268,10 @@ def start_two_phase(
 
 
 def _padded(part: Array, ranks: int) -> Array:
-    """Return `part` as pieces, (R, ⌈D/R⌉).
+    """Return `part` as one piece for each of R ranks, (R, ⌈D/R⌉).
 
-    The padding repeats the last word, which widens no range.
+    The padding repeats the last word, so that it does not widen the range of the last
+    piece.
     """
     each = piece_words(part.size, ranks)
     pieces = np.full(ranks * each, part[-1], dtype=part.dtype)
@@ -266,17 +294,17 @@ HEAD = 2 * SCALE_BYTES  # the least and the greatest, float32
 
 
 class Ranges:
-    """An encoding of each row as its least and greatest word, and a byte a word."""
+    """An encoding of rows: the least and greatest word of a row, and a byte a word."""
 
     def encode(self, pieces: Array) -> NDArray[np.uint8]:
-        """Return pieces (rows, words) as records (rows, 8 + words)."""
+        """Return pieces (rows, words) as records (rows, 8 + words) of bytes."""
         rows, words = pieces.shape
         ends, codes = to_bytes(pieces.reshape(-1), Chunks(pieces.size, words))
         heads = np.ascontiguousarray(ends.T).view(np.uint8)
         return np.hstack([heads, codes.reshape(rows, words)])
 
     def decode(self, records: NDArray[np.uint8], words: int) -> Array:
-        """Return records as pieces (rows, words), in float64."""
+        """Return the records of `encode` as pieces (rows, words), in float64."""
         ends = np.ascontiguousarray(records[:, :HEAD]).view(np.float32).T
         codes = records[:, HEAD:].reshape(-1)
         values = from_bytes(ends, codes, Chunks(codes.size, words))
@@ -284,13 +312,16 @@ class Ranges:
 
 
 class ByteGrad(Codec):
-    """ByteGrad: an exchange of R pieces in 8 bits a word, then a gather of means."""
+    """The codec ByteGrad: an exchange of pieces in 8 bits a word, a gather of means."""
 
     unbiased = False
     wants_feedback = True
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Encode the pieces of `part`, and start to exchange them."""
+        """Encode the pieces of `part`, and start to exchange them.
+
+        Return a function that waits for the mean.
+        """
         arrive = start_two_phase(part, line, Ranges(), self.needs_own)
         payload = self.payload_bytes(line.size, line.rank)
 
@@ -303,7 +334,11 @@ class ByteGrad(Codec):
         return finish
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
-        """Return (R + 1)(⌈D/R⌉ + 8): R pieces at first, then the own mean."""
+        """Return the bytes of R pieces and of a mean: (R + 1)(⌈D/R⌉ + 8).
+
+        D are the words of the bucket. A replica sends R pieces at first, then the mean
+        of the piece that it has added.
+        """
         return (ranks + 1) * (piece_words(self.bucket.words, ranks) + HEAD)
 
 
@@ -311,7 +346,7 @@ class ByteGrad(Codec):
 
 
 class Sign(GatheredCodec):
-    """C(a) = mean|a| · sign(a), with the sign of zero positive.
+    """The codec C(a) = mean|a| · sign(a), with the sign of zero positive.
 
     It needs error feedback, which uses exactly the values that other replicas decode.
     """
@@ -325,11 +360,11 @@ class Sign(GatheredCodec):
         return np.concatenate([scale.view(np.uint8), pack(part < 0, 1)])
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """Add ± scale to each word of `total`, in place."""
+        """Decode `record`: add scale or −scale to each word of `total`, in place."""
         scale = total.dtype.type(record[:SCALE_BYTES].copy().view(np.float32)[0])
         negative = unpack(record[SCALE_BYTES:], self.bucket.words, 1)
         total += np.where(negative, -scale, scale)
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
-        """Return ceil(D / 8) + 4."""
+        """Return the bytes of a record, ⌈D / 8⌉ + 4: one bit a word, and the scale."""
         return packed_bytes(self.bucket.words, 1) + SCALE_BYTES

@@ -82,8 +82,9 @@ class OwnStepsSettings(GradientSettings):
 class OwnSteps(Gradient, ABC):
     """A gradient agreement whose replicas step by their own gradients.
 
-    Momentum and whatever else a rule keeps stay with their replica. Evaluation, results
-    and the end of a run see the mean of all replicas.
+    Momentum and the other arrays of the update rule stay with their replica.
+    Evaluations, results and the end of a run use the mean of the weights of all
+    replicas.
     """
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
@@ -101,22 +102,22 @@ class OwnSteps(Gradient, ABC):
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
-        """Compute out ← Y w.
+        """Compute out ← Y w for the sampled rows Y.
 
-        The first call of an exchange starts to send the weights before.
+        The first call of an exchange starts to send the weights before it computes.
         """
         self._set_out(state)
         super().scores(task, state, rows, point, out)
 
     def ready(self, task: Task, state: State) -> Iterator[slice]:
-        """Yield all columns of w, after the weights have started to be sent."""
+        """Start to send the weights, then yield the slice of all columns of w."""
         self._set_out(state)
         yield slice(None)
 
     def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; after the last one, step."""
+        """Add the gradient Yᵀr of a batch; after the last batch, take the step."""
         self._left -= 1
         self.buffer.count_in(residuals)
         self.add_gradient(self.buffer.gradient, rows, residuals)
@@ -126,18 +127,18 @@ class OwnSteps(Gradient, ABC):
             task.clock.start()  # the ledger counts the wait for others
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Mix, without a step, where this replica had no rows. Collective."""
+        """Mix the weights, without a step, if this replica had no rows. Collective."""
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._set_out(state)
             self._step(state, None)
 
     def is_whole(self, exchanges: int) -> bool:
-        """Return whether there is one replica: the last steps of several differ."""
+        """Return whether there is one replica; several end with different weights."""
         return self.grid.replicas.size == 1
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """Return whether there is one replica: the states of several differ."""
+        """Return whether there is one replica; several have different states."""
         return self.grid.replicas.size == 1
 
     def agree(self, state: State, purpose: str) -> None:
@@ -145,24 +146,27 @@ class OwnSteps(Gradient, ABC):
         self.mean.agree(state, purpose)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of a run contains."""
+        """Return facts about messages and buffers, for the report of the run."""
         return {**self.overlap.facts(), **self.buffer.facts()}
 
     others: ClassVar[int]  # vectors: words sent and received, and copies
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
-        """Return the arrays of gradient and moments, and those of neighbours."""
+        """Return the number of arrays: gradient, moments, messages, copies."""
         return super().vectors(shape) + cls.others
 
     @classmethod
     def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return what the mean of all replicas sends, momentum included."""
+        """Return what the mean of all replicas sends at the end of a run.
+
+        It contains weights, intercept and momentum.
+        """
         return sent_for_mean(shape, shape.classes * shape.states, shape.replicas)
 
     @abstractmethod
     def _depart(self, state: State) -> None:
-        """Send what the others need, before the gradient is computed."""
+        """Start to send what other replicas need, before the gradient is computed."""
 
     def _set_out(self, state: State) -> None:
         if not self._departed:
@@ -174,9 +178,10 @@ class OwnSteps(Gradient, ABC):
         self._departed = False
 
     def _whole_gradient(self, state: State) -> None:
-        """Make the sums the mean gradient over own rows, with the penalty.
+        """Turn the summed gradient into the mean over this replica's rows, in place.
 
-        The penalty is that of the point at which the gradient was computed.
+        The gradient of the ridge penalty is added, at the point at which the scores
+        were computed.
         """
         gradient = self.buffer.gradient
         gradient *= gradient.dtype.type(1.0 / float(self.buffer.tail[-1]))
@@ -184,7 +189,10 @@ class OwnSteps(Gradient, ABC):
             gradient += gradient.dtype.type(self.steps.l2) * self._point(state)
 
     def _point(self, state: State) -> Array:
-        """Return the point at which scores are computed: w, or w + μv."""
+        """Return the point at which scores are computed.
+
+        It is w, or w + μv if the update rule computes scores ahead of the weights.
+        """
         rule = self.steps.rule
         weights = state.weights
         point: Array = weights[:, : self.columns]
@@ -194,7 +202,7 @@ class OwnSteps(Gradient, ABC):
         return point
 
     def _descend(self, state: State) -> None:
-        """Step this replica along its gradient, which contains the penalty."""
+        """Step this replica along its own gradient, which contains the penalty."""
         count = float(self.buffer.tail[-1])
         moment = self._moment
         if not count:
@@ -218,7 +226,7 @@ class DecentralizedSettings(OwnStepsSettings):
     )
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield a refusal of pairs of an odd number of replicas."""
+        """Yield a refusal if an odd number of replicas is to mix in pairs."""
         replicas = config.grid.replicas
         if self.peers == "shift_one" and replicas > 1 and replicas % 2 == 1:
             yield (
@@ -245,7 +253,8 @@ class Decentralized(OwnSteps):
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return an all-reduce of weights and intercept, or a swap with one replica.
 
-        Where members may differ in a bit of the intercept, one broadcasts it to them.
+        Where members may differ in a bit of the intercept, member 0 broadcasts it to
+        the members.
         """
         words = _words_of(shape)
         is_sum = shape.settings.peers == "all"
@@ -278,18 +287,22 @@ def _words_of(shape: RunShape) -> int:
 
 
 class NeighbourMixer(Protocol):
-    """The protocol of mixers: whose weights are mixed in an exchange, and how."""
+    """The protocol of mixers: with which replicas weights are mixed, and how."""
 
     def start(self, words: Array, number: int) -> Callable[[], Array]:
         """Start to mix `words`; return a function that waits for the mixed words.
 
-        `number` is that of the exchange. Collective.
+        `words` are the weights of this replica, and `number` is that of the exchange.
+        Collective.
         """
 
 
 @dataclass
 class MixAll:
-    """A mixer with all replicas, Σ_r (n_r / n) w_r, by one sum."""
+    """A mixer that computes the mean over all replicas, Σ_r (n_r / n) w_r, by one sum.
+
+    n_r are the rows of replica r, and n are all rows.
+    """
 
     grid: Grid
     rows: tuple[int, ...]
@@ -303,9 +316,10 @@ class MixAll:
 
 @dataclass
 class MixPairs:
-    """A mixer in pairs, (n_i w_i + n_j w_j) / (n_i + n_j), new in every exchange.
+    """A mixer of pairs of replicas: (n_i w_i + n_j w_j) / (n_i + n_j).
 
-    Both replicas add in the same order, and get the same bits.
+    n_i are the rows of replica i. The pairs change in every exchange. Both replicas of
+    a pair add in the same order, and get the same bits.
     """
 
     grid: Grid
@@ -314,7 +328,7 @@ class MixPairs:
     def start(self, words: Array, number: int) -> Callable[[], Array]:
         """Start a swap with the partner; return a function that waits for the mean.
 
-        `words` must not change until then. Collective.
+        `words` must not change until that function has returned. Collective.
         """
         replicas, theirs = self.grid.replicas, np.empty_like(words)
         peer = partner(replicas.rank, number, replicas.size)
@@ -334,7 +348,10 @@ class MixPairs:
 
 
 def weighted(parts: tuple[Array, Array], counts: tuple[int, int]) -> Array:
-    """Return the mean of two arrays by their counts; if both are 0, the plain mean."""
+    """Return the mean of two arrays, weighted by `counts`.
+
+    If both counts are 0, it is the plain mean.
+    """
     counts = counts if any(counts) else (1, 1)
     first, second = (
         words.dtype.type(count / sum(counts)) * words
@@ -345,11 +362,11 @@ def weighted(parts: tuple[Array, Array], counts: tuple[int, int]) -> Array:
 
 
 def partner(replica: int, number: int, replicas: int) -> int:
-    """Return the replica with which a replica mixes in exchange `number`, from 0 on.
+    """Return the replica with which `replica` mixes in exchange `number`, from 0 on.
 
-    `replicas` is even. Replica i of the first half meets one of the second,
-    ((t + i) mod R/2) + R/2, and after R/2 exchanges each of the first has met each of
-    the second.
+    The number R of `replicas` is even. In exchange t, replica i of the first half mixes
+    with replica ((t + i) mod R/2) + R/2 of the second half. After R/2 exchanges each
+    replica of one half has mixed with each of the other half.
     """
     half = replicas // 2
     if replica < half:
@@ -393,8 +410,8 @@ class LowPrecisionSettings(OwnStepsSettings):
 class LowPrecision(OwnSteps):
     """Decentralized SGD on a ring that sends changes of weights in 8 bits.
 
-    A replica keeps copies of both neighbours' weights. A record is under way during the
-    next step.
+    A replica keeps copies of both neighbours' weights, to which it adds the changes
+    that they send. The encoded change of a step travels during the next step.
     """
 
     settings: ClassVar[type[AgreementSettings]] = LowPrecisionSettings
@@ -411,7 +428,7 @@ class LowPrecision(OwnSteps):
         self._land: Callable[[], None] | None = None
 
     def prepare(self, state: State) -> None:
-        """Allocate copies of both neighbours' weights, which `start` receives."""
+        """Allocate copies of both neighbours' weights, which `start` fills."""
         super().prepare(state)
         flat_weights = flat_positions(state, self.columns)
         self.words = len(flat_weights) - self.buffer.sums  # what is encoded
@@ -420,31 +437,31 @@ class LowPrecision(OwnSteps):
     def start(self, state: State, exchanges: int) -> None:
         """Receive the weights of both neighbours. Collective.
 
-        So no checkpoint has to save them.
+        Therefore a checkpoint need not contain the copies of the neighbours' weights.
         """
         self._ask(state, "control")
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Finish an exchange; if a resync is due, swap the weights. Collective."""
+        """Finish an exchange; if a resync is due, swap weights with both neighbours.
+
+        Collective.
+        """
         super().after_exchange(state, exchanges)
         if self.resync and exchanges % self.resync == 0:
             self._arrive()
             self._ask(state, PURPOSE)
 
     def arrive(self, state: State) -> None:
-        """Wait for the last records of both neighbours. Collective."""
+        """Wait for the last changes of both neighbours, and apply them. Collective."""
         self._arrive()
 
     def settle(self, state: State, exchanges: int) -> None:
-        """Wait for the last records, then take the mean of all. Collective."""
+        """Wait for the last changes, then average over all replicas. Collective."""
         self._arrive()
         super().settle(state, exchanges)
 
     def _depart(self, state: State) -> None:
-        """Do nothing: the record is complete after the step.
-
-        It is under way during the next one.
-        """
+        """Do nothing: the change of weights is known, and sent, after the step."""
 
     def _step(self, state: State, task: Task | None) -> None:
         before = flat_positions(state, self.columns)
@@ -463,9 +480,10 @@ class LowPrecision(OwnSteps):
             self._land = self._send(record)
 
     def _send(self, record: NDArray[np.uint8]) -> Callable[[], None]:
-        """Start to send a record to both neighbours; return a function.
+        """Start to send a record to both neighbours.
 
-        The function waits for their records, and adds them to the copies.
+        Return a function that waits for the neighbours' records, and adds them to the
+        copies of their weights.
         """
         buffers = [np.empty_like(record) for _ in self.peers]
         pending = [
@@ -499,7 +517,11 @@ class LowPrecision(OwnSteps):
             arriving.wait()
 
     def _encode(self, change: Array) -> NDArray[np.uint8]:
-        """Return [least, greatest | a byte a word | words of the intercept]."""
+        """Return a change of weights as bytes, with an uncompressed intercept.
+
+        The bytes are [least, greatest word | a byte for each word | words of the
+        intercept].
+        """
         coded = change[: self.words]
         plain = change[self.words :]
         ends, codes = to_bytes(coded, self._chunks())
@@ -507,7 +529,7 @@ class LowPrecision(OwnSteps):
         return np.concatenate(parts)
 
     def _decode(self, record: NDArray[np.uint8]) -> Array:
-        """Return the change that a record encodes, in the type of the weights.
+        """Return the change of weights that a record encodes, in the weights' dtype.
 
         All replicas decode a record to the same bits.
         """
@@ -538,8 +560,9 @@ class LowPrecision(OwnSteps):
 
 
 def mixing_share(own: int, other: int) -> float:
-    """Return the share of a neighbour's weights in the mean: n_i a_ij = n_j a_ji.
+    """Return a_ij, the share of neighbour j's weights in the mean of replica i.
 
-    So mixing preserves Σ n_i w_i; the share is 1/3 where all have as many rows.
+    `own` and `other` are the rows n_i and n_j. Since n_i a_ij = n_j a_ji, mixing
+    preserves Σ n_i w_i. The share is 1/3 where all replicas have as many rows.
     """
     return min(1.0, other / own if own else 1.0) / 3.0

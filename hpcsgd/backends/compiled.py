@@ -84,7 +84,7 @@ class SampledRows:
         return some
 
     def copy(self) -> DenseRows:
-        """Return the rows as NumPy takes them, copied once."""
+        """Return the rows as NumPy multiplies them; they are copied only once."""
         if self.whole is not None:
             rows, columns = self.whole
             return rows.copy().part(columns)
@@ -102,7 +102,7 @@ class SampledRows:
         return self.copy().first_not_finite()
 
     def margins(self, weights: Array, out: Array) -> None:
-        """Compute out ← Y W."""
+        """Compute out ← Y W for these rows Y."""
         kernel = self.product_kernel(weights, out)
         if kernel is None:
             self.copy().margins(weights, out)
@@ -116,7 +116,11 @@ class SampledRows:
             )
 
     def gram(self, blocks: Blocks, out: Array) -> None:
-        """Compute packed G, from the stored rows if a kernel is fast at it."""
+        """Compute the packed Gram of the rows.
+
+        It consists of the strictly-lower blocks of Y Yᵀ. The rows are read where they
+        are stored if a kernel for that is fast.
+        """
         kernel = self.gram_kernel(out)
         if kernel is None:
             self.copy().gram(blocks, out)
@@ -131,7 +135,7 @@ class SampledRows:
             compiled_calls.strict_gram(self.matrix, self.numbers, starts, out)
 
     def add_transposed(self, scaled: Array, weights: Array) -> None:
-        """Add Yᵀ scaled to the first columns of `weights`."""
+        """Add Yᵀ scaled, for these rows Y, to the first columns of `weights`."""
         part = weights[:, : scaled.shape[1]]
         kernel = self.product_kernel(part, scaled)
         # Weights of one row have contiguous states, too: BLAS takes these as well.
@@ -147,10 +151,10 @@ class SampledRows:
             self.copy().add_transposed(scaled, weights)
 
     def product_kernel(self, weights: Array, other: Array) -> str | None:
-        """Name the kernel of a product with these columns of weights.
+        """Return the name of the kernel that multiplies rows with these weights.
 
-        "column", "columns" or "tiles"; None where BLAS on a copy is faster, or where
-        `weights` or `other`, the array of all rows, is not float32.
+        It is "column", "columns" or "tiles"; None where BLAS on a copy is faster, or
+        where `weights` or `other`, the array of all rows, is not float32.
         """
         if not weights.dtype.char == other.dtype.char == FLOAT32:
             return None
@@ -168,9 +172,9 @@ class SampledRows:
         return "columns" if pays else None
 
     def gram_kernel(self, out: Array) -> str | None:
-        """Name the kernel that was fastest by benchmarks/bench_cpu.py.
+        """Return the name of the Gram kernel, the fastest in benchmarks/bench_cpu.py.
 
-        "pairs" or "dots"; None where BLAS on a copy was.
+        It is "pairs" or "dots"; None where BLAS on a copy was the fastest.
         """
         if out.dtype.char != FLOAT32:
             return None
@@ -183,12 +187,12 @@ class SampledRows:
         return "dots" if fits and compiled_calls.instructions() != "portable" else None
 
     def steps_kernel(self, name: str, family: str) -> Call | None:
-        """Return the kernel `name` of plain steps of a family."""
+        """Return the compiled kernel `name` of plain steps for a loss family."""
         name = f"{name}_softmax" if family == SOFTMAX else name
         return compiled_calls.kernel(name, self.matrix)
 
     def place(self) -> tuple[Array, int, Array, int]:
-        """Return the matrix, its stride, the row numbers and the number of columns."""
+        """Return the matrix, its row stride, the row numbers and the column count."""
         stride = compiled_calls.stride_of(self.matrix)
         return self.matrix, stride, self.numbers, self.matrix.shape[1]
 
@@ -218,7 +222,7 @@ class SampledCsrRows:
 
     @cached_property
     def widened(self) -> Rows:
-        """Return a widened copy of the rows, as SciPy takes them."""
+        """Return a copy of the rows, widened to the dtype in which SciPy multiplies."""
         taken = self.stored.take(self.numbers)
         return HostBackend.widen(self.backend, taken)
 
@@ -228,7 +232,7 @@ class SampledCsrRows:
         return ByColumns(self.stored.take(self.numbers))
 
     def part(self, columns: slice) -> Rows:
-        """Return the rows in `columns`, a copy that kernels take, too."""
+        """Return the rows in `columns`, as a copy that compiled kernels accept."""
         return self.backend.widen(self.by_columns.tile(columns))
 
     def dense(self) -> tuple[Array, Array | slice]:
@@ -240,14 +244,17 @@ class SampledCsrRows:
         return self.widened.first_not_finite()
 
     def margins(self, weights: Array, out: Array) -> None:
-        """Compute out ← Y W over stored values."""
+        """Compute out ← Y W for these rows Y, over stored values."""
         if _is_narrow(weights, out):
             compiled_calls.csr_margins(self.stored, self.numbers, weights, out)
         else:
             self.widened.margins(weights, out)
 
     def gram(self, blocks: Blocks, out: Array) -> None:
-        """Compute packed G from the columns that sampled rows share."""
+        """Compute the packed Gram of the rows, from the columns that rows share.
+
+        It consists of the strictly-lower blocks of Y Yᵀ.
+        """
         if out.dtype != np.float32:
             self.widened.gram(blocks, out)
             return
@@ -265,13 +272,19 @@ class SampledCsrRows:
             self.widened.add_transposed(scaled, weights)
 
     def steps_kernel(self, name: str, family: str) -> Call | None:
-        """Return the kernel of all plain steps of a family with one score a row."""
+        """Return the kernel that takes all plain steps of a family, or None.
+
+        There is one for families with one score a row.
+        """
         if name != "walk" or family == SOFTMAX:
             return None
         return compiled_calls.csr_kernel("walk_csr", self.stored)
 
     def place(self) -> tuple[Array, int, Array, int]:
-        """Return addresses of CSR arrays, 0, row numbers and number of columns."""
+        """Return addresses of the CSR arrays, 0, row numbers and the column count.
+
+        The 0 is in the place of a row stride.
+        """
         csr = self.stored
         parts = CStruct((), None, (csr.indptr, csr.indices, csr.data))
         return parts.words, 0, self.numbers, csr.width
@@ -289,7 +302,10 @@ class NativeBackend(HostBackend):
         self._last_plan: tuple[PlainSteps, Family, PlainStepsPlan] | None = None
 
     def gather(self, matrix: Array, rows: Array, out: Array | None) -> Rows:
-        """Return the rows as they are stored; `out` is the memory of a later copy."""
+        """Return the sampled rows without a copy, as they are stored.
+
+        `out` is the memory for a copy that may be made later.
+        """
         if not self._takes(matrix.dtype) or matrix.strides[1] != matrix.itemsize:
             return super().gather(matrix, rows, out)
         if out is None:
@@ -298,14 +314,14 @@ class NativeBackend(HostBackend):
         return SampledRows(matrix, numbers, out, self)
 
     def gather_sparse(self, matrix: Csr, rows: Array) -> Rows:
-        """Return sampled sparse rows as they are stored."""
+        """Return the sampled sparse rows without a copy, as they are stored."""
         if not self._takes(matrix.dtype):
             return super().gather_sparse(matrix, rows)
         numbers = np.ascontiguousarray(rows, dtype=np.int64)
         return SampledCsrRows(matrix, numbers, self)
 
     def widen(self, stored: Csr) -> Rows:
-        """Return all rows as they are stored."""
+        """Return all sparse rows without a copy, as they are stored."""
         if not self._takes(stored.dtype):
             return super().widen(stored)
         return SampledCsrRows(stored, np.arange(len(stored), dtype=np.int64), self)
@@ -343,7 +359,10 @@ class NativeBackend(HostBackend):
         family: Family,
         batch: StepBatch,
     ) -> str | None:
-        """Name the kernel of all s steps; None where NumPy takes them."""
+        """Return the name of the kernel of the recurrence of s steps, or None.
+
+        NumPy computes the recurrence where there is no kernel.
+        """
         # The margins of a plain step may be those of one point, not of all states.
         fits = batch.anchors is None and len(plan.lead) == plan.states <= MOST_STATES
         if not fits or not margins.dtype == gram.dtype == self.inner:
@@ -365,7 +384,10 @@ class NativeBackend(HostBackend):
         super().apply_update(weights, rows, residuals, plan)
 
     def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
-        """Take all steps in one call; return residuals, or None if no kernel does."""
+        """Take all steps in one call of a kernel, and return their residuals.
+
+        Return None, without a step, if no kernel takes them.
+        """
         rows = plain.rows
         if isinstance(rows, DenseRows):  # a copy is as good as rows in their place
             numbers = np.arange(len(rows))
@@ -389,7 +411,7 @@ class NativeBackend(HostBackend):
     def _compiled_steps(
         self, name: str, rows: Rows, weights: Array, plain: StepSequence
     ) -> CompiledSteps | None:
-        """Return plain steps by kernel `name` for the storage of `rows`, or None."""
+        """Return the plain steps by kernel `name` on `rows`, or None if it has none."""
         family = plain.family.name
         states = plain.steps.states
         narrow = {self.inner, self.weights, weights.dtype} == {np.dtype(np.float32)}
@@ -406,7 +428,7 @@ class NativeBackend(HostBackend):
         return CompiledSteps(kernel, steps, rows.place(), weights, plain)
 
     def _steps_plan(self, plain: StepSequence, weights: Array) -> PlainStepsPlan:
-        """Return the coefficients for the kernel; the last ones are cached."""
+        """Return the coefficients for a steps kernel; the last ones are cached."""
         steps = plain.steps
         family = plain.family
         last_plan = self._last_plan

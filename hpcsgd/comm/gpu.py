@@ -21,16 +21,16 @@ from hpcsgd.formats import Array
 
 
 class StreamGraph(Protocol):
-    """Recorded work of a stream; a call queues all of it once more."""
+    """Recorded work of a stream; each call queues all of it once more."""
 
     def __call__(self) -> None: ...
 
     def release(self) -> None:
-        """Free the graph on the GPU once it has run; it is not called again."""
+        """Free the graph on the GPU; it must have run, and is not called again."""
 
 
 class Layer(Protocol):
-    """One GPU, as the rank that it belongs to sees it."""
+    """The protocol of one GPU: what transports need of it, on the rank that uses it."""
 
     @property
     def nccl(self) -> Any:
@@ -47,10 +47,10 @@ class Layer(Protocol):
         """Allocate an array on the GPU."""
 
     def pinned(self, words: int, dtype: Any) -> Array:
-        """Allocate an array of the host that the GPU copies from and to by itself."""
+        """Allocate a page-locked array on the host, which the GPU copies by itself."""
 
     def current_stream(self) -> Any:
-        """Return the stream of work that names none."""
+        """Return the stream of work that is queued without naming a stream."""
 
     def new_stream(self) -> Any:
         """Create another stream."""
@@ -59,10 +59,13 @@ class Layer(Protocol):
         """Wait until all work of the stream is done."""
 
     def record(self, stream: Any) -> Any:
-        """Return an event that is done once the work on the stream so far is."""
+        """Return an event that is done once all work queued so far has finished.
+
+        That is the work of `stream`.
+        """
 
     def stream_wait_event(self, stream: Any, event: Any) -> None:
-        """Make the stream wait for the event; the host continues."""
+        """Queue a wait of the stream for the event; the host continues."""
 
     def is_done(self, event: Any) -> bool:
         """Return whether the event is done, without waiting."""
@@ -71,37 +74,46 @@ class Layer(Protocol):
         """Wait until the event is done."""
 
     def address(self, array: Any) -> int:
-        """Return the address of the first element, for NCCL."""
+        """Return the address of the first element of an array, as NCCL takes it."""
 
     def handle(self, stream: Any) -> int:
-        """Return the handle of the stream, for NCCL."""
+        """Return the handle of the stream, as NCCL takes it."""
 
     def to_host(self, array: Any, host: Array, stream: Any) -> None:
-        """Queue host ← array; `host` is pinned and as long, both without gaps."""
+        """Queue the copy host ← array on the stream.
+
+        `host` is page-locked and as long as `array`, and both are contiguous.
+        """
 
     def to_device(self, host: Array, array: Any, stream: Any) -> None:
-        """Queue array ← host."""
+        """Queue the copy array ← host on the stream."""
 
     def for_mpi(self, array: Any) -> Any:
-        """Return what MPI takes as a buffer, for an array whose work is done."""
+        """Return a buffer that MPI accepts for an array whose queued work is done."""
 
     def narrow(self, values: Any, bits: Any, stream: Any) -> None:
-        """bits ← float32 values as bf16, rounded to nearest even."""
+        """Queue bits ← float32 values as bf16, rounded to nearest even."""
 
     def widen(self, bits: Any, values: Any, stream: Any) -> None:
-        """values ← bf16 bits as float32."""
+        """Queue values ← bf16 bits as float32."""
 
     def add_bits(self, parts: Any, ranks: int, total: Any, stream: Any) -> None:
-        """total ← Σ of `ranks` parts in bf16 bits, in order, in float32, rounded."""
+        """Queue total ← the sum of `ranks` parts, all in bf16 bits.
+
+        The parts are added in order, in float32, and the sum is rounded to bf16.
+        """
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Return whether words are 16-bit floats; bf16 is stored as the bits that it is."""
+    """Return whether words of `dtype` are 16-bit floats.
+
+    bf16 has no dtype of its own: its bits are stored as uint16.
+    """
     return dtype.char in "eH"
 
 
 def fetched(layer: Layer, array: Any, stream: Any) -> Array:
-    """Return a copy in the host's memory, complete when this returns."""
+    """Return a copy of a device array on the host, complete when this returns."""
     host = layer.pinned(array.size, array.dtype)
     layer.to_host(array, host, stream)
     layer.synchronize(stream)
@@ -112,7 +124,10 @@ def fetched(layer: Layer, array: Any, stream: Any) -> Array:
 
 
 class Carrier(ABC):
-    """Moves device arrays without gaps for the ranks of `host`."""
+    """Base class of carriers, which send contiguous device arrays between ranks.
+
+    The ranks are those of the communicator `host`.
+    """
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         self.host = host
@@ -122,7 +137,7 @@ class Carrier(ABC):
 
     @property
     def stream(self) -> Any:
-        """Return the stream whose work comes before a collective, and then after it."""
+        """Return the stream that collectives wait for, and that waits for them."""
         stream = self._stream
         return self.layer.current_stream() if stream is None else stream
 
@@ -143,7 +158,7 @@ class Carrier(ABC):
         self.up += array.nbytes
 
     def close(self) -> None:
-        """Free what the carrier holds."""
+        """Free the resources of the carrier."""
         return
 
     def abort_pending(self) -> None:
@@ -159,7 +174,11 @@ class Carrier(ABC):
 
 
 class DeviceCommunicator(Communicator):
-    """Wraps the host's communicator, which stays usable; owns it when closed."""
+    """A communicator for arrays on GPUs and on hosts.
+
+    It wraps the communicator `host` for arrays on the host. That communicator stays
+    usable, and `close` closes it, too.
+    """
 
     kind = ""  # every transport has its own
     remedy = ""  # what else may work where it does not
@@ -182,12 +201,12 @@ class DeviceCommunicator(Communicator):
         """Open the carrier of device arrays. Collective."""
 
     def _described(self) -> str:
-        """Return the name of the transport for reports, with what is known of it."""
+        """Return the name of the transport for reports, with details if known."""
         return self.kind
 
     @property
     def host_group(self) -> Communicator:
-        """The host's communicator, whose parts open no carrier."""
+        """The host's communicator; communicators split from it open no carrier."""
         return self.host
 
     @property
@@ -212,7 +231,7 @@ class DeviceCommunicator(Communicator):
         return self.carrier.up, self.carrier.down
 
     def has_lost_ranks(self, error: BaseException) -> bool:
-        """Return whether the host's communicator takes the error for a lost rank."""
+        """Return whether the host's communicator sees lost ranks in this error."""
         return self.host.has_lost_ranks(error)
 
     def survivors(self) -> "DeviceCommunicator":
@@ -221,44 +240,50 @@ class DeviceCommunicator(Communicator):
         return type(self)(self.host.survivors(), self.layer, self._stream)
 
     def watch(self, timeout: float) -> None:
-        """Start the watchdog of the host's communicator, which has the same ledger."""
+        """Start the watchdog of this and of the host's communicator.
+
+        Both communicators have the same ledger.
+        """
         super().watch(timeout)
         self.host.watch(timeout)
 
     def unwatch(self) -> None:
-        """Stop the watchdog of the host's communicator."""
+        """Stop the watchdog of this and of the host's communicator."""
         super().unwatch()
         self.host.unwatch()
 
     def share_nodes(self, how: str) -> None:
-        """Set whether ranks of a node share memory, for the host's, too."""
+        """Set how ranks of a node share memory, here and in the host's communicator."""
         super().share_nodes(how)
         self.host.share_nodes(how)
 
     def settle(self) -> None:
-        """Wait for the stream; `synchronize` of a backend belongs here.
+        """Wait for the stream; `synchronize` of a backend must call this.
 
-        Transports that only queue their collectives see here how they ended.
+        Transports that only queue their collectives report here that one has failed.
         """
         self.layer.synchronize(self.stream)
 
     @contextmanager
     def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
-        """Add in the order of the ranks within, on the host and on devices."""
+        """Add in the order of the ranks within this context, on host and device."""
         with super().ordered_sums(is_ordered), self.host.ordered_sums(is_ordered):
             yield
 
     def queue_sum(self, buffer: Any) -> None:
-        """Record a sum of the buffer in the graph that the stream is recorded in."""
+        """Add a sum of `buffer` to the graph that is being recorded on the stream."""
         raise self._no_graphs()
 
     def adopt(self, graph: StreamGraph) -> None:  # noqa: B027
-        """Note a recorded graph that holds sums; it is released before this closes."""
+        """Note a recorded graph that contains sums.
+
+        It is released before this communicator closes.
+        """
 
     def replay(self, graph: StreamGraph, buffers: Sequence[Any], purpose: str) -> None:
-        """Launch a graph that holds the sums of these buffers, in this order.
+        """Launch a graph that contains the sums of these buffers, in this order.
 
-        Called by all ranks, as `sum` is, and booked as those sums are.
+        All ranks must call it, as they call `sum`. The ledger counts it as these sums.
         """
         raise self._no_graphs()
 
@@ -277,11 +302,14 @@ class DeviceCommunicator(Communicator):
         self.host.close()
 
     def abort(self, code: int = 1) -> NoReturn:
-        """End all ranks now; NCCL's own end could wait for those that are gone."""
+        """End all ranks now.
+
+        An abort by NCCL could wait for ranks that have ended already.
+        """
         self.host.abort(code)
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Begin on the host or on the device: where the arrays of all ranks are."""
+        """Begin a collective on the host or on the device, where its arrays are."""
         c = collective
         if not self.layer.owns(c.send):
             return self.host.begin(c, blocking)
@@ -300,7 +328,11 @@ class DeviceCommunicator(Communicator):
         return self.carrier.begin(c, blocking)
 
     def _own_part(self, buffer: Array, counts: Sequence[int]) -> Array:
-        """Return the part where it was before the sum, on the device."""
+        """Return the view in which a sum of parts leaves the part of this rank.
+
+        On the device it is the part's place before the sum, unless the transport writes
+        it to the start of the buffer.
+        """
         if self.own_part_is_first or not self.layer.owns(buffer):
             return super()._own_part(buffer, counts)
         first = sum(counts[: self.rank])
@@ -322,7 +354,10 @@ PROOF = 64  # words of the sum at the start
 
 
 def check_transport(world: DeviceCommunicator) -> None:
-    """Check one small sum on the device; its failure is an error on all ranks."""
+    """Check one small sum on the device. Collective.
+
+    A failure on one rank is an error on all ranks.
+    """
     world.together(lambda: _prove(world))
 
 
@@ -418,9 +453,10 @@ def local_place(environment: Mapping[str, str]) -> tuple[int | None, int | None]
 
 
 def check_own_gpu(places: Sequence[str], share_gpus: bool, kind: str) -> None:
-    """Refuse ranks that met on one GPU; `places` are those of all ranks, in order.
+    """Raise ConfigError if several ranks use one GPU, unless `share_gpus`.
 
-    Where each rank sees only one GPU, no other check shows whether it is the same one.
+    `places` are the names of the GPUs of all ranks, in order. Where each rank sees only
+    one GPU, no other check shows whether it is the same one.
     """
     place, ranks = Counter(places).most_common(1)[0]
     if ranks == 1 or share_gpus:
@@ -432,8 +468,9 @@ def check_own_gpu(places: Sequence[str], share_gpus: bool, kind: str) -> None:
 
 
 def _has_its_own(environment: Mapping[str, str], visible: int, ranks: int) -> bool:
-    """Return whether the launcher has hidden all other GPUs, and the node has
-    enough.
+    """Return whether the launcher shows each rank a GPU of its own.
+
+    That is so if this rank sees one GPU, and the node has as many as `ranks`.
     """
     if visible != 1 or len(_listed(environment)) != 1:
         return False
@@ -442,7 +479,7 @@ def _has_its_own(environment: Mapping[str, str], visible: int, ranks: int) -> bo
 
 
 def _listed(environment: Mapping[str, str]) -> list[str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names; none where it is not set."""
+    """Return the names of GPUs in CUDA_VISIBLE_DEVICES; none where it is not set."""
     return [name for name in environment.get(VISIBLE, "").split(",") if name.strip()]
 
 
@@ -476,10 +513,10 @@ def open_transport(
     stream: Any = None,
     share_gpus: bool = False,
 ) -> DeviceCommunicator:
-    """Return the world of `host` with device arrays, checked by a small sum.
-    Collective.
+    """Return a communicator of the ranks of `host` for device arrays. Collective.
 
-    `stream` None: whichever is the current one at each call.
+    One small sum checks it. With `stream` None, the current stream at each call is
+    used.
     """
     transport = transport_of(kind)
     places = host.exchange_objects(layer.place)

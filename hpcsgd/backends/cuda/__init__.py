@@ -1,1 +1,1 @@
-"""The arithmetic of an exchange on a GPU of NVIDIA."""
+"""The arithmetic of an exchange on an NVIDIA GPU."""

@@ -92,7 +92,10 @@ class DeviceSums:
         self.clock.lap("communicate")
 
     def start(self, name: str, array: Any, form: str) -> Pending:
-        """Begin the sum of `array`, which belongs to it until `wait` returns it."""
+        """Start to sum `array` over members, in place; return the pending sum.
+
+        The array must not be used until `wait` of the pending sum has returned it.
+        """
         members = self.members
         if members.size == 1:
             return Pending(array)
@@ -104,27 +107,33 @@ class DeviceSums:
         return Pending(array, lambda: self._read(travelling.wait(), array))
 
     def captures(self, *forms: str) -> bool:
-        """Return whether sums in these formats may be part of a graph of the device."""
+        """Return whether sums in these formats may be part of a CUDA graph."""
         if self.members.size == 1:
             return True
         captures = self.device_members is not None and self.device_members.captures
         return captures and all(self._goes_wide(form) for form in forms)
 
     def capture(self, action: Callable[[], None]) -> LaunchGraph:
-        """Return a graph of what `action` launches and queues, which has run once."""
+        """Return a CUDA graph of what `action` launches and queues.
+
+        `action` must have run once before.
+        """
         graph = self.device.capture(action)
         if self.device_members is not None:
             self.device_members.adopt(graph)
         return graph
 
     def queue(self, array: Any) -> None:
-        """Queue the sum of an array in the graph that is recorded, if `captures`."""
+        """Queue the sum of an array in the CUDA graph that is being recorded.
+
+        This is possible only where `captures` is true.
+        """
         if self.members.size > 1:
             assert self.device_members is not None
             self.device_members.queue_sum(array)
 
     def replay(self, graph: LaunchGraph, arrays: Sequence[Any]) -> None:
-        """Launch a graph that holds the sums of these arrays, in this order."""
+        """Launch a CUDA graph that contains the sums of `arrays`, in this order."""
         if self.members.size == 1:
             graph()
             return
@@ -133,12 +142,12 @@ class DeviceSums:
         self.clock.lap("communicate")
 
     def _goes_wide(self, form: str) -> bool:
-        """Return whether arrays are summed as they are, on the device."""
+        """Return whether arrays are summed on the device without a conversion."""
         return self.device_members is not None and get_format(form).is_wide
 
     def _message(self, members: DeviceCommunicator, array: Any) -> DeviceNarrowSum:
         entry = self._narrow.get(id(array))
-        if entry is None:  # the array is kept, too, and so its number stays its own
+        if entry is None:  # the array is kept, too, so that no other array gets its id
             message = DeviceNarrowSum(members, len(array), array)
             entry = self._narrow[id(array)] = array, message
         return entry[1]
@@ -146,7 +155,7 @@ class DeviceSums:
     def _written(
         self, name: str, array: Any, form: str, travels: bool = False
     ) -> Message:
-        """Return a message of the host that contains a copy of the array."""
+        """Return a message on the host that contains a copy of the array."""
         message: Message = self._scratch.message(
             self.members, name, len(array), form, travels
         )
@@ -163,7 +172,7 @@ class DeviceSums:
 
 @dataclass(frozen=True)
 class DeviceMessage:
-    """An array of the device that members sum, and the format in which it travels."""
+    """An array on the device that members sum, and the format in which it is sent."""
 
     name: str
     array: Any
@@ -172,10 +181,11 @@ class DeviceMessage:
 
 
 class CudaSequence:
-    """See `hpcsgd.backends.task.PartSequence`: recorded from the second time on.
+    """The `PartSequence` of `hpcsgd.backends.task` for a GPU.
 
-    The sequence is one graph if a graph may contain the sums; else it is two graphs,
-    around the sums. `once`: it runs only once, and is launched part by part.
+    Its second run records CUDA graphs, which later runs launch. The sequence is one
+    graph if a graph may contain the sums; otherwise it is two graphs, before and after
+    the sums. With `once`, or on its first run, the parts are launched one by one.
     """
 
     def __init__(
@@ -217,20 +227,21 @@ class CudaSequence:
             self._last.run()
 
     def up_to_sums(self) -> None:
-        """Launch the parts up to the sums one by one, and wait for these."""
+        """Launch the parts before the sums one by one, then wait for the sums."""
         call(self.before)
         self._send()
 
     def start(self) -> Pending:
-        """Launch the parts ahead of the sums, and begin these."""
+        """Launch the parts before the sums, start the sums, and return them."""
         self._first.run()
         return self._begin()
 
     def run_beside(self, ahead: "CudaSequence | None", earlier: Pending) -> Pending:
-        """Launch all parts and sums, and `ahead` while the sums are in transit.
+        """Launch all parts and sums, and those of `ahead` while sums are in transit.
 
-        One member alone has no sums: `ahead` is then a branch of one graph, beside the
-        steps, which keep a single multiprocessor busy.
+        The parts after the sums wait for the sums `earlier`, too. Return the sums of
+        `ahead`. A single member has no sums: `ahead` is then a branch of one CUDA
+        graph, beside the steps, which keep a single multiprocessor busy.
         """
         if ahead is None:
             call(self.before)
@@ -268,7 +279,7 @@ class CudaSequence:
         return Pending(NOTHING, lambda: wait_for_all(pending))
 
     def _by_hand(self) -> None:
-        """Launch all parts and sums one by one, without a graph."""
+        """Launch all parts and sums one by one, without a CUDA graph."""
         self.up_to_sums()
         call(self.after)
 
@@ -289,7 +300,7 @@ class CudaSequence:
 
 
 def call(parts: Sequence[Part]) -> None:
-    """Call parts in their order."""
+    """Call `parts` one after the other."""
     for part in parts:
         part()
 
@@ -298,10 +309,10 @@ def call(parts: Sequence[Part]) -> None:
 
 
 class CudaExchange:
-    """See `hpcsgd.backends.task.Exchange`: launches on the arrays of a state.
+    """The `Exchange` of `hpcsgd.backends.task` for a GPU: kernels on arrays of a state.
 
-    The words of the monitor travel as a message of their own, by the host: the messages
-    of the device, and the graphs that hold them, stay as they are.
+    The words of the monitor are sent in a message of their own, by the host, so that
+    the messages of the device, and the CUDA graphs that contain them, stay the same.
     """
 
     group: Group
@@ -317,37 +328,41 @@ class CudaExchange:
         self._spare: Any = None
 
     def load(self, group: Group) -> None:
-        """Take the rows of this group next."""
+        """Use the rows of this group from now on."""
         self.group = group
         self.maker.shard.order.seek(group.order, group.first, self.blocks.rows)
 
     def attach(self, state: State) -> None:
-        """Advance this state in the steps that follow."""
+        """Advance this state in the steps that follow.
+
+        Load the coefficients of the group, and sum the words of the monitor's last
+        check.
+        """
         self.state = state
         self.launches.coefficients.load(self.group.coefficients.whole)
         self.maker.sum_words()
         self.task.clock.lap("sample")
 
     def sample(self) -> None:
-        """Launch the kernel that names the rows that come next."""
+        """Launch the kernel that computes the numbers of the rows to sample."""
         self.launches.sample()
 
     def products(self) -> None:
-        """Launch what makes the Gram and the margins of this member."""
+        """Launch the kernels that compute the Gram and the margins of this member."""
         self.launches.products(self.state.on_device("weights"))
 
     def gram_alone(self) -> None:
-        """Launch what makes the Gram of this member."""
+        """Launch the kernels that compute the Gram of this member."""
         self.launches.gram_alone()
 
     def scores(self) -> None:
-        """Launch what makes the margins of this member."""
+        """Launch the kernels that compute the margins of this member."""
         self.launches.scores(self.state.on_device("weights"))
 
     def arrays(self, is_stepped: bool) -> tuple[Any, ...]:
-        """Return the arrays that recorded launches work on, and that may change.
+        """Return the arrays of recorded launches that may be replaced by others.
 
-        `is_stepped`: the launches advance a state.
+        `is_stepped` is True if the launches advance a state.
         """
         message = self.launches.message
         if not is_stepped:
@@ -356,7 +371,11 @@ class CudaExchange:
         return message, on_device("weights"), on_device("intercept")
 
     def messages(self, *names: str, travels: bool = False) -> Sequence[DeviceMessage]:
-        """Return one message, unless its halves travel in different formats."""
+        """Return the messages that contain `names`: "gram", "margins", or both.
+
+        Both are one message if they are sent in the same format. If `travels`, their
+        sums are started, and waited for later.
+        """
         launches = self.launches
         precision = self.task.precision
         wire = precision.gram_wire
@@ -373,7 +392,7 @@ class CudaExchange:
         return [arrays[name] for name in names]
 
     def steps(self) -> None:
-        """Launch the s steps."""
+        """Launch the kernel that takes the s steps."""
         self.launches.iterate(self.state.on_device("intercept"))
 
     def update(self) -> None:
@@ -386,7 +405,7 @@ class CudaExchange:
         self.state.written(self.launches.residuals)
 
     def keep(self) -> Any:
-        """Return the buffer of the summed Gram; the next Gram has another one."""
+        """Return the buffer of the summed Gram, and allocate one for the next Gram."""
         gram = self.launches.message
         self._is_kept = True
         try:
@@ -399,7 +418,7 @@ class CudaExchange:
         return gram
 
     def use(self, kept: Any) -> None:
-        """Take the steps with a Gram that was kept, and margins behind it."""
+        """Use the buffer `kept`, which `keep` returned, for Gram and margins."""
         self._is_kept = True
         self.launches.use(kept)
 
@@ -409,7 +428,10 @@ class CudaExchange:
         return margins.reshape(self.blocks.rows, -1)
 
     def host_rows(self) -> Rows:
-        """Return the sampled rows, from the host where it holds them."""
+        """Return the sampled rows on the host.
+
+        They are copied from the GPU if the matrix is not in the memory of the host.
+        """
         if not self.task.shard.matrix.is_in_memory:
             rows = self.launches.rows
             assert isinstance(rows, DenseProducts | OtherGram)
@@ -418,7 +440,7 @@ class CudaExchange:
         return gather_rows(self.task, self.group, buffer)
 
     def host_gram(self) -> Array:
-        """Return the Gram as it was summed, of rows that are not scaled."""
+        """Return the summed Gram on the host, packed, of rows that are not scaled."""
         tiles = self.device.fetch(self.launches.gram)
         scale = np.float32(self.launches.matrix.scale)
         packed: Array = self.launches.tiles.packed(tiles) / scale**2
@@ -432,17 +454,20 @@ class CudaExchange:
 
 
 class CudaStep(CudaExchange):
-    """One step of a batch; `is_alone`: nothing is summed."""
+    """The exchange of a single step on one batch.
+
+    With `is_alone` the margins need no sum over members.
+    """
 
     is_alone = False
 
     def take(self, state: State, plan: HostPlan) -> None:
-        """Take the step with these coefficients next."""
+        """Use this state and these coefficients in the step that follows."""
         self.state = state
         self.launches.coefficients.load(plan.unrolled)
 
     def messages(self, *names: str, travels: bool = False) -> Sequence[DeviceMessage]:
-        """Return the sum of the margins; none where the member is alone."""
+        """Return the message of the margins; none if the margins need no sum."""
         return () if self.is_alone else super().messages(*names, travels=travels)
 
 
@@ -450,9 +475,10 @@ class CudaStep(CudaExchange):
 
 
 class CudaPlainSteps:
-    """See `hpcsgd.backends.task.PlainStepSequence`: one launch where a kernel has them.
+    """The `PlainStepSequence` of `hpcsgd.backends.task` for a GPU.
 
-    `is_alone`: the rows have the columns of all members, and nothing is summed.
+    The steps are one launch if a kernel takes all of them. With `is_alone` the rows
+    have the columns of all members, and nothing is summed.
     """
 
     group: Group
@@ -477,7 +503,7 @@ class CudaPlainSteps:
         self._steps: dict[int, CudaStep] = {}
 
     def load(self, group: Group) -> None:
-        """Take the steps of this group next."""
+        """Take the steps of this group from now on."""
         self.group = group
         self.maker.shard.order.seek(group.order, group.first, self.blocks.rows)
 
@@ -554,7 +580,11 @@ class CudaPlainSteps:
 
 
 class CudaRows:
-    """Gathered rows with all columns: of one exchange in order, or all by number."""
+    """A buffer on a GPU of gathered rows, with the columns of all members.
+
+    With `keeps` it contains all rows of the data, by row number; otherwise the rows of
+    one exchange, in their order.
+    """
 
     def __init__(self, maker: "CudaExchanges", rows: int, keeps: bool) -> None:
         own_matrix = maker.shard.matrix
@@ -597,7 +627,10 @@ class CudaRows:
 
 
 class CudaGatheredSteps(CudaPlainSteps):
-    """See `hpcsgd.backends.task.GatheredSteps`: rows travel as they are stored."""
+    """The `GatheredSteps` of `hpcsgd.backends.task` for a GPU.
+
+    Rows are sent in the format in which they are stored.
+    """
 
     def __init__(self, maker: "CudaExchanges", blocks: Blocks, whole: CudaRows) -> None:
         super().__init__(maker, blocks, whole.shard, is_alone=True)
@@ -609,14 +642,17 @@ class CudaGatheredSteps(CudaPlainSteps):
         return bool(self.whole.is_here[self.group.rows].all())
 
     def pack(self) -> None:
-        """Launch what packs the rows of this member."""
+        """Launch the kernels that pack the sampled rows of this member."""
         build = build_of("sample", "fp32", self.device.arch)
         self.device.kernel(build)(1, 1024, self.sampled.arguments)
         self.pieces.pack(self.sampled.numbers)
         self.task.clock.lap("gather")
 
     def gather(self) -> None:
-        """Gather the rows of all members; through the host if only the host sends."""
+        """Gather the packed rows of all members.
+
+        They are sent through the host if members cannot send arrays of devices.
+        """
         sums = self.maker.sums
         device = self.device
         counts = self.pieces.counts
@@ -631,7 +667,7 @@ class CudaGatheredSteps(CudaPlainSteps):
         self.task.clock.lap("communicate")
 
     def place(self) -> None:
-        """Launch what puts the columns of all members side by side."""
+        """Launch the kernel that puts the columns of all members side by side."""
         whole = self.whole
         rows = self.blocks.rows
         self.pieces.join(whole.matrix, self.sampled.numbers if whole.keeps else None)
@@ -651,9 +687,10 @@ GRAPHS = 1024  # sequences that are recorded; more of them would fill memory
 
 
 class CudaExchanges:
-    """See `hpcsgd.backends.task.MemberExchanges`: those of one member on its GPU.
+    """The `MemberExchanges` of `hpcsgd.backends.task` for one member on its GPU.
 
-    `gram_asked` is the setting `products.gram_kernel`; `gram_kernel` the kernel chosen.
+    `gram_asked` is the setting `products.gram_kernel`; `gram_kernel` is the kernel that
+    was chosen.
     """
 
     holds_weights = True  # the weights of the state stay on the device
@@ -687,7 +724,10 @@ class CudaExchanges:
         self._sequences: dict[tuple[Any, ...], tuple[Any, CudaSequence]] = {}
 
     def exchange(self, blocks: Blocks, number: int = 0) -> CudaExchange:
-        """Return the exchange of these sizes; `number` distinguishes several."""
+        """Return the exchange for batches of these sizes.
+
+        `number` distinguishes several exchanges of the same sizes.
+        """
         key = blocks, number
         exchange = self._exchanges.get(key)
         if exchange is None:
@@ -705,7 +745,11 @@ class CudaExchanges:
         after: Sequence[Part],
         once: bool = False,
     ) -> CudaSequence:
-        """Return the parts in their order; `once`: they run only once."""
+        """Return the sequence of parts `before`, `sums`, and parts `after`.
+
+        It is made once and returned again for the same parts and arrays, unless `once`
+        is set: then the parts run only once.
+        """
         arrays = exchange.arrays(is_stepped=bool(after))
         if once:
             return CudaSequence(self.device, self.sums, before, sums, after, once=True)
@@ -721,19 +765,22 @@ class CudaExchanges:
         return entry[1]
 
     def plain(self, blocks: Blocks) -> CudaPlainSteps:
-        """Return steps that are taken one by one."""
+        """Return plain steps for batches of these sizes, the same object each time."""
         steps = self._plain.get(blocks)
         if steps is None:
             steps = self._plain[blocks] = self.make_plain(blocks)
         return steps
 
     def make_plain(self, blocks: Blocks) -> CudaPlainSteps:
-        """Return new steps that are taken one by one."""
+        """Return new plain steps for batches of these sizes."""
         is_alone = self.task.members.size == 1
         return CudaPlainSteps(self, blocks, self.shard, is_alone)
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> CudaGatheredSteps:
-        """Return steps on rows of all columns; `keeps`: gathered rows are kept."""
+        """Return plain steps on rows with the columns of all members.
+
+        With `keeps` gathered rows are stored for later epochs.
+        """
         steps = self._gathered.get(blocks)
         if steps is None:
             rows = self.task.shard.height if keeps else blocks.rows
@@ -746,7 +793,10 @@ class CudaExchanges:
     def launches_of(
         self, blocks: Blocks, shard: DeviceShard, read: int
     ) -> ExchangeKernels:
-        """Return kernels and buffers of these sizes; `read` states make a margin."""
+        """Return kernels and buffers for batches of these sizes.
+
+        The margins of a row are of `read` points: of all states, or of one.
+        """
         task = self.task
         return ExchangeKernels(
             self.device,
@@ -758,11 +808,14 @@ class CudaExchanges:
         )
 
     def widths(self, read: int) -> Widths:
-        """Return the columns of weights and scores; `read` states make a margin."""
+        """Return the numbers of columns of weights and of scores.
+
+        The margins of a row are of `read` points: of all states, or of one.
+        """
         return Widths(self.task.columns, self.task.states, read)
 
     def choose_kernel(self, launches: ExchangeKernels) -> None:
-        """Choose the Gram kernel of this size, the same on all members."""
+        """Choose the Gram kernel for the rows of `launches`, alike on all members."""
         if not isinstance(launches.rows, DenseProducts):
             return
         choice = choose_gram(self.gram_asked, launches.rows, self._added)
@@ -771,7 +824,10 @@ class CudaExchanges:
             self.gram_kernel = choice.name
 
     def _added(self, seconds: Seconds) -> Seconds:
-        """Return the seconds summed over members: all wait for a slow member."""
+        """Return the seconds of each kernel, summed over members.
+
+        The sum counts because all members wait for a slow one.
+        """
         every = self.task.members.exchange_objects(seconds)
         return {
             name: sum(member_seconds[name] for member_seconds in every)
@@ -779,7 +835,7 @@ class CudaExchanges:
         }
 
     def sum_words(self) -> None:
-        """Sum the words of the monitor's last check over members, and judge them."""
+        """Sum the words of the monitor's last check over members, and judge the sum."""
         task = self.task
         form = self.task.precision.margin_sum
         monitor = task.monitor
@@ -792,7 +848,7 @@ class CudaExchanges:
 
 
 def check_task(task: Task) -> None:
-    """Raise ConfigError if no kernel supports the task yet."""
+    """Raise ConfigError if no kernel on a GPU supports the task yet."""
     precision = task.precision
     low = ("matrix", "margin", "gram_wire")
     others = {getattr(precision, name) for name in vars(precision) if name not in low}
@@ -806,9 +862,10 @@ def check_task(task: Task) -> None:
 
 
 def scale_of(task: Task) -> float:
-    """Return the factor of stored values, which must be the same for all columns.
+    """Return the factor by which values of the matrix are multiplied when stored.
 
-    With different factors, the Gram of stored columns is not that of the rows.
+    The factor must be the same for all columns: with different factors, the Gram of
+    stored columns is not that of the rows.
     """
     scaling = task.backend.scaling
     if scaling is None or not len(scaling.exponents):

@@ -65,7 +65,10 @@ MODES = ("shuffle-once", "reshuffle")
 
 
 def form_of(config: RunConfig, ranks: int) -> str:
-    """Return the form of `config` on so many ranks; refuse one without a form."""
+    """Return the form of `config` on `ranks` ranks.
+
+    Raise ConfigError if it has none.
+    """
     refuse(_refusals(config, ranks))
     return best_form(config)
 
@@ -76,7 +79,11 @@ def fits(config: RunConfig) -> bool:
 
 
 def best_form(config: RunConfig) -> str:
-    """Return the requested form, or the one that needs the least for the problem."""
+    """Return the requested form, or for "auto" the one that suits the problem.
+
+    That is primal for gaussian, dual for squared-hinge where the dual form applies, and
+    newton for all other problems.
+    """
     problem = config.problem
     form = config.coordinate.form
     if form != "auto":
@@ -88,10 +95,10 @@ def best_form(config: RunConfig) -> str:
 
 
 def fastest_form(family: str, l1: float, ranks: int) -> str:
-    """Return the form that takes the least time to the optimum; "auto": the usual one.
+    """Return the form that takes the least time to the optimum, or "auto".
 
-    Least squares with l1 on one process have no message that a Gram would save: newton
-    looks at the columns of a working set alone.
+    Least squares with l1 on one process has no message that a Gram would save. There
+    newton is the fastest, since it computes with the columns of a working set alone.
     """
     return "newton" if ranks == 1 and l1 and family == OF["primal"] else "auto"
 
@@ -187,7 +194,7 @@ def _of_grid(config: RunConfig, ranks: int) -> Iterator[str]:
 
 
 def grid_of(config: RunConfig, ranks: int) -> tuple[int, int]:
-    """Return (replicas, members): ranks share rows or, in the dual form, columns."""
+    """Return (replicas, members): ranks divide rows or, in the dual form, columns."""
     return (1, ranks) if best_form(config) == "dual" else (ranks, 1)
 
 
@@ -224,11 +231,11 @@ class Nonempty:
         return whole
 
     def penalty(self, penalty: Penalty) -> Penalty:
-        """Return the penalty of the kept columns."""
+        """Return the penalty on the kept columns alone."""
         return penalty if self.kept is None else penalty.of(self.kept)
 
     def shard(self, shard: Shard, members: Communicator) -> Shard:
-        """Return the shard without the other columns. Collective over `members`."""
+        """Return the shard without the columns left out. Collective over `members`."""
         matrix = shard.matrix
         columns = self.kept
         if not matrix.is_sparse:
@@ -245,7 +252,10 @@ class Nonempty:
         return replace(shard, matrix=matrix, columns=parts[members.rank], parts=parts)
 
     def reader(self, loaded: LoadedRows, shard: Shard) -> Callable[[slice], Any]:
-        """Return what reads the exact values of local rows in the kept columns."""
+        """Return a function that reads exact values of rows in the kept columns.
+
+        Its argument is a slice of local rows.
+        """
         if self.kept is None:
             return loaded.read_exact
         matrix = shard.matrix
@@ -261,7 +271,7 @@ class Nonempty:
         return lambda rows: self._narrowed(read(rows))
 
     def _narrowed(self, rows: Any) -> Any:
-        """Return sparse rows of SciPy without the other columns."""
+        """Return sparse SciPy rows without the columns that are left out."""
         columns = self.kept
         assert columns is not None
         indices = self._numbers(rows.indices)
@@ -269,7 +279,7 @@ class Nonempty:
         return Csr(edges, indices, rows.data, len(columns)).to_scipy()
 
     def _numbers(self, columns: Array) -> Array:
-        """Return the places of these columns among the kept ones."""
+        """Return the positions of these columns among the kept columns."""
         nonempty = self.kept
         assert nonempty is not None
         return np.searchsorted(nonempty, columns).astype(index_dtype(len(nonempty)))
@@ -278,8 +288,9 @@ class Nonempty:
 def find_nonempty(shard: Shard, penalty: Penalty, replicas: Communicator) -> Nonempty:
     """Return the columns with a value on some rank. Collective over `replicas`.
 
-    Where columns are left out, each rank sends the numbers of those it has values in.
-    A column whose bounds do not allow 0 is kept, and so is one column at least.
+    Where columns are left out, each rank sends the numbers of the columns in which it
+    has values. A column whose bounds do not allow 0 is kept, and at least one column is
+    kept in any case.
     """
     width = shard.width
     if not shard.matrix.is_sparse:
@@ -323,7 +334,7 @@ class OpenedForm:
 
     @property
     def exchanges_planned(self) -> int:
-        """Exchanges of an epoch, where it takes all items."""
+        """Return the exchanges of an epoch that takes all items."""
         form = self.form
         schedule = self.config.schedule
         if form.is_alone:
@@ -333,7 +344,7 @@ class OpenedForm:
         )
 
     def close(self) -> None:
-        """Close the groups of ranks, but not the world. Collective."""
+        """Close the communicators of the grid, but not the world. Collective."""
         self.opened.grid.close()
 
 
@@ -343,7 +354,10 @@ def open_form(
     reader: Callable[[Communicator], RowReader],
     setup: Clock,
 ) -> OpenedForm:
-    """Open the data and make the form; refuse what cannot run. Collective."""
+    """Open the data and make the form. Collective.
+
+    Raise an error on all ranks if the form cannot run.
+    """
     world.together(lambda: form_of(config, world.size))
     config = replace(config, grid=GridConfig(*grid_of(config, world.size)))
     opened = open_run(_plain(config), world, reader, setup)
@@ -402,9 +416,10 @@ def _centers(objective: Objective) -> Centers | None:
 
 
 def _block(shard: Shard) -> int:
-    """Return the rows that are read at once, from their density; 0: from their width.
+    """Return how many rows are read at once; 0 leaves the number to the objective.
 
-    Members would choose different numbers, and they sum scores block by block.
+    The number follows from the density of sparse rows. It is 0 with several members:
+    they would choose different numbers, and they sum scores block by block.
     """
     if not shard.matrix.is_sparse or len(shard.parts) > 1:
         return 0
@@ -423,7 +438,11 @@ def _make(config: RunConfig, objective: Objective, ranks: int, classes: int) -> 
 
 
 def _keeps(config: RunConfig, precision: Precision, items: int, form: str) -> bool:
-    """Return whether G of every group is stored: by kind, or if reused and small."""
+    """Return whether the Gram of every group is stored for later epochs.
+
+    The setting `products.kind` decides; "auto" stores Grams that are used again and fit
+    into memory.
+    """
     kind = config.products.kind
     sampling = config.sampling
     schedule = config.schedule
@@ -551,7 +570,10 @@ def _ending(run: "CoordinateTraining", status: Status) -> dict[str, Any]:
 
 
 def _of_all_ranks(run: "CoordinateTraining") -> dict[str, Any]:
-    """The largest resident set of any rank, and the energy of all, in one message."""
+    """Return the largest resident set of any rank, and the energy of all ranks.
+
+    Collective, in one message.
+    """
     peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak_rss *= 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     world = run.ready.opened.grid.world
@@ -568,7 +590,7 @@ def _of_all_ranks(run: "CoordinateTraining") -> dict[str, Any]:
 
 
 class Descent:
-    """Takes the steps of coordinate descent for the training loop."""
+    """The solver that takes the steps of coordinate descent in the training loop."""
 
     is_resumable = False  # a form writes no checkpoint to continue from
     request = Request.NONE  # the loop polls all ranks
@@ -592,7 +614,7 @@ class Descent:
         """Do nothing: a form writes no checkpoint to continue from."""
 
     def advance(self, state: CoordinatePoint, view: View) -> CoordinatePoint:
-        """Take the steps of an exchange, or of a sweep that needs none."""
+        """Take the steps of one exchange, or of one sweep without an exchange."""
         self.clock.start()
         if not self.is_amid:
             self._begin_epoch(state)
@@ -607,7 +629,7 @@ class Descent:
         return state
 
     def finish(self, state: CoordinatePoint, view: View) -> CoordinatePoint:
-        """Make the point of an epoch that broke off whole."""
+        """Finish an epoch that was interrupted, so that the point is complete."""
         if self.is_amid:
             self.ready.form.settle(state)
             self.is_amid = False
@@ -638,7 +660,7 @@ class Descent:
         self.is_amid = True
 
     def _sweeps(self, point: CoordinatePoint) -> Iterator[tuple[int, int, int]]:
-        """Yield the steps of each sweep, the sweeps that are done, and all of them."""
+        """Yield (steps, sweeps done, sweeps of the epoch) after each sweep."""
         form = self.ready.form
         clock = self.clock
         clock.lap("gather")
@@ -652,9 +674,10 @@ class Descent:
     def _exchanges(
         self, point: CoordinatePoint, order: Array
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield the blocks of each exchange, the exchanges that are done, and all.
+        """Yield (steps, exchanges done, exchanges of the epoch) after each exchange.
 
-        An epoch without items has none; it counts as one exchange that sends nothing.
+        An epoch without items has no exchanges; it counts as one exchange that sends
+        nothing.
         """
         form = self.ready.form
         schedule = self.ready.config.schedule
@@ -671,7 +694,7 @@ class Descent:
 
 
 class CertifiedEvaluation:
-    """Takes loss, gradient and gap of a coordinate form for the training loop."""
+    """The evaluation of loss, gradient and gap of a coordinate form."""
 
     has_minimum = True
 
@@ -682,7 +705,10 @@ class CertifiedEvaluation:
         self.measured_at = -1
 
     def measure(self, state: CoordinatePoint, view: View) -> bool:
-        """Take the figures of the point, and make x the same bits on all ranks."""
+        """Evaluate the point, after making x the same bits on all ranks. Collective.
+
+        Loss, gradient and gap are put into the view.
+        """
         with np.errstate(all="ignore"):  # a figure that is not finite is reported
             self.ready.opened.grid.world.broadcast(state.x, 0, "evaluate")
             seen = self.seen = self.ready.form.evaluate(state)
@@ -693,15 +719,18 @@ class CertifiedEvaluation:
         return True
 
     def has_broken_weights(self, state: CoordinatePoint) -> bool:
-        """Return False: every step of descent lowers F."""
+        """Return False: every step of coordinate descent lowers F."""
         return False
 
     def is_fresh(self, view: View) -> bool:
-        """Return whether the loss in the view is that of the point now."""
+        """Return whether the loss in the view is that of the current point."""
         return self.measured_at == view.exchanges
 
     def has_reached_goal(self, view: View) -> bool:
-        """Return whether what was seen last is as good as was asked for."""
+        """Return whether the last evaluation meets `coordinate.tol`.
+
+        The gap is compared with it, or the gradient where no gap is known.
+        """
         seen = self.seen
         tol = self.ready.config.coordinate.tol
         if seen is None or not tol:
@@ -713,7 +742,7 @@ class CertifiedEvaluation:
     def warn_of_goal(
         self, state: CoordinatePoint, view: View, has_converged: bool
     ) -> None:
-        """Warn where the epochs were not enough."""
+        """Log a warning if the epochs were not enough to reach the goal."""
         seen = self.seen
         config = self.ready.config
         if seen is None or has_converged or not config.coordinate.tol:
@@ -745,7 +774,10 @@ ONCE = {"on_all_ranks": True}  # all ranks would log the same
 
 
 class CoordinateRun(Session):
-    """A session without replicas that agree, checkpoints and fall-backs."""
+    """A session that runs coordinate descent.
+
+    It has no agreement of replicas, no checkpoints and no fall-backs.
+    """
 
     def run(self) -> Result:
         """Descend to the optimum, or until something ends the run. Collective."""
@@ -771,7 +803,7 @@ class CoordinateRun(Session):
         return result
 
     def _train_form(self, ready: OpenedForm, folder: RunFolder) -> Result:
-        """Return the result of a descent, which is in the run folder, too."""
+        """Return the result of a descent, after writing it into the run folder."""
         world = ready.opened.world
         with world.working("preparing the run folder"):
             world.together(lambda: folder.begin(ready.config, False))
@@ -803,7 +835,7 @@ class CoordinateRun(Session):
 
 @dataclass(frozen=True)
 class CoordinateTraining:
-    """A form with the training that descends on it."""
+    """A form, its evaluation, and the training that descends on the form."""
 
     ready: OpenedForm
     evaluation: CertifiedEvaluation
@@ -811,14 +843,14 @@ class CoordinateTraining:
 
     @property
     def view(self) -> View:
-        """Return where the run stands."""
+        """Return the view of the run: its progress and its history."""
         return self.training.loop.view
 
 
 def make_coordinate_training(
     ready: OpenedForm, callbacks: list[Callback]
 ) -> CoordinateTraining:
-    """Return a descent on `ready` in the training loop of all solvers."""
+    """Return a descent on the form `ready`, in the training loop of all solvers."""
     config = ready.config
     world = ready.opened.grid.world
     descent = Descent(ready)
@@ -852,10 +884,11 @@ def along(
     problems: Callable[[float], Sequence[ProblemConfig]],
     warm: bool = True,
 ) -> Iterator[Result]:
-    """Yield a result for each problem that `problems` returns for the steepest slope.
+    """Yield a result for each of several problems, on data that are opened once.
 
-    With `warm`, each begins where the one before it ended. The ledger of each result is
-    of that one alone.
+    `problems` returns the problems for the largest slope of a column at the null model.
+    With `warm`, each fit begins where the one before it ended. The ledger of a result
+    contains the traffic of its own fit. Collective.
     """
     setup = Clock()
     ready = open_form(config, world, reader, setup)

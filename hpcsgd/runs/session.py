@@ -73,7 +73,10 @@ class Start:
             state.intercept[:1] = intercept
 
     def _load_weights(self, weights: Array, live: AssembledRun) -> None:
-        """Write this rank's columns, rounded to the format of its weights."""
+        """Write this rank's columns of `weights` into the state.
+
+        They are rounded to the format of the run's weights.
+        """
         columns = live.task.columns
         state = live.state
         needed = (live.task.shard.total_columns, columns)
@@ -98,7 +101,10 @@ class Start:
 
 
 def best_constant(live: AssembledRun) -> Array:
-    """(K,): the link of the mean target; zero for families that have no such link."""
+    """Return the intercept that is best with zero weights, (K,). Collective.
+
+    It is the link of the mean target, or zero for families that have no such link.
+    """
     shard = live.task.shard
     family = live.task.family
     y = shard.targets.astype(np.float64)
@@ -117,8 +123,9 @@ def best_constant(live: AssembledRun) -> Array:
 def _sums(kind: str, c: Array, y: Array, o: Array, columns: int) -> Array:
     """Return the sums over the local rows from which `_link` finds the mean target.
 
-    (2,): Σc and Σc(y − o) of real targets, Σc e^o and Σcy of those of a log link,
-    Σc and Σcy of others; (K,): Σc of each class.
+    With weights c, targets y and offsets o they are Σc and Σc(y − o) for real targets,
+    Σc e^o and Σcy for families with a log link, Σc and Σcy for others, each (2,); for
+    classes they are Σc of each class, (K,).
     """
     if kind == "classes":
         return _by_class(c, y, columns)
@@ -135,9 +142,10 @@ def _by_class(c: Array, y: Array, columns: int) -> Array:
 
 
 def _link(kind: str, total: Array) -> Array:
-    """Return the link of the mean target, (K,); of classes, less the mean of all.
+    """Return the link of the mean target, (K,), from sums over all rows.
 
-    A label without rows counts as if it had a weight of one.
+    The links of classes are the logarithms of their weights, less the mean of these. A
+    class without rows counts as if it had a weight of one.
     """
     link: Array
     if kind == "real":
@@ -167,18 +175,18 @@ OWN = (
 
 
 def check_settings(config: RunConfig, world: Communicator) -> None:
-    """Refuse settings that differ between ranks. Collective, of two words."""
+    """Raise an error if ranks have different settings. Collective, of two words."""
     if world.size > 1:
         check_same(world, settings_of(config))
 
 
 def check_live(live: AssembledRun) -> None:
-    """Refuse replicas that planned agreements differently, before the first one."""
+    """Raise an error if replicas planned agreements differently. Collective."""
     check_plan(live.grid, live.agreement.plan_in_words(live.state))
 
 
 def settings_of(config: RunConfig) -> dict[str, str]:
-    """The settings that decide what is sent, by name."""
+    """Return the settings that decide what is sent, by name."""
     settings = {
         f"{section}.{key}": repr(value)
         for section, table in config.tables().items()
@@ -243,7 +251,7 @@ class Leg:
 
 
 class Session:
-    """The run of one call, which may outlive some of its ranks."""
+    """The run of one call of `train` or `fit`, which may outlive some of its ranks."""
 
     def __init__(
         self,
@@ -269,7 +277,10 @@ class Session:
         return self.settings.config
 
     def run(self) -> Result:
-        """Train leg after leg, until one ends with the result. Collective."""
+        """Train leg after leg, until one ends with the result. Collective.
+
+        A leg ends with the run, with a fall-back, or with the loss of ranks.
+        """
         leg = Leg(self.config)
         result = None
         with self._borrowed_ranks():
@@ -289,7 +300,7 @@ class Session:
 
     @contextmanager
     def _borrowed_ranks(self) -> Iterator[None]:
-        """Borrow the ranks for one run; a rank that leaves takes all others along."""
+        """Borrow the ranks for one run; a rank that exits ends all others, too."""
         try:
             with borrow_world(self.world, self.config.run.reproducible):
                 yield
@@ -303,7 +314,7 @@ class Session:
 
     @contextmanager
     def assembled(self) -> Iterator[AssembledRun]:
-        """Assemble the run where it begins, without its folder. Collective."""
+        """Yield the run assembled at its beginning, without its folder. Collective."""
         with (
             borrow_world(self.world, self.config.run.reproducible),
             self._assemble(Leg(self.config), self.callbacks) as live,
@@ -315,9 +326,10 @@ class Session:
     def _assemble(
         self, leg: Leg, callbacks: list[Callback], folder: RunFolder | None = None
     ) -> Iterator[AssembledRun]:
-        """Assemble the run of a leg, and close it behind. Collective.
+        """Yield the assembled run of a leg, and close it afterwards. Collective.
 
-        After an error that not all ranks raise it is left open: closing waits for all.
+        After an error that not all ranks raise it is left open: closing waits for all
+        ranks.
         """
         world = self.world
         recorded = self.settings.recorded
@@ -373,7 +385,10 @@ class Session:
         return result, following or leg
 
     def _begin(self, leg: Leg, live: AssembledRun, folder: RunFolder) -> None:
-        """Put the state to where the leg begins, and wake everything up."""
+        """Restore the state with which the leg begins, and prepare to train.
+
+        The run folder is prepared, too, and kernels are warmed up.
+        """
         config = live.config
         world = live.grid.world
         with world.working("preparing the run folder"):
@@ -413,7 +428,10 @@ class Session:
         status: Status,
         damage: str,
     ) -> Result:
-        """Return the result, and leave everything where it belongs."""
+        """Return the result, after writing it to the run folder.
+
+        The measured time of a step is noted for later runs.
+        """
         config = live.config
         setup = self.setup
         more = {"damage": damage, "lost_ranks": leg.lost_ranks, **self.settings.notes}
@@ -429,7 +447,10 @@ class Session:
         return result
 
     def _leave_without_gpu(self, error: DeviceLost) -> NoReturn:
-        """End this rank: weights that were on its GPU are gone."""
+        """End this rank: the weights on its GPU are lost.
+
+        Other ranks may continue if the run is to survive lost ranks.
+        """
         lost_rank = None if error.on_all_ranks else self.world.rank
         refined = device_loss_error(error, lost_rank, self.live, self.config.run)
         shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
@@ -439,9 +460,9 @@ class Session:
         raise refined from error
 
     def _leg_of_survivors(self, leg: Leg) -> Leg:
-        """Return the leg on the ranks that are left. Collective over these.
+        """Return the leg on the ranks that are left. Collective over these ranks.
 
-        It goes on from the last state that all of them know.
+        It resumes from the last state that all of them have saved.
         """
         before = self.world.size
         live = self.live
@@ -472,9 +493,9 @@ class Session:
         )
 
     def _leg_of_fallback(self, leg: Leg, live: AssembledRun) -> Leg | None:
-        """Return the leg that goes on from a good state with more careful settings.
+        """Return the leg that resumes from a good state with more careful settings.
 
-        None where there is no such state, or no such settings.
+        Return None where there is no such state, or no such settings.
         """
         good_states = live.training.good_states
         alarm = live.loop.alarm
@@ -509,7 +530,10 @@ class Session:
 
 
 def write_result(world: Communicator, folder: RunFolder, result: Result) -> None:
-    """Write the result into the run folder, and note where that failed. Collective."""
+    """Write the result into the run folder. Collective.
+
+    A failure to write is noted in the report of the result, and logged.
+    """
     with world.working("writing the result"):
         unsaved = world.exchange_objects(folder.finish(result))[0]
     if unsaved:
@@ -519,7 +543,7 @@ def write_result(world: Communicator, folder: RunFolder, result: Result) -> None
 
 
 def _gpu(live: AssembledRun) -> str:
-    """Return the bus address of the GPU of this rank, "" without one."""
+    """Return the bus address of the GPU of this rank, or "" without a GPU."""
     gpu = on_gpu(live.product)
     return str(gpu.device.layer.place).split()[1] if gpu else ""
 
@@ -542,7 +566,7 @@ def borrow_world(world: Communicator, reproducible: bool) -> Iterator[None]:
 
 
 def _chosen(live: AssembledRun) -> tuple[Any, ...]:
-    """Return the format and the values of the line of the log on what runs."""
+    """Return format and values of the line of the log that describes the run."""
     config = live.config
     grid = live.grid
     shard = live.loaded.shard

@@ -51,19 +51,23 @@ class Form(ABC):
 
     @abstractmethod
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
-        """Change to another penalty; the point stays the same, as far as it can."""
+        """Change the penalty of the form, and adapt `point` to it.
+
+        The model of the point stays the same, as far as it can.
+        """
 
     @abstractmethod
     def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
-        """Return this rank's columns of w, (d_c, K), and the intercept, (K,),
-        or None.
+        """Return this rank's columns of w, (d_c, K), and the intercept or None.
+
+        The intercept has shape (K,).
         """
 
     def steepest(self) -> float:
-        """Return the largest slope of a column at the null model: with an l1 that
-        large, w = 0.
+        """Return the largest slope of a column at the null model. Collective.
 
-        Collective. One pass over the rows, in float64, on exact values.
+        With an l1 that large, w = 0 is optimal. The slope takes one pass over the rows,
+        in float64, on exact values.
         """
         slope = self.objective.slope(*self.model(self.begin()))
         local_slope = float(np.abs(slope.weights).max(initial=0.0))
@@ -76,17 +80,18 @@ class Form(ABC):
 
     @property
     def is_alone(self) -> bool:
-        """Return whether whole sweeps of this epoch need no exchange each."""
+        """Return whether the sweeps of this epoch need no exchange for each group."""
         return False
 
     def prepare(self, point: CoordinatePoint, order: Array) -> Array:
-        """Begin an epoch; return those items of `order` that its sweeps are over."""
+        """Begin an epoch; return the items of `order` over which its sweeps go."""
         return order
 
     def sweep(self, point: CoordinatePoint) -> tuple[int, bool]:
-        """Take a whole sweep over the items of the epoch, or more, where `is_alone`.
+        """Take one sweep or more over the items of the epoch, where `is_alone`.
 
-        Return its steps, and whether another one would still move the items.
+        Return the number of steps, and whether another sweep would still move the
+        items.
         """
         raise NotImplementedError
 
@@ -95,7 +100,7 @@ class Form(ABC):
 
     @abstractmethod
     def evaluate(self, point: CoordinatePoint) -> FormModel:
-        """Return loss, subgradient and gap at a point."""
+        """Return loss, gradient norm and gap of the model at a point."""
 
 
 # ψ: the separable part of the problem, with its proximal step.
@@ -105,10 +110,16 @@ class Form(ABC):
 
 
 class Separable(Protocol):
-    """Protocol of ψ, a sum over all unknowns, of which `numbers` select some."""
+    """The protocol of ψ, the separable part of the problem.
+
+    ψ is a sum over all unknowns, of which `numbers` select some.
+    """
 
     def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
-        """Return the end of the proximal step from x, with slope g and curvature L."""
+        """Return the end of the proximal step from x, with slope g and curvature L.
+
+        It is the u that minimises g (u − x) + (L/2)(u − x)² + ψ(u), for each unknown.
+        """
 
     def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
         """Return `step` of a single unknown, without arrays."""
@@ -116,13 +127,15 @@ class Separable(Protocol):
 
 @dataclass(frozen=True)
 class ElasticNet:
-    """l1|x| + (l2/2)x² within bounds: the unknowns are weights."""
+    """The ψ of weights: l1|x| + (l2/2)x² within bounds."""
 
     penalty: Penalty
 
     def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
-        """Return clip(S(L x − g, l1) / (L + l2)); a column of zeros goes to the least
-        ψ.
+        """Return clip(S(L x − g, l1) / (L + l2)) for slopes g and a curvature L.
+
+        S is the soft threshold, and the result is clipped to the bounds. Where L + l2 =
+        0, the result is where ψ is least.
         """
         penalty = self.penalty
         if curvature + penalty.l2 == 0.0:
@@ -156,7 +169,7 @@ class ElasticNet:
         return self.penalty.is_bounded
 
     def bounds(self, numbers: Any) -> tuple[Any, Any]:
-        """Return the lower and upper bounds of these columns."""
+        """Return the lower and upper bounds of the weights with these numbers."""
         penalty = self.penalty.of(numbers)
         return penalty.lower, penalty.upper
 
@@ -179,13 +192,16 @@ class ElasticNet:
 
 @dataclass(frozen=True)
 class SquaredHingeDual:
-    """α²/(2c) − e α, α ≥ 0: the unknowns are dual, one for each row."""
+    """The ψ of dual variables α ≥ 0, one for each row: α²/(2c) − e α."""
 
     weights: Array  # c, mean 1
     margins: Array  # e = 1 − y · offset
 
     def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
-        """Return max(0, (L α − g + e) / (L + 1/c)); 0 for a row without weight."""
+        """Return max(0, (L α − g + e) / (L + 1/c)); 0 for a row without weight.
+
+        L is the curvature, g the slope, and α the start `x`.
+        """
         c = self.weights[numbers]
         end = (curvature * x - slope + self.margins[numbers]) * c
         end /= curvature * c + 1.0
@@ -214,14 +230,20 @@ EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True)
 class WeightedMeans:
-    """Weighted means over all rows, which the intercept subtracts."""
+    """The weighted means of columns and targets over all rows.
+
+    A form with an intercept subtracts them.
+    """
 
     columns: Array  # ā, (d,)
     target: float  # ȳ, offsets taken off
 
 
 class Primal(Form):
-    """The primal form: every rank stores all of w, and the residuals of its rows."""
+    """The primal form of least squares.
+
+    Every rank stores all weights w, and the residuals of its rows.
+    """
 
     name = "primal"
 
@@ -256,12 +278,12 @@ class Primal(Form):
         return CoordinatePoint(x, v)
 
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
-        """Change the penalty, on which w and its residuals do not depend."""
+        """Change the penalty; the weights w and their residuals stay as they are."""
         self.objective = replace(self.objective, penalty=penalty)
         self.separable = ElasticNet(penalty)
 
     def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
-        """Return w, (d, 1), and the β that is optimal for it, or None."""
+        """Return w, (d, 1), and the intercept that is optimal for w, or None."""
         if not self.intercept:
             return point.x[:, None], None
         shift = self.means.target - self.means.columns @ point.x
@@ -276,10 +298,11 @@ class Primal(Form):
         return FormModel(slope.loss, gradient, gap)
 
     def _gap(self, w: Array, slope: Slope) -> float | None:
-        """Return F(w) − D(θ) at θ = τ · residuals; None: no θ is known to be feasible.
+        """Return F(w) − D(θ) at a dual point θ; None if none is known to be feasible.
 
-        τ makes D finite and large. P = R/2 + Σψ(w) and D(τ) = −τ²R/2 + τ(R − g·w) −
-        Σψ*(−τg), where R = ‖ρ‖²/n and g is the slope of the squares.
+        θ is τ times the residuals, with a τ that makes D finite and large. P = R/2 +
+        Σψ(w) and D(τ) = −τ²R/2 + τ(R − g·w) − Σψ*(−τg), where R = ‖ρ‖²/n and g is the
+        slope of the squares.
         """
         penalty = self.objective.penalty
         drift = 0.0 if slope.intercept is None else float(slope.intercept[0])
@@ -352,7 +375,10 @@ TURNED = 64  # rows that are turned together: they stay in the cache
 
 
 def columns_of(shard: Shard) -> Any:
-    """Return the local columns as rows, in their dtype; sparse ones stay sparse."""
+    """Return the local columns of the data as rows, in their dtype.
+
+    Sparse columns stay sparse.
+    """
     rows = _all_rows(shard)
     if shard.is_sparse:
         return rows.T.tocsr()
@@ -363,7 +389,10 @@ def columns_of(shard: Shard) -> Any:
 
 
 def _items(shard: Shard, roots: Array | None, means: Array | None) -> Items:
-    """Return the columns as items; dense ones are centred and weighted once."""
+    """Return the columns as items; dense columns are centred and weighted once.
+
+    `roots` are the square roots of sample weights, `means` those of the columns.
+    """
     turned = columns_of(shard)
     if shard.is_sparse:
         return Items(turned, means, roots)
@@ -385,7 +414,10 @@ def _items(shard: Shard, roots: Array | None, means: Array | None) -> Items:
 
 
 class Dual(Form):
-    """The dual form: every rank stores all of α, and its columns of w."""
+    """The dual form of the squared-hinge machine.
+
+    Every rank stores all dual variables α, and its columns of the weights w.
+    """
 
     name = "dual"
 
@@ -408,9 +440,7 @@ class Dual(Form):
         self.worst = float(c @ np.square(np.maximum(e, 0.0))) / (2 * self.rows)
 
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """Return the point α = 0, w = 0, or that of the α that these weights
-        determine.
-        """
+        """Return the point α = 0, w = 0, or that of the α that belongs to `weights`."""
         x = np.zeros(self.items.count)
         v = np.zeros(self.items.width)
         if weights is None:
@@ -422,7 +452,7 @@ class Dual(Form):
         return CoordinatePoint(x, self.scale * self.items.combined(x))
 
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
-        """Change the penalty: α stays, and w changes with λ."""
+        """Change the penalty: α stays as it is, and w changes with λ."""
         point.v *= self.objective.penalty.l2 / penalty.l2
         self.objective = replace(self.objective, penalty=penalty)
         self.scale = 1.0 / (penalty.l2 * self.rows)
@@ -434,9 +464,9 @@ class Dual(Form):
     def evaluate(self, point: CoordinatePoint) -> FormModel:
         """Evaluate by one pass over the rows, in float64, on exact values.
 
-        The gap is F(w) − D(α) at the α that the scores of w call for, α_i = c_i max(0,
-        1 − y_i t_i): it is ‖∇F‖² / (2λ), and holds for exact values where α was found
-        on rounded ones.
+        The gap is F(w) − D(α) at the α that belongs to the scores t of w, α_i = c_i
+        max(0, 1 − y_i t_i). It is ‖∇F‖² / (2λ). It holds for exact values, even if the
+        descent used rounded values.
         """
         slope = self.objective.slope(point.v[:, None], None)
         gradient = self.objective.norm(slope)
@@ -446,7 +476,7 @@ class Dual(Form):
 
 
 def _signed(shard: Shard, signs: Array) -> Any:
-    """Return the rows y_i a_i, in their dtype."""
+    """Return the rows y_i a_i of the data times their targets ±1, in their dtype."""
     matrix = shard.matrix
     if matrix.is_sparse:
         data = matrix.data * np.repeat(signs, matrix.lengths).astype(matrix.data.dtype)
@@ -467,9 +497,9 @@ def _signed(shard: Shard, signs: Array) -> Any:
 
 @dataclass(frozen=True)
 class SampledClasses(SampledItems):
-    """Some items (j, k), less multiples of K vectors.
+    """Some items (j, k) of column j and class k, less multiples of K vectors.
 
-    `shift` is (m, K), and `along` is (n K, K).
+    The multiples `shift` are (m, K), and the vectors `along` are (n K, K).
     """
 
     def gram(self) -> Array:
@@ -490,7 +520,7 @@ class SampledClasses(SampledItems):
         return products
 
     def combined(self, factors: Array) -> Array:
-        """Return Σ_i factors_i item_i, (n K,)."""
+        """Return Σ_i factors_i item_i, the sum of multiples of the items, (n K,)."""
         combination: Array = self.wide.T @ factors
         if self.shift is not None:
             combination = combination - self.along @ (factors @ self.shift)
@@ -516,22 +546,26 @@ class ClassItems(Items):
 
     @property
     def count(self) -> int:
-        """Return d K."""
+        """Return the number of items, d K."""
         return int(self.matrix.shape[0]) * int(self.shares.shape[1])
 
     @property
     def width(self) -> int:
-        """Return n K, for the rows of this rank."""
+        """Return the length of an item's part on this rank, n K."""
         return int(self.shares.size)
 
     def vectors(self) -> Array:
-        """Return R_i e_l of all rows i, (n K, K)."""
+        """Return the K vectors that the intercept takes, (n K, K).
+
+        In the places of row i vector l is R_i e_l, with R_i = √c_i diag(√p_i) (1 − 1
+        p_iᵀ).
+        """
         eye = np.eye(self.shares.shape[1])
         whole = self.roots[:, :, None] * (eye[None] - self.shares[:, None, :])
         return whole.reshape(self.width, -1)
 
     def take(self, numbers: Any) -> SampledClasses:
-        """Return the items of these numbers."""
+        """Return the items with these numbers, computed anew."""
         classes = self.shares.shape[1]
         columns, k = np.divmod(np.asarray(numbers), classes)
         rows = self.matrix[columns]
@@ -542,7 +576,11 @@ class ClassItems(Items):
         return SampledClasses(wide, wide, self.shift[places], self.vectors())
 
     def _lifted(self, rows: Any, k: Array) -> Any:
-        """Return a_ij R_i e_k, (m, n K), from a_ij, (m, n)."""
+        """Return items from the columns of their values, (m, n), as (m, n K).
+
+        `k` are the classes of the items. In the places of row i an item is a_ij R_i
+        e_k.
+        """
         classes = self.shares.shape[1]
         eye = np.eye(classes)
         if not hasattr(rows, "tocsr"):
@@ -590,7 +628,7 @@ class _Quadratic(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """Return the compiled sweeps, or None."""
+    """Return the library of compiled sweeps, or None if there is none."""
     signatures = {f"hpcsgd_sweep_{kind}": ("d", "ppl") for kind in KINDS.values()} | {
         f"hpcsgd_curvatures_{kind}": ("", "pplp") for kind in KINDS.values()
     }
@@ -707,8 +745,9 @@ class Sweeper:
         self._find_curvatures(model)
 
     def _find_curvatures(self, model: QuadraticModel) -> None:
-        """Compute Σ a² h of every item, less the part that centring subtracts, at least
-        0.
+        """Compute the curvature of every item, at least 0.
+
+        It is Σ a² h, less the part that centring subtracts.
         """
         h = model.h if model.shares is None else model.h * (1.0 - model.shares)
         h = np.ascontiguousarray(h)
@@ -721,9 +760,9 @@ class Sweeper:
         np.maximum(curvatures, 0.0, out=curvatures)
 
     def sweep(self, order: Array) -> float:
-        """Take a step over each of these items (int64, contiguous) in turn.
+        """Take a step over each item in `order` (int64, contiguous), in turn.
 
-        Return the largest move times its curvature.
+        Return the largest product of a move and its curvature.
         """
         run = getattr(library(), f"hpcsgd_sweep_{self._kind}")
         place = ctypes.byref(self._quadratic)
@@ -758,7 +797,10 @@ class WholeGram:
     slopes: Array
 
     def sweep(self, x: Array, separable: ElasticNet, scale: float) -> int:
-        """Change x of the items, sweep after sweep; return the number of steps."""
+        """Change x of the items, sweep after sweep, until moves are small.
+
+        Return the number of steps.
+        """
         slopes = self.slopes.copy()
         first = 0.0
         sweeps = 0
@@ -784,9 +826,10 @@ class WholeGram:
 def sum_gram(
     members: Communicator, sampled: SampledItems, order: Array, v: Array
 ) -> WholeGram:
-    """Return the Gram of these items and their slopes. Collective; one message.
+    """Return the Gram of the items `order`, and their slopes. Collective.
 
-    The message contains the lower triangle: m (m + 1)/2 + m words for m items.
+    One message contains the lower triangle of the Gram, and the slopes: m (m + 1)/2 + m
+    words for m items.
     """
     m = len(order)
     triangle = np.tril_indices(m)
@@ -838,7 +881,10 @@ COPY_COST = 4  # times that of multiplying a column
 
 
 class NewtonForm(Form):
-    """The Newton form: every rank stores all of w, and the scores of its rows."""
+    """The Newton form of any family: a quadratic model in every epoch.
+
+    Every rank stores all weights w, and the scores of its rows.
+    """
 
     name = "newton"
     sweeps = SWEEPS
@@ -875,7 +921,7 @@ class NewtonForm(Form):
 
     @property
     def is_alone(self) -> bool:
-        """Return whether this rank knows all that sweeps of the epoch take."""
+        """Return whether the sweeps of this epoch need no exchange for each group."""
         return self.values is not None or self.whole is not None
 
     @property
@@ -884,8 +930,9 @@ class NewtonForm(Form):
         return self.columns.count * self.classes
 
     def _least(self) -> float:
-        """Return the mean of the least losses of all rows: below 0 for log links.
-        Collective.
+        """Return the mean over all rows of the least loss at any score. Collective.
+
+        It is below 0 for log links.
         """
         least = least_losses(self.objective.family, self.targets[:, 0])
         word = np.array([self.weights @ least])
@@ -893,7 +940,8 @@ class NewtonForm(Form):
         return float(word[0]) * self.scale
 
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """Return the point of these weights, or 0, with the best intercept.
+        """Return the point of `weights` or zeros with the best intercept.
+
         Collective.
         """
         shape = (self.columns.count, self.classes)
@@ -906,8 +954,9 @@ class NewtonForm(Form):
         return CoordinatePoint(x.reshape(-1), np.zeros(width))
 
     def _stand(self, weights: Array, shift: Array) -> None:
-        """Set the intercept to `shift`, and this rank's scores to those of these
-        weights.
+        """Set the intercept to `shift`, and the scores to those of `weights`.
+
+        The scores are those of the rows of this rank.
         """
         self.shift = shift
         self.scores = self.columns.combined(weights) + shift
@@ -915,7 +964,7 @@ class NewtonForm(Form):
             self.scores += self.objective.shard.offsets
 
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
-        """Change the penalty, on which weights and scores do not depend."""
+        """Change the penalty; weights and scores stay as they are."""
         self.objective = replace(self.objective, penalty=penalty)
         self.separable = ElasticNet(_of_items(penalty, self.classes))
         self.slope = None
@@ -941,8 +990,9 @@ class NewtonForm(Form):
         return FormModel(slope.loss, self.objective.norm(slope), None)
 
     def prepare(self, point: CoordinatePoint, order: Array) -> Array:
-        """Make the quadratic model about the point; return this epoch's items.
-        Collective.
+        """Make the quadratic model about the point. Collective.
+
+        Return the items of this epoch.
         """
         self.anchor = point.x.reshape(-1, self.classes).copy()
         family = self.objective.family
@@ -992,10 +1042,10 @@ class NewtonForm(Form):
         return order
 
     def sweep(self, point: CoordinatePoint) -> tuple[int, bool]:
-        """Take a step over every item, or with `whole`, sweeps until the moves are
-        small.
+        """Take a step over every item, or with `whole`, sweeps until moves are small.
 
-        Return the steps, and whether another sweep would still move the items.
+        Return the number of steps, and whether another sweep would still move the
+        items.
         """
         if self.whole is not None:
             return self._sweep_gram(self.whole, point), False
@@ -1005,8 +1055,9 @@ class NewtonForm(Form):
         return len(self.order), farthest > STILL * self.farthest
 
     def _sweep_gram(self, whole: WholeGram, point: CoordinatePoint) -> int:
-        """Sweep on rank 0, broadcast its x to all ranks, and return the number of
-        steps.
+        """Sweep on rank 0, broadcast its x to all ranks, and return the steps.
+
+        Collective over the members.
         """
         words = np.empty(len(whole.order) + 1)
         if self.members.rank == 0:
@@ -1041,8 +1092,9 @@ class NewtonForm(Form):
         return numbers.astype(np.int64)
 
     def _slope(self) -> Array:
-        """Return ∇ of the smooth part at the point, (d, K), that of an evaluation if
-        known.
+        """Return the gradient of the smooth part of F at the anchor, (d, K).
+
+        It is that of the last evaluation if it is known; otherwise ranks sum it.
         """
         if self.slope is not None:
             return self.slope
@@ -1057,7 +1109,10 @@ class NewtonForm(Form):
         return numbers
 
     def _curvatures(self) -> Array:
-        """Return c ∂r/∂t of one score a row, kept off zero, (n, 1)."""
+        """Return the curvature c ∂r/∂t of each row, kept off zero, (n, 1).
+
+        It serves families with one score a row.
+        """
         family = self.objective.family
         c = self.weights[:, None]
         with np.errstate(all="ignore"):
@@ -1070,7 +1125,10 @@ class NewtonForm(Form):
         return np.where(c > 0.0, np.maximum(h, least), 0.0)
 
     def _shares(self) -> Array | None:
-        """Return p of the classes, kept off zero, (n, K); None: one score a row."""
+        """Return the probabilities of the classes, kept off zero, (n, K).
+
+        Return None for families with one score a row.
+        """
         if self.objective.family.targets != "classes":
             return None
         shares = np.maximum(self.objective.family.mean(self.scores), LEAST_SHARE)
@@ -1078,8 +1136,10 @@ class NewtonForm(Form):
         return shares
 
     def _centre(self, h: Array, shares: Array | None) -> tuple[Array, Array, Array]:
-        """Return b and S⁺ b of the items of chosen columns, (m K, K), and S⁺ Σ c r,
-        (K,).
+        """Return b, S⁺ b and S⁺ Σ c r, by which the intercept is eliminated.
+
+        b = Σ_i a_ij H_i e_k and S⁺ b are (m K, K), for the items of chosen columns,
+        with S = Σ_i H_i. S⁺ Σ c r is (K,). Collective.
         """
         m = len(self.chosen)
         K = self.classes
@@ -1105,7 +1165,7 @@ class NewtonForm(Form):
         return flat, flat @ inverse, inverse @ pull
 
     def _products_of_chosen(self, vectors: Array) -> Array:
-        """Return the inner products of the columns of this epoch's items, (m, K).
+        """Return inner products of chosen columns with `vectors`, (m, K).
 
         To multiply all columns takes less time than to copy many of them.
         """
@@ -1115,14 +1175,18 @@ class NewtonForm(Form):
         return Items(self.columns.matrix[self.chosen]).products(vectors)
 
     def _combined_of_chosen(self, move: Array) -> Array:
-        """Return the change of scores by a move of weights, 0 but of chosen columns."""
+        """Return the change of scores by a move of the weights.
+
+        The move is 0 outside chosen columns.
+        """
         if len(self.chosen) * COPY_COST > self.columns.count:
             return self.columns.combined(move)
         return Items(self.columns.matrix[self.chosen]).combined(move[self.chosen])
 
     def _shift(self) -> Array | None:
-        """Return the means of all columns, (d,), 0 where not chosen; None: no
-        intercept.
+        """Return the means of all columns, (d,), or None without an intercept.
+
+        They are 0 for columns that are not chosen.
         """
         if not self.intercept:
             return None
@@ -1131,8 +1195,9 @@ class NewtonForm(Form):
         return whole
 
     def settle(self, point: CoordinatePoint) -> None:
-        """Move from the anchor towards the point as far as F falls; x becomes the
-        result.
+        """Move from the anchor towards the point, as far as F falls. Collective.
+
+        The point becomes the result.
         """
         end = point.x.reshape(self.anchor.shape).copy()
         move = end - self.anchor
@@ -1149,8 +1214,9 @@ class NewtonForm(Form):
         self.slope = None
 
     def _length(self, end: Array, move: Array, away: Array) -> float:
-        """Return the largest of the lengths at which F falls enough; the same on all
-        ranks.
+        """Return the largest trial length at which F falls enough. Collective.
+
+        It is 0 if there is none, and the same on all ranks.
         """
         penalty = self.objective.penalty
         lengths = 0.5 ** np.arange(TRIALS)
@@ -1178,7 +1244,10 @@ class NewtonForm(Form):
         return float(chosen[0])
 
     def _mean_loss(self, length: float, away: Array) -> float:
-        """Return Σ c ℓ of the local rows at so much of the change of scores."""
+        """Return Σ c ℓ of the local rows after `length` times the move of scores.
+
+        `away` is the whole move.
+        """
         with np.errstate(all="ignore"):
             scores = self.scores + length * away
             losses = self.objective.family.loss(scores, self.targets)

@@ -50,7 +50,7 @@ from hpcsgd.solvers.lbfgs import (
 
 @dataclass(frozen=True)
 class WholeScaling:
-    """The scaling of all columns, on every rank."""
+    """The scaling of the variables of all columns, on every rank."""
 
     roots: Array  # (d, K)
     centers: Array
@@ -84,7 +84,10 @@ class Hessian:
         self.product = np.empty((self.variables, self.variables))
 
     def take(self, point: RefinementPoint, gradient: Array) -> tuple[Array, Array]:
-        """Return (F'', g) at a point, of this member's flat `gradient`. Collective."""
+        """Return the Hessian F'' and the gradient at a point. Collective.
+
+        They are of all variables, on every rank. `gradient` is this member's, flat.
+        """
         P = self.variables
         words = np.zeros(P * P + P)
         whole = words[: P * P].reshape(P, P)
@@ -105,17 +108,21 @@ class Hessian:
         return whole, words[P * P :]
 
     def gradient(self, point: RefinementPoint, gradient: Array) -> Array:
-        """Return g of the whole at a point; `gradient` is this member's. Collective."""
+        """Return the gradient of all variables at a point. Collective.
+
+        `gradient` is this member's, flat.
+        """
         words = self._own_part(gradient, point.weights.size)
         self.landscape.world.sum(words, "evaluate")
         return words
 
     def rounding(self, whole: Array) -> Array:
-        """Return what rounding leaves of the diagonal of columns that are constant.
+        """Return how much of the diagonal of F'' may be rounding, for each variable.
 
-        Their values less their centers are rounding. A diagonal entry counts as such
-        below `CENTRED` EPS of the squares before centring, which add up to e m² / D
-        with the sum e of the curvatures of now.
+        The values of a constant column, less its center, are rounding. A diagonal entry
+        counts as such below `CENTRED` EPS of the squares before centring, which add up
+        to e m² / D: e is the current sum of curvatures, m the center of the column and
+        √D its scale.
         """
         scaling = self.scaling
         errors = np.zeros(self.variables)
@@ -127,7 +134,7 @@ class Hessian:
         return errors
 
     def _own_part(self, gradient: Array, width: int) -> Array:
-        """Return this rank's part of the whole gradient, zero elsewhere."""
+        """Return the gradient of all variables with this rank's part, else zeros."""
         padded_gradient = np.zeros(self.variables)
         grid = self.rows.grid
         if grid.replica == 0:
@@ -138,8 +145,10 @@ class Hessian:
         return padded_gradient
 
     def add(self, whole: Array, block: Any, h: Array) -> None:
-        """Add Σ ã B ãᵀ over some rows to `whole`, class by class, or Σ (a, 1) h (a, 1)ᵀ
-        of rows that are scaled in the end.
+        """Add the products of some rows to the Hessian `whole`.
+
+        They are Σ ã B ãᵀ, class by class, for scaled rows ã; or Σ (a, 1) h (a, 1)ᵀ
+        where the sum is scaled in the end.
         """
         K = self.columns
         if K == 1:
@@ -182,7 +191,10 @@ class Hessian:
             whole[-1, -1] += h.sum()
 
     def _scale(self, whole: Array) -> None:
-        """Turn Σ (a, 1) h (a, 1)ᵀ, whose lower triangle is enough, to Σ ã h ãᵀ."""
+        """Turn Σ (a, 1) h (a, 1)ᵀ into Σ ã h ãᵀ of scaled rows ã, in place.
+
+        The lower triangle of the first sum is enough.
+        """
         scaling = self.scaling
         width = self.parts[-1].stop
         inverse = 1.0 / scaling.roots[:, 0]
@@ -203,7 +215,10 @@ class Hessian:
         inner *= inverse
 
     def scaled(self, block: Array, k: int, room: Array | None = None) -> Array:
-        """Return ã of some rows for class k, (m, P / K), in float64; in `room`."""
+        """Return the scaled rows ã for class k, (m, P / K), in float64.
+
+        `room` is memory for them, if given.
+        """
         scaling = self.scaling
         width = block.shape[1]
         if room is None:
@@ -216,9 +231,9 @@ class Hessian:
         return scaled_rows
 
     def own_rows(self, stored: Any) -> tuple[Any, slice]:
-        """Return all columns of this member's part of some rows, and that part.
+        """Return this member's share of some rows with all columns, and its slice.
 
-        `stored` are this member's columns of the rows. Sparse rows stay so where a
+        `stored` are this member's columns of the rows. Sparse rows stay sparse where a
         kernel multiplies them. Collective over members.
         """
         members = self.rows.grid.members
@@ -241,7 +256,10 @@ class Hessian:
         return np.hstack(sides), own_rows
 
     def _joined(self, own: Array) -> Array:
-        """Return (d, K) from the members' (d_c, K). Collective."""
+        """Return the columns of all members, (d, K), from this member's `own`.
+
+        Collective over members.
+        """
         members = self.rows.grid.members
         K = self.columns
         counts = [(part.stop - part.start) * K for part in self.parts]
@@ -251,7 +269,7 @@ class Hessian:
 
 
 def dense(block: Any) -> Array:
-    """Return rows as an array, sparse ones in float64: their columns are few."""
+    """Return rows as a dense array; sparse rows, of few columns, become float64."""
     if isinstance(block, np.ndarray):
         return block
     array: Array = block.astype(np.float64).toarray()
@@ -291,7 +309,11 @@ PATIENCE_SHARE = 0.5
 
 
 def is_small(columns: int, scores: int) -> bool:
-    """Return whether a Hessian is taken of so many columns with K scores a row."""
+    """Return whether a Hessian is computed, of few enough variables.
+
+    The variables are the weights and intercepts of `columns` columns, with `scores`
+    scores a row.
+    """
     return (columns + 1) * scores <= MOST
 
 
@@ -343,11 +365,12 @@ class NewtonSystem:
         return step
 
     def expected_fall(self, gradient: Array, noise: float) -> float:
-        """Return g·H⁺g/2, how much lower F is at the end of Newton's step.
+        """Return g·H⁺g/2: how much Newton's step lowers F by the quadratic model.
 
-        A direction in which H is nothing but rounding counts by the least curvature
-        that is more. Where the gradient along such directions is more than `noise`,
-        nothing is known of the fall: inf. NaN: H is not finite.
+        A direction in which H is nothing but rounding counts with the least curvature
+        that is more than rounding. If the gradient along such directions is larger than
+        `noise`, the fall is unknown, and the result is inf. It is NaN if H is not
+        finite.
         """
         if not self.is_finite:
             return float("nan")
@@ -411,7 +434,8 @@ class NewtonSolver(Lbfgs):
     def _ending(self) -> StopReason | None:
         """Return why no further iteration is needed, or allowed; None: one is.
 
-        A step closer than the tolerance is not owed to the limit of passes.
+        A run that ends by the limit of passes has converged if it meets the tolerance
+        of its settings: the closer tolerance of a cheap Hessian is optional.
         """
         ending = super()._ending()
         is_met = self.status.relative <= self.settings.tol and not self.refined_at
@@ -420,7 +444,7 @@ class NewtonSolver(Lbfgs):
         return ending
 
     def _rescale(self, at_least: float = 1.0) -> None:
-        """Change the variables, which those of the Hessian have to follow."""
+        """Change the scaling of the variables, and discard the Hessian."""
         super()._rescale(at_least)
         self.hessian = None
         self.has_hessian = False
@@ -428,7 +452,10 @@ class NewtonSolver(Lbfgs):
             self.after = self.passes
 
     def _certified(self, ending: StopReason) -> StopReason | None:
-        """Return how a run ends by its gap, else by the fall that Newton expects."""
+        """Return how a run ends by its gap, or by the fall that Newton's step expects.
+
+        Return None if the run is to continue.
+        """
         ended = super()._certified(ending)
         has_rule = self.landscape.l2 == 0.0 and self.settings.gap
         if ended is None or not (ended.is_good and has_rule):
@@ -447,8 +474,9 @@ class NewtonSolver(Lbfgs):
     def _goes_far(self, gradient: Array, system: NewtonSystem | None) -> bool:
         """Return whether Newton's step changes a score by more than `FAR`. Collective.
 
-        The curvature of a loss with an exponential changes by a factor of e where a
-        score changes by 1: what a longer step expects of F means nothing. One pass.
+        A score that changes by 1 changes the curvature of a loss with an exponential by
+        a factor of e: for a longer step, the fall that the quadratic model promises
+        means nothing. One pass over the rows.
         """
         land = self.landscape
         point = self.point
@@ -474,8 +502,9 @@ class NewtonSolver(Lbfgs):
         return None if np.isnan(word[0]) else float(word[0])
 
     def _system_at_point(self) -> tuple[Array, NewtonSystem | None]:
-        """Return the gradient of all variables at the point, and on rank 0 the system
-        of Newton's step. Collective.
+        """Return the gradient of all variables, and on rank 0 Newton's system.
+
+        Both are of the current point. Collective.
         """
         if self.hessian is None:
             self.hessian = Hessian(self.landscape, self.scaling)
@@ -493,10 +522,10 @@ class NewtonSolver(Lbfgs):
         yield from super()._directions()
 
     def _newton(self) -> tuple[Array, float]:
-        """Return Newton's direction. Collective.
+        """Return Newton's direction and its slope. Collective.
 
-        A costly Hessian is that of an earlier step while steps by it still bring the
-        gradient down.
+        A costly Hessian of an earlier step is used again while such steps still bring
+        the gradient down.
         """
         falls = self.status.relative <= KEPT_FALL * self.relative_then
         falls &= self.keeps_hessians
@@ -511,9 +540,9 @@ class NewtonSolver(Lbfgs):
     def _shared_step(
         self, gradient: Array, system: NewtonSystem | None
     ) -> tuple[Array, float]:
-        """Return this rank's part of the step that rank 0 solves for, and its slope.
+        """Return this rank's part of Newton's step, and its slope. Collective.
 
-        Collective: the step is broadcast.
+        Rank 0 solves for the step and broadcasts it.
         """
         world = self.landscape.world
         words = np.zeros(len(gradient) + 1)
@@ -613,10 +642,9 @@ def sample_rows(rows: AllRows) -> AllRows | None:
 def start_on_sample(
     land: Landscape, settings: PolishConfig, begin: RefinementPoint
 ) -> RefinementPoint:
-    """Return the point of all rows at the optimum of a sample, if F is lower there.
+    """Return the point at the optimum of a sample of rows, if F is lower there.
 
-    `begin` is the point of zero weights, which is returned otherwise, evaluated.
-    Collective.
+    Otherwise return `begin`, the point of zero weights, evaluated. Collective.
     """
     sample = sample_rows(land.rows)
     if sample is None:
@@ -675,8 +703,8 @@ class Refinement:
     """L-BFGS or Newton from the weights of the last step, in float64 on exact values.
 
     It is the solver, the length and the evaluation of a training loop. A step of it is
-    a pass over all rows, which no poll follows: requests travel with its sums. It ends
-    by a rule of its own, and returns the weights of the last pass.
+    a pass over all rows, which no poll follows: requests of callbacks are sent with its
+    sums. It ends by a rule of its own, and returns the weights of the last pass.
     """
 
     is_resumable = False  # passes write no checkpoints
@@ -713,7 +741,10 @@ class Refinement:
         return self
 
     def begin(self, state: State, view: View) -> None:
-        """Evaluate the start at the weights of `state`, by a few passes. Collective."""
+        """Evaluate the start at the weights of `state`, by a few passes. Collective.
+
+        If all weights are zero, the start may be the optimum of a sample of the rows.
+        """
         self.clock.start()
         began = perf_counter()
         self.sent = replace(self.ledger.entries["evaluate"])
@@ -736,7 +767,7 @@ class Refinement:
         return bool(world.max_flag(int(weights.any())))
 
     def advance(self, state: State, view: View) -> State:
-        """Take a pass, or find that none is to follow; the state stays."""
+        """Take a pass, or find that none is to follow; `state` does not change."""
         self.clock.start()
         # Requests are granted after the first pass at the earliest.
         request = self.callbacks.request if self.steps.passes else Request.NONE
@@ -747,7 +778,10 @@ class Refinement:
         return state
 
     def finish(self, state: State, view: View) -> State:
-        """Return the point as a state, its intercept the same bits on all ranks."""
+        """Return the final point as a state. Collective.
+
+        The intercept has the same bits on all ranks.
+        """
         steps = self.steps
         grid = self.columns.grid
         weights = steps.point.weights
@@ -776,8 +810,10 @@ class Refinement:
         return self.steps.ending is None and self.steps.passes > 0
 
     def measure(self, state: State, view: View) -> bool:
-        """Put loss, gradient and gap into the view: of the pass, or at the end of the
-        weights as they are returned. Collective.
+        """Put loss, gradient and gap into the view. Collective.
+
+        They are those of the last pass, or at the end those of the weights that are
+        returned.
         """
         if self.steps.ending is None:
             self._measure_pass(view)
@@ -786,7 +822,10 @@ class Refinement:
         return True
 
     def _measure_pass(self, view: View) -> None:
-        """Write the sums of the pass into the view; the gap costs one pass more."""
+        """Write the figures of the last pass into the view.
+
+        The gap, if it is wanted, costs one pass more.
+        """
         steps = self.steps
         point = self.steps.point
         view.loss = steps.status.loss
@@ -799,9 +838,9 @@ class Refinement:
         view.more["passes"] = steps.status.passes
 
     def _measure_end(self, ending: StopReason, final: State, view: View) -> None:
-        """Take F, ‖∇F‖ and the gap of the weights, and judge the end by them.
+        """Evaluate F, ‖∇F‖ and the gap at the final weights, and judge the end by them.
 
-        The gap is that of the weights with the tangents at the point's scores.
+        The gap of these weights uses the tangents of the losses at the point's scores.
         """
         steps = self.steps
         certificate = self.certificate
@@ -874,7 +913,7 @@ class Refinement:
         return False
 
     def warn_of_goal(self, state: State, view: View, has_converged: bool) -> None:
-        """Warn where F has no minimum, or its optimum is not reached."""
+        """Log a warning if F has no minimum, or if its optimum is not reached."""
         if not self.has_minimum:
             log.warning("polish: %s (--l2)", NO_MINIMUM, extra=ONCE)
             return
@@ -918,7 +957,7 @@ def make_steps(
 
 
 def _begin(state: State, evaluation: Evaluation) -> tuple[Array, Array | None]:
-    """Return this member's weights and the intercept, in float64.
+    """Return this member's weights and the intercept or None, in float64.
 
     The mean over classes is subtracted: equal shifts of all scores change nothing, and
     rounding errors of that kind would have to be removed along a flat direction.

@@ -1,6 +1,7 @@
-"""One exchange given exactly, and the path that exact SGD takes through it.
+"""One exchange with exact inputs, and the path that exact SGD takes through it.
 
-Everything here is float64: rows, weights before, and what s steps make of them.
+Everything here is float64: the rows, the weights before the exchange, and the results
+of its s steps.
 """
 
 from dataclasses import dataclass
@@ -71,27 +72,31 @@ class ExactExchange:
 
     @property
     def blocks(self) -> Blocks:
-        """The number of the first row of each batch."""
+        """Return where each batch begins: the number of its first row."""
         return blocks_of(self.sizes)
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:
-        """The rows of each batch."""
+        """Return the rows of each batch as a slice."""
         return tuple(slice(a, b) for a, b in pairwise(self.blocks.starts))
 
     @cached_property
     def per_row(self) -> Array:
-        """h = η/b of every batch, (s,)."""
+        """Return h = η/b, the rate over the batch size, of every batch, (s,)."""
         return np.asarray(np.array(self.rates) / np.array(self.sizes))
 
     @cached_property
     def unrolled(self) -> UnrolledSteps:
-        """The coefficients of all s steps."""
+        """Return the coefficients of all s steps together."""
         return unroll(make_update("sgd", 0.0), self.rates, self.sizes, self.l2)
 
     @cached_property
     def coupling(self) -> Array:
-        """−h_i P_{i+1..j} at the rows of batches j > i, and 0 elsewhere, (m, m)."""
+        """Return the factor of each residual, times its Gram entry, in each margin.
+
+        It is (m, m): −h_i P_{i+1..j} from batch i to a batch j > i, and 0 elsewhere,
+        where h = η/b and P is the product of 1 − ηλ over the steps between them.
+        """
         steps = np.zeros((len(self.sizes), len(self.sizes)))
         for j, couple in enumerate(self.unrolled.couple):
             steps[j, :j] = couple
@@ -99,47 +104,57 @@ class ExactExchange:
 
     @cached_property
     def lead(self) -> Array:
-        """|P_{0..j}| at the rows of every batch, (m, 1)."""
+        """Return the absolute factor of a row's first margin in its score, (m, 1).
+
+        It is |P_{0..j}|, the product of 1 − ηλ over the steps before batch j.
+        """
         return np.repeat(np.abs(self.unrolled.lead[:, 0]), self.sizes)[:, None]
 
     @cached_property
     def gain(self) -> Array:
-        """−h_i P_{i+1..s} at the rows of every batch, (m, 1)."""
+        """Return the factor of each row times its residual in the last weights, (m, 1).
+
+        It is −h_i P_{i+1..s}, where h = η/b and P is the product of 1 − ηλ over the
+        later steps.
+        """
         return np.repeat(self.unrolled.gain[:, 0], self.sizes)[:, None]
 
     @cached_property
     def gram(self) -> Array:
-        """The whole of G, (m, m)."""
+        """Return the whole Gram G = Y Yᵀ of the rows, (m, m)."""
         return self.rows @ self.rows.T
 
     @cached_property
     def begins(self) -> Array:
-        """The number of rows before the batch of every row, (m, 1)."""
+        """Return for every row the number of rows before its batch, (m, 1)."""
         return np.repeat(self.blocks.starts[:-1], self.sizes)[:, None]
 
     @cached_property
     def norms(self) -> "Norms":
-        """‖Y_j‖₂ of every batch."""
+        """Return the spectral norm ‖Y_j‖₂ of every batch."""
         return norms_of(self)
 
     @cached_property
     def slopes(self) -> Array:
-        """l_i: no ∂r/∂t of row i is larger, its sample weight included, (m, 1)."""
+        """Return l_i, a bound of ∂r/∂t for every row, (m, 1).
+
+        It includes the sample weight of the row.
+        """
         return slopes_of(self)
 
     @cached_property
     def steepest(self) -> Array:
-        """l_j: the largest l_i of every batch, (s,)."""
+        """Return l_j, the largest bound l_i of the rows of every batch, (s,)."""
         return np.array([self.slopes[part].max() for part in self.slices])
 
     @cached_property
     def growth(self) -> Array:
-        """Bounds of the growth of an error of step j until the end, (s,)."""
+        """Return bounds of the growth of an error of each step until the end, (s,)."""
         return growth_of(self)
 
     @cached_property
     def path(self) -> "ExactPath":
-        """The exact exchange, step by step."""
+        """Return all values of the exact exchange, step by step."""
         return run_exact_steps(self)
 
 
@@ -156,7 +171,7 @@ class ExactPath:
     after: Array  # w⁺, (d, K)
 
     def update(self, before: Array) -> float:
-        """Return ‖Δw‖, the norm of the update of `before`."""
+        """Return ‖Δw‖, the norm of the change of the weights from `before`."""
         return float(np.linalg.norm(self.after - before))
 
 
@@ -206,7 +221,10 @@ def _extended(exchange: ExactExchange, part: slice) -> Array:
 
 
 def _norm(Y: Array) -> tuple[float, bool]:
-    """Return ‖Y‖₂ by the smaller Gram and True, or a bound and False if it is large."""
+    """Return (‖Y‖₂, True), or (a bound of it, False) if both sides of Y are large.
+
+    The norm is computed from the smaller of the Grams Y Yᵀ and YᵀY.
+    """
     if min(Y.shape) <= SMALL:
         square = Y @ Y.T if len(Y) <= Y.shape[1] else Y.T @ Y
         return float(np.sqrt(max(np.linalg.eigvalsh(square)[-1], 0.0))), True
@@ -215,7 +233,10 @@ def _norm(Y: Array) -> tuple[float, bool]:
 
 
 def slopes_of(exchange: ExactExchange) -> Array:
-    """Return l_i: the bound of the curvature, or the largest slope near the scores."""
+    """Return a bound l_i of ∂r/∂t for every row, (m, 1).
+
+    It is the bound of the family's curvature, or the largest slope near the scores.
+    """
     family = exchange.family
     path = exchange.path
     c = np.ones_like(exchange.targets) if exchange.weights is None else exchange.weights
@@ -227,7 +248,8 @@ def slopes_of(exchange: ExactExchange) -> Array:
 def largest_safe_rate(exchange: ExactExchange) -> float:
     """Return the largest rate at which no error grows: min_j 2/(λ + l ‖Y_j‖²/b).
 
-    Up to it every step I − η(λ + YᵀDY/b) has a norm of at most 1.
+    Up to this rate every step I − η(λ + YᵀDY/b) has a norm of at most 1, where D
+    contains the slopes of the rows, at most l.
     """
     squares = exchange.norms.values**2 / np.array(exchange.sizes)
     steepest = exchange.l2 + exchange.steepest * squares
@@ -237,8 +259,8 @@ def largest_safe_rate(exchange: ExactExchange) -> float:
 def growth_of(exchange: ExactExchange) -> Array:
     """Return bounds of the growth of an error of step j in the steps after it, (s,).
 
-    One step multiplies by at most max(ρ, |ρ − h l ‖Y‖²|), ρ = 1 − ηλ. An intercept is
-    not penalised, so that the first ρ is 1.
+    One step multiplies an error by at most max(ρ, |ρ − h l ‖Y‖²|), where ρ = 1 − ηλ and
+    h = η/b. An intercept is not penalised, so that the first ρ is then 1.
     """
     rho = 1.0 - np.array(exchange.rates) * exchange.l2
     low = rho - exchange.per_row * exchange.steepest * exchange.norms.values**2

@@ -76,7 +76,10 @@ def recompute(
 def _block(
     source: RecordedSource, family: Family, rows: slice, X: Array, w: Array, b: Array
 ) -> Array:
-    """Return Σ c ℓ, Σ c (error of ℓ in units of roundoff) and Σ c of some rows."""
+    """Return three sums over some rows: Σ c ℓ, Σ c (error of ℓ) and Σ c.
+
+    c are sample weights and ℓ losses. An error is in units of one roundoff.
+    """
     clip = clip_of(np.float64)
     sides = source.given
     y = sides.targets[rows].astype(L)

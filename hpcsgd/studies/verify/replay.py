@@ -130,10 +130,10 @@ class ReplayDifference:
 def compare(
     exchange: RecordedExchange, start: Point, end: Point, parts: tuple[str, ...] = PARTS
 ) -> ReplayDifference:
-    """Return the difference of a run's state `end` to the replay.
+    """Return the difference between a run's state `end` and the replay.
 
-    It is that of the worst part: a wrong part, or else an undecided one, or else the
-    part with the largest ratio of deviation to tolerance.
+    It is the difference of the worst part of the state: a wrong part, or else an
+    undecided one, or else the part with the largest ratio of deviation to tolerance.
     """
     first = _compare(start, end, replay(exchange, start), parts)
     if first.is_decided:
@@ -144,10 +144,10 @@ def compare(
 def _search(
     exchange: RecordedExchange, start: Point, end: Point, parts: tuple[str, ...]
 ) -> ReplayDifference | None:
-    """Try both numbers of the doubtful margins, and return the replay of the run.
+    """Try both numbers of the doubtful margins; return the decisive difference.
 
     A format allows the run either number, so a correct run equals one of the replays.
-    If none of them explains the run, the closest one is returned. The result is None if
+    If none of them explains the run, the closest one counts. The result is None if
     there are too many doubtful margins.
     """
     waiting: list[tuple[bool, ...]] = [()]
@@ -198,8 +198,8 @@ def _norm(values: Array) -> float:
 def deciding(exchange: RecordedExchange, start: Point, parts: tuple[str, ...]) -> str:
     """Return the setting with which an exchange like this one would be decided.
 
-    It sets one field to float32 if that is enough, or else a whole recipe. It is "" if
-    float64 is not enough.
+    The setting changes one field to float32 if that is enough, or else the whole
+    recipe. The result is "" if float64 is not enough, either.
     """
     now = exchange.precision
     candidates: dict[str, Precision] = {}
@@ -236,7 +236,7 @@ class Sides:
     offsets: Array  # (n, 1)
 
     def rounded(self, dtype: Any) -> "Sides":
-        """Return the columns as steps in `dtype` use them."""
+        """Return targets, weights and offsets as steps in `dtype` use them."""
         columns = (self.targets, self.weights, self.offsets)
         return Sides(*(column.astype(dtype) for column in columns))
 
@@ -252,7 +252,7 @@ class RecordedSource:
 
     @cached_property
     def stored(self) -> Sides:
-        """Targets, weights and offsets as the run stored them."""
+        """Return targets, weights and offsets as the run stored them."""
         return self.given.rounded(self.precision.working)
 
     def rows(self, numbers: Array) -> Array:
@@ -276,7 +276,7 @@ class RecordedSource:
 
     @cached_property
     def _scaling(self) -> ColumnExponents | None:
-        """Exponents of the columns in a format of a small range; None in others."""
+        """Return the exponents of columns in a format of a small range, else None."""
         form = get_format(self.precision.matrix)
         whole = slice(0, self.reader.cols)
         if not form.wants_scale:
@@ -381,7 +381,7 @@ class Union:
 
     @property
     def each(self) -> int:
-        """Exchanges of an epoch: those of the largest replica."""
+        """Return the exchanges of an epoch: those of the largest replica."""
         return len(self._batches(0))
 
     def taken(self, number: int) -> Array:
@@ -407,7 +407,10 @@ class Union:
         return taken
 
     def _batches(self, replica: int) -> list[int]:
-        """Return the number of rows of each exchange of an epoch, over its batches."""
+        """Return the number of rows in each exchange of an epoch, for one replica.
+
+        An exchange takes `accumulate` batches.
+        """
         part = self._part(replica)
         batch = self.config.schedule.batch
         accumulate = self.config.agreement.accumulate
@@ -434,7 +437,7 @@ class RecordedRun:
 
     @property
     def shape(self) -> RunShape:
-        """Everything that the traffic of the run depends on."""
+        """Return all sizes and settings that the traffic of the run depends on."""
         report = self.result.report
         update = self.config.update.kind
         return RunShape(
@@ -483,7 +486,10 @@ class RecordedRun:
         )
 
     def _leg(self, number: int) -> dict[str, Any]:
-        """Return the leg (from a start or a resume to its end) with an exchange."""
+        """Return the leg that contains an exchange.
+
+        A leg is a part of the run, from a start or a resume to its end.
+        """
         legs = self.recording.legs
         return next((leg for leg in legs if number <= leg["last"]), legs[-1])
 
@@ -494,7 +500,10 @@ class RecordedRun:
 
     @property
     def replayed(self) -> tuple[str, ...]:
-        """Parts of the state that can be replayed: a codec excludes the weights."""
+        """Return the parts of the state that can be replayed.
+
+        A codec excludes the weights.
+        """
         is_exact = self.config.agreement.codec == "identity" or self.shape.replicas == 1
         if self.agrees_on_gradients and not is_exact:
             return ("b", "bv") if self.shape.intercept else ()
@@ -550,7 +559,7 @@ class RecordedRun:
 
 
 def open_recorded_run(folder: Path) -> RecordedRun:
-    """Read a run folder for replay; a run without a recording is refused."""
+    """Read a run folder for replay; raise DataError if it has no recording."""
     result = load_result(folder)
     _check_replayable(folder, result)
     recording = read_recording(folder / NAME)

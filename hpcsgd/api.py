@@ -152,7 +152,10 @@ def run_training(
     world: Communicator | None = None,
     callbacks: list[Callback] | None = None,
 ) -> Result:
-    """Do what `train` does, without a warning: the caller reads `advice`."""
+    """Train as `train` does, but without a warning. Collective.
+
+    The caller reads `Result.advice` instead.
+    """
     request = open_request(config, X, y, sample_weight, offset, world)
     result, ranks = run_at_stable_rate(
         request.world, request.settings, request.reader, callbacks, setup=request.setup
@@ -177,7 +180,7 @@ def plan_training(
     y: ArrayLike | None = None,
     world: Communicator | None = None,
 ) -> PlanReport:
-    """Return the plan of a run of `train`, which trains nothing. Collective.
+    """Return the plan of a run of `train`, without training. Collective.
 
     Rows are read, and everything that the run would choose is chosen. No run folder is
     written. The arguments are those of `train`.
@@ -209,7 +212,10 @@ def plan_training(
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """A call of `train`: what was named, the ranks, and how its rows are opened."""
+    """A call of `train`: the settings, the ranks, and how the rows are opened.
+
+    `named` are the settings that the caller gave, `settings` those with all defaults.
+    """
 
     named: NamedSettings
     settings: RunSettings
@@ -226,7 +232,7 @@ def open_request(
     offset: ArrayLike | None,
     world: Communicator | None,
 ) -> TrainingRequest:
-    """Return the request of the arguments of `train`. Collective."""
+    """Return the request that the arguments of `train` make. Collective."""
     setup = Clock()
     named = named_settings(config)
     is_wide = has_wide_values(X)
@@ -244,9 +250,10 @@ def open_request(
 def _settings_on(
     world: Communicator, named: NamedSettings, is_wide: bool, alone: RunConfig
 ) -> RunSettings:
-    """Return the settings on all ranks; a run that resumes keeps its rate. Collective.
+    """Return the settings on all ranks of `world`. Collective.
 
-    `alone` are the settings on one rank.
+    A run that resumes keeps the rate that it was started with. `alone` are the settings
+    as resolved for a single rank.
     """
     if alone.run.defaults != FIT or isinstance(named, RunConfig):
         return RunSettings(alone)
@@ -290,14 +297,17 @@ def _plan_of_form(
 
 
 def named_settings(config: Config | None) -> NamedSettings:
-    """Return settings as they are, those of a file, or none."""
+    """Return the settings of `config`: an object as it is, or those in a file.
+
+    None gives no settings, an empty dict.
+    """
     if isinstance(config, str | PathLike):
         return named_in_file(config)
     return {} if config is None else config
 
 
 def parse_settings(config: Config | None) -> RunConfig:
-    """Return all settings, with the defaults of SGD."""
+    """Return all settings: those of `config`, and otherwise the defaults of SGD."""
     named = named_settings(config)
     return named if isinstance(named, RunConfig) else RunConfig.parse(named)
 
@@ -310,10 +320,11 @@ def run_at_stable_rate(
     start: Start | None = None,
     setup: Clock | None = None,
 ) -> tuple[Result, Communicator]:
-    """Run, and with the defaults of `fit` again where its rate was too high.
+    """Train; with the defaults of `fit`, train again if the rate was too high.
 
-    Collective. A rate that is named stays what it is, and so does any rate of a run
-    with the defaults of SGD. Returns the result and the ranks that are left.
+    Collective. If the loss blew up, the next try has a lower rate. A rate that the
+    caller has set is never changed, and neither is any rate of a run with the defaults
+    of SGD. Return the result, and the ranks that are left at the end.
     """
     session = open_session(world, settings, reader, callbacks, start, setup)
     if settings.config.run.defaults != FIT:
@@ -351,8 +362,8 @@ def open_session(
 ) -> Session:
     """Return a run on the ranks of `world`, ready to train. Collective.
 
-    Its grid, its recipe and the settings of a recorded fall-back are decided here;
-    `reader` opens its rows.
+    The grid, the recipe of number formats and the settings of a fall-back that a
+    checkpoint records are decided here. `reader` opens the rows.
     """
     setup = setup or Clock()
     setup.start()
@@ -369,7 +380,11 @@ def settle_opening(
     world: Communicator,
     reader: Callable[[Communicator], RowReader],
 ) -> RunSettings:
-    """Return the settings with all that rows are opened by decided. Collective."""
+    """Return the settings, with all that loading the rows depends on. Collective.
+
+    These are the grid, the number formats, and the settings of a fall-back that a
+    checkpoint records.
+    """
     config = settings.config
     reasons = dict(settings.reasons)
     if config.update.kind == COORDINATE:
@@ -390,7 +405,10 @@ def settle_opening(
 def open_data(
     config: RunConfig, X: Any, y: Any, sample_weight: Any, offset: Any
 ) -> Callable[[Communicator], RowReader]:
-    """Return what opens the rows: the arrays of the caller, or the file of `config`."""
+    """Return a function that opens the rows: arrays of the caller, or a file.
+
+    The file is `data.path` of `config`.
+    """
     if X is not None and y is not None:
         from hpcsgd.data.readers import MemoryReader
 
@@ -421,18 +439,18 @@ def tick_tock(
 ) -> tuple[Result, Result]:
     """Train two models on the same ranks, half a step out of phase. Collective.
 
-    While the gradients of one run travel, the other run computes. Each run has the bits
-    that it would have alone. Only messages that travel during a run are hidden:
-    gradients (`ddp`, `bytescheduler`, codecs), not averages of weights. All ranks must
-    call it.
+    While the gradients of one run travel, the other run computes. The result of each
+    run has the same bits as if it ran alone. Only the time of messages that travel
+    while a run computes is hidden: gradients (`ddp`, `bytescheduler`, codecs), not
+    averages of weights. All ranks must call it.
 
     Parameters
     ----------
     first, second : RunConfig, mapping or path-like
         The settings of each run. `run.network` must be the same in both.
     X : array, frame or sparse matrix of shape (n, d), optional
-        The rows, the same on every rank. Without X the file `data.path` of `config` is
-        read.
+        The rows, the same on every rank. Without X each run reads the file `data.path`
+        of its settings.
     y : array-like of shape (n,), optional
         The targets, where X is given.
     sample_weight : array-like of shape (n,), optional

@@ -41,9 +41,9 @@ UMASK = _umask()  # once, at import: no other thread makes files then
 
 
 def replace_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write `parts` beside `path`, flush them to disk, then take its name in one move.
+    """Write `parts` to a file beside `path`, flush it to disk, and rename it to `path`.
 
-    The temporary file belongs to this user alone until it has its name.
+    Only this user may open the temporary file until it is renamed.
     """
     temporary = temporary_name(path)
     number = open_private(temporary)
@@ -58,7 +58,7 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return the name under which this process writes what will be called `path`."""
+    """Return the temporary name, beside `path`, of a file this process is writing."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
@@ -72,9 +72,10 @@ def open_private(path: Path) -> int:
 def publish(number: int, temporary: Path, path: Path) -> None:
     """Flush a complete file to disk, then rename it from `temporary` to `path`.
 
-    `number` is a descriptor of it, to which nothing is left to write. The file gets
-    the permissions that the user wants new files to have, and its name survives a power
-    failure. Where this raises an OSError, what was called `path` before still is.
+    `number` is a descriptor of the file, to which nothing is left to write. The file
+    gets the permissions that the user wants new files to have, and its name survives a
+    power failure. If this raises an OSError, a file that was at `path` before is
+    unchanged.
     """
     os.fsync(number)
     os.fchmod(number, 0o666 & ~UMASK)
@@ -124,7 +125,10 @@ CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC  # a new file, or an old one emptie
 
 
 class Irregular(OSError):
-    """An entry of a folder is no regular file, or not one that this user may write."""
+    """The error for a file or folder that is a link, of a wrong kind, or not ours.
+
+    A file in a folder is ours if it belongs to this user or to the owner of the folder.
+    """
 
 
 def reason(error: OSError) -> str:
@@ -136,9 +140,9 @@ def reason(error: OSError) -> str:
 def open_entry(path: Path, flags: int = os.O_RDONLY) -> int:
     """Open a regular file and return its descriptor; refuse anything else.
 
-    A file that is written in place has to belong to this user or to the owner of its
-    folder, whom it shows on file systems that map users: what anybody else has put
-    there may be shared with a file elsewhere.
+    A file that is opened to write has to belong to this user, or to the owner of its
+    folder, as whom file systems that map users may show this user. A file of another
+    user may be a hard link to a file elsewhere.
 
     Raises
     ------
@@ -196,7 +200,7 @@ def read_entry_text(path: Path, errors: str = "strict") -> str:
 
 
 def check_entry(path: Path) -> None:
-    """Refuse what `open_entry` refuses, before a library opens `path` by its name."""
+    """Raise the errors of `open_entry`, before a library opens `path` by its name."""
     os.close(open_entry(path))
 
 
@@ -206,7 +210,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a text file, or begin the file; return when it is on disk."""
+    """Append a line to a text file, made if missing; return when it is on disk."""
     number = open_to_append(path)
     with open(number, "ab") as file:
         file.write(f"{line}\n".encode())
@@ -276,11 +280,14 @@ MOST_DIMENSIONS = 4
 
 
 class DamagedFile(DataError):
-    """A file whose bytes are proven to differ from those that were written."""
+    """The error for a file whose bytes are proven to differ from those written."""
 
 
 class Unreadable(DataError):
-    """A file that the system, or this version, cannot read: it may well be whole."""
+    """The error for a file that the system, or this version, cannot read.
+
+    The file may well be whole.
+    """
 
 
 def write_sealed(
@@ -290,7 +297,10 @@ def write_sealed(
     document: Mapping[str, Any],
     arrays: "Mapping[str, Array]",
 ) -> None:
-    """Write the file whole or not at all; OSError where there is no room."""
+    """Write document and arrays to a sealed file of `kind`, whole or not at all.
+
+    Raise OSError where there is no room.
+    """
     # The image is made in memory: HDF5 takes the interpreter down with it when a
     # disk fills under an open file.
     image = _image(document, arrays)
@@ -316,7 +326,7 @@ def read_sealed(
 
 
 def is_sealed(path: Path, kind: str) -> bool:
-    """Return whether the header names this kind of file; nothing more is checked."""
+    """Return whether the header of a file names `kind`; nothing more is checked."""
     try:
         with open(open_entry(path), "rb") as file:
             match = HEADER.match(file.read(HEADER_BYTES))
@@ -328,9 +338,10 @@ def is_sealed(path: Path, kind: str) -> bool:
 def check_schema(
     path: Path, document: Mapping[str, Any], schema: Mapping[str, Any]
 ) -> None:
-    """Refuse a document that lacks a key of `schema` or has something else there.
+    """Raise DataError if `document` does not match `schema`.
 
-    A schema is a type; a tuple of schemas, one of which has to fit; [item] for a list;
+    It does not match if it lacks a key of the schema, or has a wrong value there. A
+    schema is a type; a tuple of schemas, one of which has to fit; [item] for a list;
     {key: schema} for a table with at least these keys; {...: schema} for any keys.
     """
     for key, pattern in schema.items():
@@ -383,7 +394,7 @@ def unreadable(path: Path, error: OSError) -> Unreadable:
 
 
 def _checked(path: Path, kind: str, version: int) -> bytes:
-    """Return the bytes after the header; refuse those of another length or SHA-256."""
+    """Return the bytes after the header; refuse a wrong length or SHA-256."""
     try:
         with open(open_entry(path), "rb") as file:
             header = file.read(HEADER_BYTES)
@@ -405,7 +416,7 @@ def _checked(path: Path, kind: str, version: int) -> bytes:
 
 
 def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> None:
-    """Refuse what was cut off in the header, other kinds, and other versions."""
+    """Refuse a file that ends within its header, another kind, or another version."""
     if len(content) < HEADER_BYTES and content.startswith(MAGIC[: len(content)]):
         why = f"it has {len(content)} bytes, less than its header"
         raise _refusal(path, why, DamagedFile)
@@ -528,7 +539,7 @@ class FolderLock:
         self.file: IO[str] | None = None
 
     def take(self) -> None:
-        """Take the lock; refuse a folder that another run uses."""
+        """Take the lock; raise ConfigError if another run uses the folder."""
         try:
             number = open_locked(self.path, open_to_append, TRIES)
         except BlockingIOError as error:
@@ -552,7 +563,7 @@ class FolderLock:
 
 
 def user_of(folder: Path) -> str:
-    """Return who trains in `folder`, or "" where nobody does or it cannot be known."""
+    """Return which process trains in `folder`, or "" if none does, or none is known."""
     try:
         with open(open_entry(folder / NAME), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -566,8 +577,9 @@ def user_of(folder: Path) -> str:
 def is_abandoned(folder: Path) -> bool:
     """Return whether a process of this machine has trained in `folder` and was killed.
 
-    The lock file names the process, which would have removed it at its own end. The
-    lock alone does not show that it is gone: there are file systems without locks.
+    The lock file names the process, which would have removed the file at a regular end.
+    That the file is not locked does not show that the process has ended: there are file
+    systems without locks.
     """
     try:
         owner = read_entry_text(folder / NAME, "replace").strip()
@@ -642,7 +654,7 @@ def toml_value(text: str) -> Any:
 
 
 def toml_literal(value: Any) -> str:
-    """`value` as TOML writes it."""
+    """Return `value` as a TOML text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -652,7 +664,11 @@ def toml_literal(value: Any) -> str:
 
 
 def names_in(place: str, value: Any) -> tuple[str, ...]:
-    """Return a list of names; one name alone is a mistake."""
+    """Return a list of names as a tuple.
+
+    Raise ConfigError for any other value, such as a single name. `place` names the
+    setting.
+    """
     if not isinstance(value, list | tuple) or not all(
         isinstance(name, str) for name in value
     ):
@@ -661,7 +677,11 @@ def names_in(place: str, value: Any) -> tuple[str, ...]:
 
 
 def numbers(place: str, value: Any) -> tuple[float, ...]:
-    """A list of numbers; one number alone is a mistake."""
+    """Return a list of numbers as a tuple of float.
+
+    Raise ConfigError for any other value, such as a single number. `place` names the
+    setting.
+    """
     good = isinstance(value, list | tuple) and all(
         isinstance(number, int | float) and not isinstance(number, bool)
         for number in value
@@ -707,10 +727,10 @@ PACKAGE = Path(__file__).parent
 
 
 def asset_path(name: str) -> Path:
-    """The file or folder called `name`, for example "kernels/cpu/rows.c".
+    """Return the path of the file or folder `name`, for example "kernels/cpu/rows.c".
 
-    A wheel carries the three folders inside the package; an editable install and a
-    bare checkout have them beside it.
+    A wheel contains the folders kernels, slurm and data inside the package; an editable
+    install and a bare checkout have them beside it.
     """
     for base in (PACKAGE / "_shared", PACKAGE.parent):
         path = base / name
@@ -742,7 +762,10 @@ C_TYPES = {
 
 
 def declare(library: Any, name: str, result: str, arguments: str) -> Any:
-    """Return the C function `name`, declared by the letters of `C_TYPES`."""
+    """Return the C function `name` of a library, with its signature declared.
+
+    `result` and `arguments` are letters of `C_TYPES`.
+    """
     function = getattr(library, name)
     function.restype = C_TYPES[result]
     function.argtypes = [C_TYPES[letter] for letter in arguments]

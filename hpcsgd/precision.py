@@ -1,4 +1,4 @@
-"""The nine places of one exchange where a number format is chosen, and the recipes."""
+"""The nine number formats of an exchange, and the recipes that choose them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +18,7 @@ MATRIX, OTHERS = tuple(formats_of("matrix")), tuple(formats_of("weights"))
 
 @dataclass(frozen=True)
 class Precision(Settings, section="precision"):
-    """The nine choices of one exchange; defaults are recipe `fp32`."""
+    """The nine number formats of an exchange; the defaults are recipe `fp32`."""
 
     matrix: str = setting(
         "fp32", "storage of A, the input of every product", choices=MATRIX
@@ -46,19 +46,20 @@ class Precision(Settings, section="precision"):
 
     @property
     def one_message(self) -> bool:
-        """True where G and z travel in one buffer: their formats are equal."""
+        """Return whether Gram and margins have equal formats, and so one message."""
         return self.gram_wire == self.margin_sum
 
     @property
     def arithmetic(self) -> frozenset[str]:
-        """The formats that something is computed in, by one rank alone."""
+        """Return the formats in which a rank computes, without storage and messages."""
         return _arithmetic(self)
 
     @property
     def is_uniform(self) -> bool:
-        """True where one wide format serves all arithmetic and holds the matrix.
+        """Return whether one wide format serves all arithmetic and holds the matrix.
 
-        The libraries then compute as asked; else every field is rounded for itself.
+        NumPy and BLAS then compute in that format; otherwise each field is rounded on
+        its own.
         """
         if len(self.arithmetic) > 1:
             return False
@@ -69,14 +70,14 @@ class Precision(Settings, section="precision"):
 
     @property
     def working(self) -> np.dtype[Any]:
-        """The dtype that holds all values rows are multiplied with, and the rows."""
+        """Return the dtype of rows, and of the values that multiply them."""
         needed = self.arithmetic | {self.matrix}
         return np.dtype("float64" if "fp64" in needed else "float32")
 
 
 @lru_cache
 def _arithmetic(precision: Precision) -> frozenset[str]:
-    """Asked for many times in every run."""
+    """Return the formats in which a rank computes, cached: runs read them often."""
     stored = {"matrix", "margin", "gram_wire"}
     return frozenset(getattr(precision, f) for f in FIELDS if f not in stored)
 
@@ -122,7 +123,7 @@ RECIPES: dict[str, Precision] = NameTable(
 def make_precision(
     recipe: str, overrides: Mapping[str, str] | None = None
 ) -> Precision:
-    """The recipe called `recipe` with single fields changed."""
+    """Return the recipe called `recipe`, with the fields in `overrides` changed."""
     if recipe not in RECIPES:
         raise ConfigError(
             f"[precision] unknown recipe: {recipe!r}; known: {sorted(RECIPES)}"
@@ -131,7 +132,7 @@ def make_precision(
 
 
 def like(name: str) -> Any:
-    """Declare a setting without a value that is otherwise this field of Precision."""
+    """Declare the setting of a field of Precision, whose default the recipe sets."""
 
     def resolve(facts: RunFacts) -> Resolved:
         precision = facts.config.precision
@@ -175,7 +176,10 @@ class PrecisionConfig(Settings, section="precision"):
     )
 
     def resolve(self) -> Precision:
-        """The nine choices."""
+        """Return the nine number formats: the recipe, and fields set on their own.
+
+        A recipe "auto" counts as fp32 until pilots have chosen one.
+        """
         overrides = {
             name: getattr(self, name) for name in FIELDS if getattr(self, name)
         }

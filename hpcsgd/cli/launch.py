@@ -66,7 +66,7 @@ class MarkedProcesses:
                     os.kill(pid, number)
 
     def end(self, grace: float) -> None:
-        """Wait until no marked process is left; kill them after `grace` seconds."""
+        """Wait until no marked process is left, and kill those left after `grace` s."""
         limit = time.monotonic() + grace
         while members := self.members():
             if time.monotonic() >= limit:
@@ -136,7 +136,7 @@ class LaunchEnd:
 
 
 class RankLaunch:
-    """A launch of `command` on many ranks, by `launcher`.
+    """A launch of the command `command` on many ranks by the command `launcher`.
 
     With `survives` ranks continue when one of them is lost. Otherwise, when a rank has
     failed, the others have FAREWELL seconds to end: before MPI has started, the
@@ -162,7 +162,7 @@ class RankLaunch:
         self._early: list[int] = []
 
     def run(self) -> LaunchEnd:
-        """Start the ranks and wait for their end; no process of the launch is left."""
+        """Start the ranks and wait until all processes of the launch have ended."""
         with tempfile.TemporaryDirectory(prefix="hpcsgd-ends-") as folder:
             return self._run(Path(folder))
 
@@ -190,7 +190,10 @@ class RankLaunch:
         return LaunchEnd(PREEMPTED) if self.notices and by & NOTICES else ending
 
     def _wait(self, folder: Path) -> int:
-        """Return the launcher's exit code; kill it if ranks outlive one that failed."""
+        """Return the launcher's exit code.
+
+        Kill all processes if other ranks outlive a failed one by FAREWELL seconds.
+        """
         failed = 0.0
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -205,7 +208,10 @@ class RankLaunch:
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
-        """Pass signals on to the ranks; only a main thread can set handlers."""
+        """Pass signals on to the ranks within this context.
+
+        Only a main thread can set handlers; in another thread nothing is passed on.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -225,7 +231,7 @@ class RankLaunch:
     def _pass_on(self, number: int) -> None:
         """Send a signal to the ranks themselves: launchers treat signals differently.
 
-        A second SIGINT kills them.
+        A second SIGINT kills the ranks.
         """
         self.interrupts += number == signal.SIGINT
         self.notices += number != signal.SIGINT
@@ -245,7 +251,11 @@ class RankLaunch:
         return bool(ranks)
 
     def _tell_later(self, number: int) -> None:
-        """Send a signal to ranks that are being started, which a launcher would not."""
+        """Send a signal to ranks that are still being started, once they are visible.
+
+        A launcher would not pass the signal on to them. If no rank is visible after
+        GRACE seconds, the launcher gets the signal.
+        """
         until = time.monotonic() + GRACE
         while time.monotonic() < until:
             if self._process.returncode is not None or self._tell_ranks(number):
@@ -269,22 +279,25 @@ def _before_mpiexec() -> None:
     """Ignore SIGUSR2 in the process that becomes mpiexec; let it end with its parent.
 
     Slurm signals every process of a task, and SIGUSR2 would end a launcher. Ranks stop
-    ignoring it (`launch.restore_signal_handlers`).
+    ignoring the signal (`launch.restore_signal_handlers`).
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     end_with_parent()
 
 
 def first_failure(ends: list[RankEnd]) -> RankEnd | None:
-    """Return the first end of a rank with an error, the cause of the later ones."""
+    """Return the first rank end with an error, which caused the later ones.
+
+    Return None if no rank has failed.
+    """
     return next((end for end in ends if end.code), None)
 
 
 def ending_of(code: int, ends: list[RankEnd]) -> LaunchEnd:
-    """Return what ended a launch whose launcher ended with `code`.
+    """Return how a launch ended whose launcher ended with `code`.
 
-    The recorded ends of ranks are more precise than the launcher's code, which joins
-    all codes.
+    The recorded ends of ranks are more precise than the launcher's code, which may
+    combine the codes of all ranks.
     """
     first = first_failure(ends)
     if code < 0:
@@ -296,11 +309,11 @@ def ending_of(code: int, ends: list[RankEnd]) -> LaunchEnd:
 
 
 def possible_signals(code: int) -> tuple[str, ...]:
-    """Return the signals of ranks that an exit code of mpiexec can stand for, by name.
+    """Return the names of signals that an exit code of mpiexec can stand for.
 
-    A negative code is the signal that ended mpiexec. Open MPI and shells add 128 to
-    that of a rank. MPICH gives the bits of all codes together, and kills the ranks that
-    are left with SIGKILL or SIGTERM.
+    A negative code is the signal that ended mpiexec. Open MPI and shells add 128 to the
+    number of the signal that ended a rank. MPICH combines the bits of all ranks' codes,
+    and kills the ranks that are left with SIGKILL or SIGTERM.
     """
     number = -code if code < 0 else code - 128
     if number > 0:
@@ -314,7 +327,7 @@ def possible_signals(code: int) -> tuple[str, ...]:
 def report_launch_end(
     ending: LaunchEnd, keeps_checkpoints: bool, remedy: str = ""
 ) -> None:
-    """Print one sentence on a launch that ended without a message, and the remedy."""
+    """Print why a launch ended, and a remedy, unless a rank has printed a message."""
     if ending.code in OWN_CODES:
         return
     how = f"ended without a message (exit code {ending.code})"
@@ -357,7 +370,10 @@ def launcher_size() -> int:
 
 
 def is_rank_0_of_launcher() -> bool:
-    """Return True on the one rank whose messages reach the user."""
+    """Return True on rank 0, and without a launcher.
+
+    Its messages are the ones that the user sees.
+    """
     return launcher_rank() in (None, 0)
 
 
@@ -400,8 +416,10 @@ def check_readable(path: str) -> None:
 
 
 def restore_signal_handlers() -> None:
-    """Give SIGUSR2 its default action in a rank of our launcher, whatever mpiexec
-    ignores: it ends the rank until training begins.
+    """Restore the default action of SIGUSR2 in a rank of our launcher.
+
+    mpiexec ignores the signal, and ranks inherit that. With the default action the
+    signal ends a rank, until training sets a handler.
     """
     ignored = signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
     if EXPECTED in os.environ and ignored:
@@ -446,7 +464,7 @@ def relaunch(
 def must_relaunch(ranks: int | None) -> bool:
     """Return True if `ranks` is set and no launcher has started this process.
 
-    Under a launcher, `ranks` becomes the number that the world must have.
+    Under a launcher, `ranks` is stored as the number of ranks that the world must have.
     """
     if ranks is None or EXPECTED in os.environ:
         return False
@@ -457,7 +475,7 @@ def must_relaunch(ranks: int | None) -> bool:
 
 
 def mpiexec(shrinks: bool = False) -> list[str]:
-    """Return the words of mpiexec of the MPI that mpi4py loads."""
+    """Return the command line of mpiexec, with flags, for the MPI that mpi4py loads."""
     path = find_mpiexec()
     if path is None:
         raise ConfigError(
@@ -468,13 +486,16 @@ def mpiexec(shrinks: bool = False) -> list[str]:
 
 
 def find_mpiexec() -> str | None:
-    """Return the mpiexec beside this Python, which is of its MPI, or that on PATH."""
+    """Return the path of mpiexec beside this Python, else on PATH, or None.
+
+    The mpiexec beside this Python belongs to the MPI that is installed there.
+    """
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def _flags(path: str, shrinks: bool) -> list[str]:
-    """Return the flags of mpiexec; MPICH needs none.
+    """Return the flags that mpiexec needs; MPICH needs none.
 
     Without flags, Open MPI refuses more ranks than cores, and ends with a lost rank.
     """

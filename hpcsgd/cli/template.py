@@ -1,4 +1,4 @@
-"""A configuration file with all there is to set, written from the declarations."""
+"""A configuration file with every setting, written from their declarations."""
 
 import inspect
 from dataclasses import fields
@@ -16,7 +16,7 @@ WIDTH = 88
 
 
 def template() -> str:
-    """Return the file: every section with every key at its default, explained."""
+    """Return the text of the file: every key at its default, with its help."""
     head = [
         "# Configuration of hpcsgd; run it with: hpcsgd train FILE",
         "# Every value is the default of SGD. Keys with a # in front are optional.",
@@ -27,7 +27,7 @@ def template() -> str:
 
 
 def settings_of(config: type[RunConfig]) -> dict[str, str]:
-    """Return section.key -> the help of every setting."""
+    """Return the help of every setting, by section.key."""
     kinds = get_type_hints(config)
     return {
         f"{section.name}.{key}": text
@@ -37,9 +37,11 @@ def settings_of(config: type[RunConfig]) -> dict[str, str]:
 
 
 def declared_in(name: str, kind: type[Any]) -> dict[str, tuple[str, type[Any]]]:
-    """Return key -> the one kind that has it, or "", and the class that declares it.
+    """Return key -> (owner, class that declares it) for each key of a section.
 
-    [agreement] has the settings of all kinds of agreement.
+    [agreement] has the settings of all kinds of agreement: the owner is the first kind
+    that has the key, or "" for a key that all kinds have. In other sections the owner
+    is "".
     """
     if name != AgreementSettings.section:
         return dict.fromkeys(declarations(kind), ("", kind))
@@ -51,7 +53,7 @@ def declared_in(name: str, kind: type[Any]) -> dict[str, tuple[str, type[Any]]]:
 
 
 def texts_of(name: str, kind: type[Any]) -> dict[str, str]:
-    """Return key -> help of one section."""
+    """Return key -> help for each key of the section `name`."""
     texts = {}
     for key, (owner, settings) in declared_in(name, kind).items():
         declared = declarations(settings)[key]
@@ -80,7 +82,10 @@ def _section(name: str, kind: type[Any]) -> str:
 
 
 def _key(key: str, value: Any, note: str) -> list[str]:
-    """Return `key = value  # note`; the note is above if the line would be too long."""
+    """Return the lines of `key = value  # note`.
+
+    The note is above the key if one line would be too long.
+    """
     line = f'# {key} = ""' if value is None else f"{key} = {toml_literal(value)}"
     if not note:
         return [line]

@@ -27,7 +27,7 @@ class RowDevice(Protocol):
         """Wait until all work of the GPU is done."""
 
     def put_rows(self, held: Any, block: Any) -> None:
-        """Copy a block in GPU memory to the array `held` of all rows."""
+        """Copy a block of rows in GPU memory into the array `held` of all rows."""
 
 
 class Unheld:
@@ -76,7 +76,10 @@ class Unheld:
     def gather(
         self, backend: RowGatherer[Gathered], rows: Array, room: Array | None
     ) -> Gathered:
-        """Return these rows as `backend` computes with them, maybe in `room`."""
+        """Return these rows as `backend` computes with them.
+
+        `room` is memory for them, which the backend may use.
+        """
         stored = self.take(rows)
         return backend.gather(stored, np.arange(len(stored)), room)
 
@@ -141,13 +144,16 @@ WINDOWS = 4
 
 
 def bytes_of_windows(block: int, window: int, row: int) -> int:
-    """Return the bytes of the windows in memory, for rows of `row` bytes."""
+    """Return the bytes of all windows in memory.
+
+    A window has `window` blocks of `block` rows, and a row has `row` bytes.
+    """
     return WINDOWS * block * window * row
 
 
 @dataclass(frozen=True)
 class Route:
-    """The order of blocks: the windows of all epochs, with consecutive numbers."""
+    """The order in which blocks are read: windows, numbered over all epochs."""
 
     sampler: Sampler
     epochs: int
@@ -159,12 +165,15 @@ class Route:
         return -(-self.sampler.blocks // self.sampler.window)
 
     def blocks(self, window: int) -> Array:
-        """Return the block numbers of window number `window` of the run."""
+        """Return the numbers of the blocks in window number `window` of the run."""
         epoch, place = divmod(window, self.per_epoch)
         return self._epoch(epoch)[0][place]
 
     def window_of(self, epoch: int, position: int) -> int:
-        """Return the number of the window with row `position` of an epoch's order."""
+        """Return the number, in the run, of the window with a row of an epoch.
+
+        The row is at `position` of the epoch's order.
+        """
         place = int(np.searchsorted(self._epoch(epoch)[1], position, side="right"))
         return epoch * self.per_epoch + place
 
@@ -183,7 +192,7 @@ class Route:
 
 
 class StreamedMatrix(Unheld):
-    """A matrix in a file; a thread reads the rows of the next batches."""
+    """A matrix in a file; a thread reads the rows of the next batches ahead."""
 
     def __init__(
         self,
@@ -223,7 +232,7 @@ class StreamedMatrix(Unheld):
             self._thread.start()
 
     def locate(self, rows: Array) -> tuple[Array, Array]:
-        """Return the buffer and the places of these rows in it, once they are read."""
+        """Return the buffer, and the places of these rows in it, after reading them."""
         block, within = np.divmod(rows, self.route.sampler.block)
         place = self._place[block]
         if (place < 0).any():
@@ -232,14 +241,14 @@ class StreamedMatrix(Unheld):
         return self.buffer, place + within
 
     def take(self, rows: Array) -> Array:
-        """Return a copy of these rows as they are stored, once they are read."""
+        """Return a copy of these rows as they are stored, after they were read."""
         buffer, places = self.locate(rows)
         return np.take(buffer, places, axis=0)
 
     def gather(
         self, backend: RowGatherer[Gathered], rows: Array, room: Array | None
     ) -> Gathered:
-        """Return these rows as `backend` computes with them, once they are read."""
+        """Return these rows as `backend` computes with them, after they were read."""
         buffer, places = self.locate(rows)
         return backend.gather(buffer, places, room)
 
@@ -272,7 +281,7 @@ class StreamedMatrix(Unheld):
                 self._changed.notify_all()
 
     def _may_read(self, window: int) -> bool:
-        """Wait until the slot of this window is free; return False after `close`."""
+        """Wait until a window may replace one in memory; False: `close` was called."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or window <= self._wanted + 1)
             return not self._stopped

@@ -80,7 +80,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
         layout: str = "replicated",
         grid: Any = None,
     ) -> Self:
-        """Run one epoch of CA-SGD from where the model stands. Collective.
+        """Run one epoch of s-step SGD from the current coefficients. Collective.
 
         All ranks of `comm` must call it.
 
@@ -126,8 +126,8 @@ class LogisticRegression(Classifier):
         F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β, y_i)
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    For two classes ℓ = log(1 + eᵗ) − y t, with y = 1 for the second class. For K
-    classes ℓ = log Σ_k e^{t_k} − t_y.
+    The loss depends on the score t = a_i·w + β. For two classes ℓ = log(1 + eᵗ) − y t,
+    with y = 1 for the second class. For K classes ℓ = log Σ_k e^{t_k} − t_y.
 
     Attributes
     ----------

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def make_start(given: Any) -> Start:
-    """Return the start of a fit, from a Result, weights (and intercept), or None."""
+    """Return the start of a fit from a Result, weights (and intercept), or None."""
     if given is None:
         return Start()
     if isinstance(given, Result):
@@ -87,9 +87,9 @@ FIGURES = {"loss": "F", "gap": "gap", "gradient": "gradient", "held": "held out"
 
 
 class Shown(Callback):
-    """F, and whatever else is known of it, after each pass over the rows.
+    """A callback that prints F, and the gap or gradient if known, after each pass.
 
-    A notebook has one line that is written over; all others have a line for each pass.
+    A notebook has one line that is written over; a terminal has a line for each pass.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -97,7 +97,7 @@ class Shown(Callback):
         self.line = NotebookLine() if stream is None and in_notebook() else None
 
     def on_evaluate(self, view: View) -> None:
-        """Show the newest record."""
+        """Show the newest record of the history."""
         text = line_of(view.history[-1])
         if self.line is None:
             print(text, file=self.stream or sys.stdout, flush=True)
@@ -122,9 +122,10 @@ def line_of(record: dict[str, Any]) -> str:
 def agree_on_names(
     world: Communicator, names: Sequence[Any] | None, layout: str
 ) -> list[Any] | None:
-    """Return the names of columns that all ranks have. Collective.
+    """Return the names of the columns, alike on all ranks. Collective.
 
-    A rank without names takes those of the others.
+    A rank without names takes those of the others. With layout "columns" each rank
+    keeps the names of its own columns. Raise an error if ranks have different names.
     """
     own_names = None if names is None else [str(name) for name in names]
     if world.size == 1 or layout == "columns":
@@ -176,7 +177,10 @@ OTHER_NAMES = {
 
 
 def answers_other_names(function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function`, which names its argument in place of a foreign one."""
+    """Wrap `function` so that it explains arguments that other libraries have.
+
+    A TypeError names the argument of `function` that has the same meaning.
+    """
     parameters = inspect.signature(function).parameters
 
     @wraps(function)
@@ -392,7 +396,10 @@ def fit(
 def run_fit(
     arguments: FitArguments, rows: FitRows, start: Any, comm: Any, callbacks: Any
 ) -> Result:
-    """Run a fit without a warning: its caller reads `advice`. Collective."""
+    """Run a fit without a ConvergenceWarning. Collective.
+
+    The caller reads `Result.advice` instead.
+    """
     layout = arguments.layout
     with ranks_of(comm, timeout_in(arguments.config)) as world:
         # Where one rank shows losses all of them compute them.
@@ -439,7 +446,7 @@ def run_fit(
 
 
 def with_bits_of_rank_0(result: Result, world: Communicator) -> Result:
-    """Return the model of rank 0 on all ranks. Collective.
+    """Return the result, with the model of rank 0 on all ranks. Collective.
 
     A sum over members need not give all of them the same bits.
     """
@@ -473,7 +480,7 @@ def _check_callbacks(given: Any) -> list[Callback]:
 
 
 def timeout_in(config: Any) -> float:
-    """Return `run.timeout` of a caller's configuration, else its default.
+    """Return `run.timeout` of the configuration of a caller, else its default.
 
     Errors in the configuration are raised later, on all ranks together.
     """
@@ -490,11 +497,11 @@ def timeout_in(config: Any) -> float:
 def ranks_of(
     comm: Communicator | Any, timeout: float = TIMEOUT
 ) -> Iterator[Communicator]:
-    """Open the ranks of `comm`, of hpcsgd or mpi4py; without it, this process.
+    """Yield a communicator of the ranks of `comm`, which is of hpcsgd or mpi4py.
 
-    After `timeout` seconds, an error names ranks that do not call this. The world is
-    closed at the end, but not after an error of one rank: other ranks may be in a
-    collective, for which closing would wait.
+    None is this process alone. After `timeout` seconds, an error names ranks that do
+    not call this. A world of mpi4py is closed at the end, but not after an error of one
+    rank: other ranks may be in a collective, for which closing would wait.
     """
     if comm is None or isinstance(comm, Communicator):
         yield SerialCommunicator() if comm is None else comm
@@ -617,9 +624,9 @@ AFTER_ATTRIBUTES = re.compile(r"\n\n(?=(?:See Also|Notes|References|Examples)\n-
 def documented(item: D) -> D:
     """Complete the docstring of an estimator, of a method of one, or of a function.
 
-    The section Parameters has every parameter of the signature, as the docstring itself
-    describes it, or `PARAMETERS`, or `fit`. A class gets the attributes of `ATTRIBUTES`
-    that its docstring does not describe.
+    The section Parameters gets an entry for every parameter of the signature: from the
+    docstring itself, else from `PARAMETERS`, else from that of `fit`. A class gets the
+    attributes of `ATTRIBUTES` that its docstring does not describe.
     """
     if not item.__doc__:  # python -OO
         return item
@@ -645,7 +652,7 @@ def documented(item: D) -> D:
 
 
 def described(text: str) -> dict[str, tuple[str, str]]:
-    """Return parameter -> its type and its description, as a docstring has them."""
+    """Return parameter -> (type, description), from the section of a docstring."""
     section = SECTION.search(text)
     if section is None:
         return {}
@@ -672,7 +679,7 @@ def _with_attributes(text: str) -> str:
 
 
 def _entry(name: str, description: tuple[str, str], default: Any) -> str:
-    """Return one parameter as numpydoc has it."""
+    """Return the entry of one parameter in the form of numpydoc."""
     kind, text = description
     if default is None and not kind.endswith(" or None"):
         kind = kind.replace(" or ", ", ") + " or None"

@@ -1,4 +1,4 @@
-"""Penalties and bounds on weights, the problem, and several models at once."""
+"""Penalties and bounds on weights, the settings of the problem, and sweep models."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class Penalty:
         return self.l1 == 0.0 and not self.is_bounded
 
     def of(self, columns: Any) -> "Penalty":
-        """Return the penalty on some of the columns."""
+        """Return the penalty on `columns`, an index into the columns, alone."""
         lower, upper = (
             bound if np.ndim(bound) == 0 else np.asarray(bound)[columns]
             for bound in (self.lower, self.upper)
@@ -68,7 +68,10 @@ class Penalty:
         return value
 
     def prox(self, weights: Array, step: float) -> Array:
-        """weights ← prox_η(weights), in place, in their own dtype; zeros are exact."""
+        """Compute weights ← prox_η(weights) for η = `step`, in place, and return them.
+
+        The weights keep their dtype, and zeros are exact.
+        """
         if self.l1:
             small = weights.dtype.type(step * self.l1)
             weights -= np.clip(weights, -small, small)
@@ -78,12 +81,12 @@ class Penalty:
         return weights
 
     def least(self, weights: Array, slope: Array) -> Array:
-        """Return the smallest subgradient of F at w; `slope` is the gradient of its
-        smooth part.
+        """Return the smallest subgradient of the objective F at w.
 
-        It is zero at the minimum and only there. At w_j = 0 it is the part of the slope
-        beyond ±l1; at a bound it is 0 where descent would leave the bounds. Without l1
-        and bounds it is the slope.
+        `slope` is the gradient of the smooth part of F. The result is zero at the
+        minimum and only there. At w_j = 0 it is the part of the slope beyond ±l1; at a
+        bound it is 0 where descent would leave the bounds. Without l1 and bounds it is
+        the slope.
         """
         if self.is_smooth:
             return slope
@@ -116,7 +119,7 @@ class Penalty:
         return np.asarray(np.minimum(np.maximum(free, lower), upper))
 
     def bounds(self, weights: Array, dtype: Any = None) -> tuple[Array, Array]:
-        """Return both bounds, shaped so that they broadcast with these weights."""
+        """Return lower and upper bound, in shapes that broadcast with `weights`."""
         lower, upper = (
             np.asarray(bound, dtype=dtype or weights.dtype)
             for bound in (self.lower, self.upper)
@@ -242,9 +245,7 @@ class SweepModel:
 
 @dataclass(frozen=True)
 class Models:
-    """The models that a sweep trains together, with `scores` columns of
-    weights each.
-    """
+    """The models that a sweep trains together, each with `scores` weight columns."""
 
     each: tuple[SweepModel, ...]
     scores: int = 1
@@ -282,28 +283,35 @@ class Models:
         return np.array(self.weights or (0,) * len(self.each))
 
     def sample_weights(self, weights: Array | None) -> Array | None:
-        """Return sample weights (m, distinct) as (m, models); (m, 1) stays (m, 1)."""
+        """Return sample weights with a column for each model, (m, models).
+
+        `weights` has a column for each distinct set of weights, (m, distinct). One
+        column for all models, (m, 1), stays as it is.
+        """
         if weights is None or weights.shape[1] == 1:
             return weights
         return np.take(weights, self.weights_of, axis=1)
 
     def of_columns(self, weights: Array | None) -> Array | None:
-        """Return sample weights (m, distinct) as (m, columns); (m, 1) stays (m, 1)."""
+        """Return sample weights for each column of weights, (m, columns).
+
+        `weights` has a column for each distinct set of weights, (m, distinct). One
+        column for all models, (m, 1), stays as it is.
+        """
         values = self.sample_weights(weights)
         if values is None or values.shape[1] == 1 or self.scores == 1:
             return values
         return np.repeat(values, self.scores, axis=1)
 
     def sums(self, values: Array) -> Array:
-        """Return the sums over the columns of each model, (models,), of values
-        (columns,).
-        """
+        """Return the sum of `values`, (columns,), over the columns of each model."""
         total: Array = values.reshape(len(self.each), self.scores).sum(axis=1)
         return total
 
     def are_finite(self, weights: Array, states: int) -> Array:
-        """Return which models have finite weights, (models,); weights are (d, states ·
-        columns).
+        """Return for each model whether its weights are finite, (models,).
+
+        `weights` has shape (d, states · columns).
         """
         good = np.isfinite(weights).all(axis=0).reshape(states, len(self.each), -1)
         return np.asarray(good.all(axis=(0, 2)))

@@ -41,13 +41,17 @@ def make_clip(how: str, at: float) -> Clip | None:
 
 
 def may_clip(product: str, steps: int, over: str) -> bool:
-    """Return whether this product has the gradient that is clipped before it steps."""
+    """Return whether this product can clip gradients as requested.
+
+    A product that takes s steps together has no gradient of each step: it can clip only
+    `over` the exchange.
+    """
     has_each = steps == 1 or not product_facts(product).has_recurrence
     return over == "exchange" or has_each
 
 
 def refuse(product: str, how: str) -> ConfigError:
-    """Return the error of a product that lacks the gradient of every step."""
+    """Return the error for a product that lacks the gradient of every step."""
     return ConfigError(
         f"[update] clip = {how!r} needs the gradient of every step, and {product} knows"
         " that of s steps together; use --products direct or gather, or --steps 1, or"
@@ -71,7 +75,7 @@ class ExchangeMessage:
     def sent(
         self, precision: Precision, members: int, reproducible: bool
     ) -> Iterator[SentWords]:
-        """Yield words and bytes of each collective that sends it from member 0."""
+        """Yield words and bytes of each collective by which member 0 sends it."""
         name = getattr(precision, self.field)
         if not self.is_gathered:
             yield from sent_for_sum(self.words, name, members, reproducible)
@@ -144,14 +148,18 @@ class MemoryShape:
         return int(self.rows * self.local_columns * (self.working + narrow))
 
     def vectors(self) -> tuple[str, int]:
-        """Return ("vectors", bytes) of margins, residuals, scaled ones and targets."""
+        """Return ("vectors", bytes) of the arrays with a word for each row and state.
+
+        They are margins, residuals, scaled residuals and targets.
+        """
         return "vectors", VECTORS * self.rows * self.states * self.working
 
     def message(self, ahead: bool = False) -> tuple[str, int]:
-        """Return ("messages", bytes) of the Gram; `ahead`: the next one travels, too.
+        """Return ("messages", bytes) of the Gram.
 
-        In memory that the ranks of a node share, the bytes are those of the slot of
-        this rank, of the total, and of a slice of the slots of all other ranks.
+        With `ahead` the next Gram is in transit at the same time. In memory that the
+        ranks of a node share, the bytes are those of the slot of this rank, of the
+        total, and of a slice of the slots of all other ranks.
         """
         word = float(bytes_of_word(self.gram_wire, self.members))
         second = 2 * word if ahead else 0.0
@@ -189,7 +197,7 @@ class Product(Protocol):
         """Return the state after the steps of `group`, and begin `upcoming` early."""
 
     def finish(self) -> None:
-        """Wait for what was begun early and will not be used."""
+        """Wait for messages that were begun early and will not be used."""
         return  # most products begin nothing early
 
 
@@ -216,7 +224,7 @@ KEPT = 16  # coefficients remembered; a constant rate needs two or three
 
 
 class Planner:
-    """A maker of groups, which prepares equal rates and sizes only once."""
+    """A maker of groups, which computes coefficients of equal rates and sizes once."""
 
     def __init__(
         self,
@@ -243,9 +251,9 @@ class Planner:
         sizes: tuple[int, ...],
         first_step: int,
     ) -> Group:
-        """Return the group of the batches that begin at row `first` of an order.
+        """Return the group of the batches that begin at row `first` of `order`.
 
-        Its first step is number `first_step` of the run.
+        `first_step` is the number of its first step in the run.
         """
         rates = self.rates(first_step, len(sizes))
         coefficients = self._coefficients(rates, sizes)

@@ -145,7 +145,7 @@ class Observers(Observer):
 class Proximal(Observer):
     """The proximal step of l1 and bounds, on the columns of this member.
 
-    Each replica takes it before replicas average.
+    Each replica takes the step before replicas average.
     """
 
     def __init__(
@@ -179,7 +179,12 @@ class Proximal(Observer):
 
 
 def reach(coefficients: Any) -> Array:
-    """Return −Σ_i b_i Φ_{s,i+1} u_i: how far one unit of ξ a step moves each state."""
+    """Return how far a unit of the gradient ξ moves each state in an exchange.
+
+    It is −Σ_i b_i Φ_{s,i+1} u_i over the s steps, each of which takes ξ once: b_i are
+    the rows of step i, u_i its gain, and Φ_{s,i+1} the transition of the steps after
+    it.
+    """
     sizes = np.asarray(coefficients.blocks.sizes, dtype=np.float64)
     form = coefficients.plain if len(sizes) == 1 else coefficients.whole
     far: Array = -(sizes @ form.gain)

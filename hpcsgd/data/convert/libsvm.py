@@ -40,7 +40,7 @@ class LibsvmSource(TextSource):
         self.least = 1 if self.index_base == "1" else 0
 
     def _read_head(self) -> None:
-        """Set `queried`: True if the first row has a qid."""
+        """Set `queried` to True if the first row of the file has a qid."""
         rows = (FIRST.search(p.text) for p in pieces(self.path, size=self.piece))
         first = next((row for row in rows if row), None)
         self.queried = first is not None and first.group(1) is not None
@@ -57,7 +57,11 @@ class LibsvmSource(TextSource):
         return tally, _matrix(pairs, width) if keep else None
 
     def outline_of(self, tally: PassCounts, moments: ColumnMoments) -> Outline:
-        """Return the outline; for base "auto", an index 0 means columns from 0."""
+        """Return the outline of the file from the counts of all its pieces.
+
+        For index base "auto", columns are counted from 0 if there is an index 0, else
+        from 1.
+        """
         base = self.least
         if self.index_base == "auto":
             base = min(tally.lowest, 1)
@@ -74,12 +78,15 @@ class LibsvmSource(TextSource):
         return outline if self.cols is None else replace(outline, cols=self.cols)
 
     def moments_of(self, outline: Outline, moments: ColumnMoments) -> ColumnMoments:
-        """Return the moments of the columns of X, with zeros for other values."""
+        """Return the moments of the columns of X.
+
+        Values that the file leaves out count as 0.
+        """
         first = (outline.index_base or 0) - self.least
         return moments.of_columns(first, outline.cols).with_zeros()
 
     def rows(self, piece: TextChunk, outline: Outline) -> SourceRows:
-        """Return the rows of a piece: sparse X, labels, and groups if any."""
+        """Return the rows of a piece: sparse X, labels, and qids if there are any."""
         base = outline.index_base or 0
         pairs = self._parse(piece, base, keep=True)
         if pairs.highest - base >= outline.cols:

@@ -87,7 +87,7 @@ class Average(Agreement):
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Average":
-        """Return the agreement of these inputs."""
+        """Make the agreement from `terms`, the inputs of a run."""
         return cls(
             terms.grid,
             terms.share,
@@ -97,7 +97,7 @@ class Average(Agreement):
         )
 
     def agree(self, state: State, purpose: str) -> None:
-        """Average over all replicas, each weighted by its rows. Collective."""
+        """Average the state over all replicas, weighted by their rows. Collective."""
         self.average(state, self.share, self.grid.replicas, purpose)
 
     def weight(self, exchanges: int) -> float:
@@ -111,7 +111,7 @@ class Average(Agreement):
         return super().keeps_own(state)
 
     def averages_all(self, state: State) -> bool:
-        """Return whether there is no momentum, or it is averaged, too."""
+        """Return whether the whole state is averaged, including any momentum."""
         if self.momentum == "average":
             return True
         return bool(state.host_array("weights").shape[1] <= self.classes)
@@ -119,7 +119,11 @@ class Average(Agreement):
     def average(
         self, state: State, share: float, group: Communicator, purpose: str
     ) -> None:
-        """Compute x ← Σ share · x over the group, whose shares add up to 1."""
+        """Compute x ← Σ share · x over the ranks of `group`, whose shares add up to 1.
+
+        x is weights and intercept. Momentum is averaged, kept or set to 0, as
+        `momentum` names it.
+        """
         if self.averages_all(state):
             self._average_all(state, share, group, purpose)
             return
@@ -134,12 +138,12 @@ class Average(Agreement):
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return what an average of all replicas sends, [] where none is due."""
+        """Return what rank 0 sends after an exchange; [] where no average is due."""
         return sent_for_average(shape) if cls.agrees(shape, exchanges) else []
 
     @classmethod
     def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return what an average sends, [] where the last exchange had one of all."""
+        """Return what rank 0 sends at the end; [] if the last exchange averaged."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
 
     def _average_all(
@@ -155,7 +159,7 @@ class Average(Agreement):
 
 
 class AverageVariant(Average):
-    """An average that is made of all inputs of a run, for the variants of local SGD."""
+    """Base class of variants of local SGD, which are made from all inputs of a run."""
 
     def __init__(self, terms: AgreementInputs) -> None:
         super().__init__(
@@ -168,23 +172,23 @@ class AverageVariant(Average):
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Average":
-        """Return the agreement of these inputs."""
+        """Make the agreement from `terms`, the inputs of a run."""
         return cls(terms)
 
 
 def sent_for_average(shape: RunShape, replicas: int = 0) -> list[SentWords]:
-    """Return what rank 0 sends for an average of so many replicas, of all by default.
+    """Return what rank 0 sends for an average over `replicas` replicas; 0: over all.
 
-    A sum of w words of state, those of the intercept among them; behind a sum of more
-    than two replicas of several members the intercept is broadcast. Momentum that is
-    kept or reset does not travel.
+    This is an all-reduce of weights and intercept, and of momentum if that is averaged.
+    If there are more than two replicas of several members, a broadcast of the intercept
+    to the members follows.
     """
     replicas = replicas or shape.replicas
     return sent_for_mean(shape, words_averaged(shape), replicas)
 
 
 def words_averaged(shape: RunShape) -> int:
-    """Return the words of a column that travel in an average."""
+    """Return how many words an average sends for each column of the data."""
     travels = shape.settings.momentum == "average"
     return shape.classes * (shape.states if travels else 1)
 
@@ -192,8 +196,8 @@ def words_averaged(shape: RunShape) -> int:
 def sent_for_mean(shape: RunShape, wide: int, replicas: int) -> list[SentWords]:
     """Return what rank 0 sends for a mean of `wide` words of each column.
 
-    The intercept, if there is one, counts as one more column. Behind a sum of more
-    than two replicas of several members it is broadcast, too.
+    The intercept, if there is one, counts as one more column. If there are more than
+    two replicas of several members, it is also broadcast to the members after the sum.
     """
     if replicas == 1:
         return []
@@ -204,7 +208,7 @@ def sent_for_mean(shape: RunShape, wide: int, replicas: int) -> list[SentWords]:
 
 
 def positions(state: State, classes: int) -> State:
-    """Return views of weights and intercept, without momentum."""
+    """Return a state with views of weights and intercept, without momentum."""
     intercept: Array | None = state.intercept
     return State(
         weights=state.weights[:, :classes],
@@ -213,7 +217,7 @@ def positions(state: State, classes: int) -> State:
 
 
 def clear_momentum(state: State, classes: int) -> None:
-    """Set momentum to zero."""
+    """Set the momentum of the weights and of the intercept to zero."""
     state.weights[:, classes:] = 0.0
     if state.intercept is not None:
         state.intercept[1:] = 0.0
@@ -251,21 +255,26 @@ class PostLocal(AverageVariant):
         self.switch = exchanges_in(terms.settings.switch, terms.exchanges_per_epoch)
 
     def is_whole(self, exchanges: int) -> bool:
-        """Return whether all weights are equal: before the switch, or after a period.
+        """Return whether all replicas have equal weights after so many exchanges.
 
-        The period counts from the start of the run, as in all other agreements.
+        They have until the switch, and later whenever the period divides the number of
+        exchanges, which counts from the start of the run, as in all other agreements.
         """
         return exchanges <= self.switch or exchanges % self.period == 0
 
     @classmethod
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:
-        """Return whether the run has not switched, or a period is over."""
+        """Return whether all replicas average after so many exchanges.
+
+        They do after each exchange up to the switch, and later at the end of each
+        period.
+        """
         switch = exchanges_in(shape.settings.switch, shape.each())
         return exchanges <= switch or super().agrees(shape, exchanges)
 
 
 def exchanges_in(epochs: float, each: int) -> int:
-    """Return the exchanges in so many epochs of `each` exchanges, rounded up."""
+    """Return the number of exchanges in `epochs` epochs of `each`, rounded up."""
     return ceil(round(epochs * each, 6))  # 0.1 · 30 is 3, not 4
 
 
@@ -320,11 +329,11 @@ class FedAvg(AverageVariant):
         return {"workers": self.count}
 
     def trains(self, number: int) -> bool:
-        """Return whether the round of exchange `number`, from 1, draws this replica."""
+        """Return whether this replica trains in exchange `number`, counted from 1."""
         return self.grid.replica in self.clients(number)
 
     def clients(self, number: int) -> frozenset[int]:
-        """Return the replicas that train in exchange `number`, from 1."""
+        """Return the replicas that train in exchange `number`, counted from 1."""
         round_number = (number - 1) // self.period
         return draw(self.seed, round_number, len(self.rows), self.count)
 
@@ -339,13 +348,13 @@ class FedAvg(AverageVariant):
         return self.rows[self.grid.replica] / sum(self.rows[r] for r in drawn)
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
-        """Average over the replicas that trained in the round. Collective."""
+        """Set all replicas to the average of those that trained. Collective."""
         share = self.weight(exchanges)
         self.average(state, share, self.grid.replicas, purpose)
 
     @classmethod
     def rank_0_trains(cls, shape: RunShape, number: int) -> bool:
-        """Return whether replica 0 is drawn for the round of an exchange."""
+        """Return whether replica 0 trains in exchange `number`, counted from 0."""
         count = client_count(shape.replicas, shape.settings.fraction)
         seed = shape.config.sampling.seed
         round_number = number // shape.period
@@ -353,13 +362,17 @@ class FedAvg(AverageVariant):
 
 
 def client_count(replicas: int, fraction: float) -> int:
-    """Return the number of clients m, one at least."""
+    """Return m, the number of replicas that train in a round, at least 1."""
     return max(int(fraction * replicas + 0.5), 1)
 
 
 @lru_cache(maxsize=64)
 def draw(seed: int, round_number: int, replicas: int, count: int) -> frozenset[int]:
-    """Return the replicas that are drawn for a round; no message is needed for it."""
+    """Return the `count` replicas that train in a round.
+
+    Seed and round alone decide which, so all ranks draw the same replicas without a
+    message.
+    """
     rng = np.random.default_rng((seed, ROUNDS, round_number))
     return frozenset(rng.choice(replicas, size=count, replace=False).tolist())
 
@@ -374,7 +387,7 @@ class NoAgreementSettings(AgreementSettings):
     works_alone: ClassVar[bool] = True
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield a refusal of several replicas, which would train several models."""
+        """Yield a refusal of several replicas: they would train several models."""
         replicas = config.grid.replicas
         if replicas > 1:
             yield (
@@ -505,8 +518,9 @@ class AsyncAverage(AverageVariant):
     def prepare(self, state: State) -> None:
         """Allocate the arrays in which checkpoints save an average under way.
 
-        Only the same replicas can resume with them: others start from the mean over all
-        replicas, which an average does not change.
+        Only a run with the same replicas resumes from these arrays. A run with other
+        replicas starts from the mean over all replicas, which an average does not
+        change.
         """
         words = self._said(state)
         state.rank_arrays[MEAN] = np.zeros_like(words)
@@ -524,9 +538,9 @@ class AsyncAverage(AverageVariant):
             self._travelling = AverageUnderWay(since, arrays[OWN].copy(), arrived)
 
     def is_whole(self, exchanges: int) -> bool:
-        """Return whether all weights are equal after so many exchanges.
+        """Return whether all replicas have equal weights after so many exchanges.
 
-        They are only where `delay` is 0, after each period.
+        They have after each period if `delay` is 0, and otherwise never.
         """
         return self.delay == 0 and super().is_whole(exchanges)
 
@@ -542,14 +556,14 @@ class AsyncAverage(AverageVariant):
                 self.apply_average(state)
 
     def arrive(self, state: State) -> None:
-        """Wait for the sum under way; it is applied when it is due. Collective."""
+        """Wait for the all-reduce under way, but apply nothing yet. Collective."""
         if self._travelling is not None:
             self._arrive(self._travelling)
 
     def settle(self, state: State, exchanges: int) -> None:
-        """Drop the average under way, and average the weights of now. Collective.
+        """Drop the average under way, and average the present weights. Collective.
 
-        An average does not change the mean over all replicas.
+        The mean over all replicas is the same as with the dropped average.
         """
         if self._travelling is not None:
             self._arrive(self._travelling)
@@ -557,7 +571,10 @@ class AsyncAverage(AverageVariant):
         super().settle(state, exchanges)
 
     def memory(self, state: State) -> dict[str, Array]:
-        """Save the average under way in the state; return the memory. Collective."""
+        """Save the average under way in the state. Collective.
+
+        Return the arrays that the agreement keeps between calls.
+        """
         now = self._travelling
         state.rank_arrays[SINCE][0] = 0 if now is None else now.since
         if now is not None:
@@ -566,7 +583,7 @@ class AsyncAverage(AverageVariant):
         return super().memory(state)
 
     def facts(self) -> dict[str, Any]:
-        """Return the delay, and how much of the averages was hidden."""
+        """Return the delay, and how much of the transfers steps hid, for the report."""
         return {"delay": self.delay, **self.overlap.facts()}
 
     def close(self) -> None:
@@ -593,7 +610,7 @@ class AsyncAverage(AverageVariant):
         return now.pending.buffer
 
     def apply_average(self, state: State) -> None:
-        """Take the average, plus this replica's changes since it started."""
+        """Set the state to the average plus this replica's changes since its start."""
         now = self._travelling
         self._travelling = None
         assert now is not None
@@ -618,14 +635,19 @@ class AsyncAverage(AverageVariant):
 
     @classmethod
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:
-        """Return whether all weights are equal: only where `delay` is 0."""
+        """Return whether all replicas have equal weights after so many exchanges.
+
+        They have after each period if `delay` is 0, and otherwise never.
+        """
         return shape.settings.delay == 0 and super().agrees(shape, exchanges)
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return the all-reduce that begins, and the broadcast of what is applied now.
+        """Return what rank 0 sends after exchange `exchanges`.
 
-        An average that would be applied after the last exchange is dropped.
+        This is the all-reduce of an average that starts then, and the broadcast to the
+        members of an average that is applied then. An average that would be applied
+        after the last exchange is dropped.
         """
         wide = words_averaged(shape)
         sent = []

@@ -27,14 +27,21 @@ from hpcsgd.formats import Array
 
 
 def pieces_of(words: int, itemsize: int, partition: float) -> list[slice]:
-    """Return the slice of each piece of so many words; `partition` in MiB."""
+    """Split so many words into pieces of at most `partition` MiB; return their slices.
+
+    `itemsize` is the number of bytes of a word.
+    """
     most = max(int(min(partition * MIB, words * itemsize)) // itemsize, 1)
     count = -(-words // most)
     return [split_range(words, count, part) for part in range(count)]
 
 
 def add_to_tail(tail: Array, residuals: Array, sums: int) -> None:
-    """Count the rows in the last word, and add their Σr to the first `sums` words."""
+    """Add the number of rows to the last word, and Σr to the first `sums` words.
+
+    Σr is the sum of the residuals over the rows. `tail` is the end of a `Buffer`;
+    `sums` is 0 without an intercept.
+    """
     tail[-1] += len(residuals)
     if sums:
         tail[:sums] += residuals.sum(axis=0, dtype=np.float64)
@@ -50,12 +57,12 @@ class Tile:
 
     @property
     def height(self) -> int:
-        """Return the columns of the tile."""
+        """Return the number of columns of the tile."""
         return int(self.columns.stop - self.columns.start)
 
 
 class LinearStep(Protocol):
-    """A step that is taken on a device along what replicas have summed there."""
+    """A step on a device along the gradient that replicas have summed on the device."""
 
     def to(self, target: Any, carry: Array, gain: Array) -> None:
         """Compute target ← carry · target + gain · gradient on the device."""
@@ -85,10 +92,13 @@ class DeviceRole:
 
 
 class Buffer:
-    """The words of a replica in an exchange: sums and a count, never means of means.
+    """The buffer [gradient | Σr | count] of a replica in an exchange, in one row.
 
-    `row` is the matrix of one row that a device adds gradients to, and `device_values`
-    its words: first those of the gradient. On a host both are views of `flat`.
+    The gradient and Σr, the sum of the residuals, are sums over the rows and never
+    means; they are divided by the count once replicas have summed them. Σr and the
+    count are the tail. `row` is the matrix of one row to which a device adds gradients,
+    and `device_values` are its words, which start with the gradient. On a host both are
+    views of `flat`.
     """
 
     def __init__(
@@ -100,9 +110,9 @@ class Buffer:
         flagged: bool = False,
         role: DeviceRole = DeviceRole(),  # noqa: B008
     ) -> None:
-        """Make the words of a gradient of this shape, in tiles of these columns.
+        """Allocate the buffer of a gradient of this shape, in tiles of these columns.
 
-        `flagged`: a flag lies before the count.
+        With `flagged`, a flag is stored before the count.
         """
         columns, self.width = shape
         words = columns * self.width
@@ -120,7 +130,7 @@ class Buffer:
         self.send_order = self.tiles  # in the order in which they are sent
 
     def _parts(self, words: int) -> tuple[Array, Array]:
-        """Return the gradient and the tail."""
+        """Return views of the gradient and of the tail, [Σr | count]."""
         return self.flat[:words], self.flat[words:]
 
     def _tile(self, part: slice) -> Tile:
@@ -128,41 +138,44 @@ class Buffer:
         return Tile(part, gradient, gradient.reshape(-1))
 
     def with_tail(self, tile: Tile) -> Array:
-        """Return the words that are sent of a tile; the first takes the tail along."""
+        """Return the words to send for a tile; those of the first include the tail."""
         if tile is not self.tiles[0]:
             return tile.flat
         return self.flat[tile.columns.start * self.width :]
 
     def clear(self) -> None:
-        """Begin the sums of an exchange."""
+        """Set all words to zero at the start of an exchange."""
         self.tail[...] = 0.0
         self.memory.clear(self.device_values)
 
     def mark_empty(self) -> None:
-        """Clear the host's copy: no gradient of the device is copied to it."""
+        """Set the host's copy to zero, unless replicas sum on their devices."""
         if not self.is_summed_on_device:
             self.flat[...] = 0.0
 
     def on_device(self, tile: Tile) -> Any:
-        """Return the words that are sent of a tile, on the device."""
+        """Return the words to send for a tile, in the array of the device.
+
+        Those of the first tile include the tail.
+        """
         return self.device_values[self._place(tile, tile is self.tiles[0])]
 
     def start_copy_to_host(self, tile: Tile, with_tail: bool = False) -> None:
-        """Start to copy a tile to the host; `wait_for_copy` waits for it."""
+        """Start to copy a tile from the device to the host; see `wait_for_copy`."""
         out = self.with_tail(tile) if with_tail else tile.flat
         values = self.device_values[self._place(tile, with_tail)]
         copied = self.memory.start_to_host(values, out)
         self._copies[tile.columns.start] = copied
 
     def wait_for_copy(self, first: int) -> None:
-        """Wait for the copy of the tile that begins at this column."""
+        """Wait for the copy to the host of the tile whose first column is `first`."""
         self._copies.pop(first)()
 
     def gradient_columns(self, complete: bool) -> "SummedColumns":
         """Return a stand-in for rows whose gradient the device has added.
 
-        `complete`: no batch follows, and tiles are copied to the host, unless replicas
-        sum them on their devices.
+        If `complete`, no batch follows: tiles start to be copied to the host, unless
+        replicas sum them on their devices.
         """
         is_copied = complete and not self.is_summed_on_device
         for tile in self.send_order if is_copied else ():
@@ -170,7 +183,7 @@ class Buffer:
         return SummedColumns(self.wait_for_copy if is_copied else None)
 
     def collect(self) -> None:
-        """Copy the gradient to the host, where a device has it, and wait for it."""
+        """Copy the gradient from the device, if any, to the host, and wait for it."""
         tiles = self.tiles if self.memory.on_device else []
         for tile in tiles:
             self.start_copy_to_host(tile)
@@ -178,7 +191,7 @@ class Buffer:
             self.wait_for_copy(tile.columns.start)
 
     def put_tail(self) -> None:
-        """Copy what the host counted behind the sums of the device."""
+        """Copy the tail, [Σr | count], to the device, behind the gradient."""
         self.memory.from_host(self.tail, self._tail_on_device)
 
     def copy_tail_to_host(self) -> None:
@@ -191,7 +204,7 @@ class Buffer:
         return self.device_values[self.flat.size - self.tail.size :]
 
     def _place(self, tile: Tile, with_tail: bool) -> slice:
-        """Return where a tile lies on the device; the tail is behind the gradient."""
+        """Return the slice of `device_values` with a tile and, on request, the tail."""
         first = tile.columns.start * self.width
         last = tile.columns.stop * self.width
         return slice(first, self.flat.size if with_tail else last)
@@ -202,7 +215,7 @@ class Buffer:
         return self.sums > 0
 
     def count_in(self, residuals: Array) -> None:
-        """Count the rows, and add their Σr where there is an intercept."""
+        """Add the rows to the count and, with an intercept, their residuals to Σr."""
         add_to_tail(self.tail, residuals, 0 if self.is_flagged else self.sums)
 
     @property
@@ -215,11 +228,11 @@ class Buffer:
         self.tail[-2] = 1.0
 
     def settle(self) -> None:
-        """Wait until all gradients have been added."""
+        """Wait until the device has added all gradients."""
         self.memory.settle()
 
     def facts(self) -> dict[str, int]:
-        """Return the bytes between host and device, for the report of a run."""
+        """Return the bytes copied between host and device, for the report of a run."""
         return self.memory.facts()
 
     def __iter__(self) -> Iterator[Tile]:
@@ -237,11 +250,14 @@ class SummedColumns:
         return 1
 
     def part(self, columns: slice) -> "SummedColumns":
-        """Return the columns of a tile."""
+        """Return the stand-in for the columns of one tile."""
         return replace(self, first=columns.start)
 
     def add_gradient(self, gradient: Array) -> None:
-        """Wait until the tile, if it is copied, has been copied to the host."""
+        """Wait until the tile has been copied to the host, if it is copied.
+
+        The device has added the gradient already, so `gradient` is not changed here.
+        """
         if self.wait is not None:
             self.wait(self.first)
 
@@ -250,7 +266,7 @@ class SummedColumns:
 
 
 class ReplicaChannel:
-    """The `BucketChannel` of one bucket, on a communicator."""
+    """The collectives of all replicas for one bucket; implements `BucketChannel`."""
 
     def __init__(self, replicas: Communicator) -> None:
         self.replicas = replicas
@@ -260,7 +276,10 @@ class ReplicaChannel:
         self._messages: dict[tuple[int, str], Message] = {}
 
     def start_sum(self, array: Array, form: str = "") -> Callable[[], Array]:
-        """Begin a sum, in `form` on the wire."""
+        """Start Σ over replicas; return a function that waits and returns the total.
+
+        With a `form`, words are sent in that number format.
+        """
         if not form:
             return self.replicas.start_sum(array, PURPOSE).wait
         key = array.size, form
@@ -278,7 +297,11 @@ class ReplicaChannel:
     def start_gather(
         self, record: Array, lengths: Sequence[int] | None = None
     ) -> Callable[[], list[Array]]:
-        """Gather records of the length of this one, or of the lengths in `lengths`."""
+        """Start to send `record` to all; return a function that waits for all records.
+
+        All records have the length of `record`, or those in `lengths`, one for each
+        replica.
+        """
         counts = list(lengths or [record.size] * self.size)
         out = np.empty(sum(counts), dtype=record.dtype)
         pending = self.replicas.start_gather(record, counts, out, PURPOSE)
@@ -290,7 +313,7 @@ class ReplicaChannel:
         return arrive
 
     def gather_unequal(self, record: Array) -> list[Array]:
-        """Gather the lengths of the records, then the records."""
+        """Return the records of all replicas, whose lengths are gathered first."""
         lengths = np.empty(self.size, dtype=np.int64)
         own_length = np.array([record.size], dtype=np.int64)
         self.replicas.gather(own_length, [1] * self.size, lengths, PURPOSE)
@@ -299,7 +322,11 @@ class ReplicaChannel:
         return np.split(out, np.cumsum(lengths)[:-1])
 
     def start_exchange(self, pieces: Array) -> Callable[[], Array]:
-        """Exchange rows of one length; those for this replica come in rank order."""
+        """Start to send row r of `pieces` to replica r.
+
+        Return a function that waits for the rows that all replicas send to this one,
+        and returns them in rank order.
+        """
         rows, length = pieces.shape
         out = np.empty_like(pieces)
         pending = self.replicas.start_exchange(
@@ -313,7 +340,7 @@ class ReplicaChannel:
         return arrive
 
     def broadcast(self, array: Array, root: int = 0) -> Array:
-        """Compute array ← that of replica `root`."""
+        """Copy `array` of replica `root` to all replicas, and return it."""
         return self.replicas.broadcast(array, root, PURPOSE)
 
 
@@ -333,35 +360,41 @@ class Sender(Protocol):
     sums_in_place: bool  # each tile is summed where it lies, by one collective
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
-        """Start an exchange: the tail of the buffer is complete."""
+        """Start an exchange, for which the tail of the buffer is complete."""
 
     def measure(self, buffer: Buffer) -> None:
-        """Compute the norm of this replica's gradient, of which all tiles are complete.
+        """Compute the norm of this replica's gradient, all of whose tiles are complete.
 
         Collective over the members of a replica.
         """
 
     def send(self, buffer: Buffer, tile: Tile) -> None:
-        """Start to send a tile, which is complete."""
+        """Start to send a tile, whose gradient is complete."""
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
-        """Wait for a tile; the mean gradient is what it holds, times the result."""
+        """Wait until a tile contains a sum or mean over replicas; return a factor.
+
+        The tile times this factor is the mean gradient.
+        """
 
     def tail(self) -> Array:
         """Return Σ over replicas of [Σr | count], after the first `receive`."""
 
     def facts(self) -> dict[str, int]:
-        """Return what is counted for the report of a run."""
+        """Return what the sender counted, for the report of a run."""
 
     def uncoded(self) -> "Sender":
-        """Return a sender to the same replicas that encodes nothing."""
+        """Return a sender to the same replicas that applies no codec."""
 
     def close(self) -> None:
-        """Close the groups that it opened. Collective."""
+        """Close the communicators that the sender opened. Collective."""
 
 
 class PlainSender:
-    """A sender of sums in place, on the host or on devices, the tail with the first."""
+    """A sender that sums tiles in place, without a codec, on the host or on devices.
+
+    The tail is sent with the first tile.
+    """
 
     codec = "identity"
     wants_norm = False
@@ -374,25 +407,25 @@ class PlainSender:
         self._tail: Array = np.empty(0)
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
-        """Copy the tail to the memory of the first tile, with which it is sent."""
+        """Store the tail; if replicas sum on devices, also copy it to the device."""
         self._tail = buffer.tail
         if buffer.is_summed_on_device:
             buffer.put_tail()
 
     def measure(self, buffer: Buffer) -> None:
-        """Do nothing: nothing depends on the norm."""
+        """Do nothing: this sender does not use the norm."""
 
     def send(self, buffer: Buffer, tile: Tile) -> None:
-        """Start the sum of what was just written."""
+        """Start the sum over replicas of a tile, in place."""
         is_there = buffer.is_summed_on_device
         words = buffer.on_device(tile) if is_there else buffer.with_tail(tile)
         with self.overlap.posting():
             self._travelling.append(self.replicas.start_sum(words, PURPOSE))
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
-        """Return 1 / count, once the sums of a tile are on the host.
+        """Wait until the sum of a tile is on the host, and return 1 / count.
 
-        If sums are on devices, all copies start before the first one is waited for.
+        If replicas sum on devices, the copies of all tiles start before the first wait.
         """
         if not buffer.is_summed_on_device:
             self.wait()
@@ -403,7 +436,7 @@ class PlainSender:
         return 1.0 / float(self._tail[-1])
 
     def finish(self, buffer: Buffer) -> None:
-        """Wait for all sums on the device, and copy no more than the tail."""
+        """Wait for all sums on the device, and copy only the tail to the host."""
         with self.overlap.waiting():
             for summed in self._travelling:
                 summed.wait()
@@ -425,27 +458,28 @@ class PlainSender:
             self._travelling.pop(0).wait()
 
     def tail(self) -> Array:
-        """Return the tail of the buffer."""
+        """Return the tail of the buffer, [Σr | count]."""
         return self._tail
 
     def facts(self) -> dict[str, int]:
-        """Return an empty dict."""
+        """Return an empty dict: this sender counts nothing."""
         return {}
 
     def uncoded(self) -> "PlainSender":
-        """Return another sender of this kind."""
+        """Return a new `PlainSender` to the same replicas."""
         return PlainSender(self.replicas)
 
     def close(self) -> None:
-        """Do nothing: it opened no groups."""
+        """Do nothing: this sender opened no communicators."""
 
 
 @dataclass
 class CodecSender:
-    """A sender with a codec for every bucket; Σr and the rows are never encoded.
+    """A sender with a codec for every bucket; the tail is sent without a codec.
 
-    What replica p encodes is R s_p / Σn, whose mean over replicas is the gradient; with
-    error feedback, times the rate of this step.
+    Replica p encodes R s_p / Σn, where s_p is its sum over rows, R the number of
+    replicas and Σn the rows of all. The mean of this over the replicas is the gradient.
+    With error feedback it is multiplied by the learning rate before it is encoded.
     """
 
     sums_in_place = False
@@ -466,7 +500,7 @@ class CodecSender:
         self._scale: float | None = None
 
     def begin(self, buffer: Buffer, moment: Moment) -> None:
-        """Start the sum of the tail, which travels while a tile is computed."""
+        """Start the sum of the tail, which is sent while a tile is computed."""
         self._moment = moment
         self._scale = None
         tail = buffer.tail.astype(np.float64)
@@ -474,7 +508,11 @@ class CodecSender:
             self._arrive = self.replicas.start_sum(tail, PURPOSE).wait
 
     def measure(self, buffer: Buffer) -> None:
-        """Set the norm to R / Σn times that of all tiles of all members. Collective."""
+        """Compute the norm of R / Σn times this replica's gradient, for the codecs.
+
+        R is the number of replicas and Σn the rows of all of them. Collective over the
+        members, each of which has a part of the gradient.
+        """
         squares = [np.square(tile.flat, dtype=np.float64).sum() for tile in buffer]
         total = self.members.sum(np.array([sum(squares)]), PURPOSE)
         norm = self._scale_of_sums() * float(np.sqrt(total[0]))
@@ -490,7 +528,10 @@ class CodecSender:
             self._finish.append(codec.start(part, line, self._moment))
 
     def receive(self, buffer: Buffer, tile: Tile) -> float:
-        """Wait for the mean of a tile, store it there, and return its factor."""
+        """Wait for the decoded mean of a tile, store it there, and return a factor.
+
+        The tile times this factor is the mean gradient.
+        """
         with self.overlap.waiting():
             decoded = self._finish.pop(0)()
         if decoded.mean is not tile.flat:
@@ -498,25 +539,25 @@ class CodecSender:
         return 1.0 / self._unit(self._codec(tile))
 
     def tail(self) -> Array:
-        """Return the tail in float64."""
+        """Return the sum of the tail over replicas, [Σr | count], in float64."""
         return self._arrive()
 
     def facts(self) -> dict[str, int]:
-        """Return what the codecs of all buckets counted, in sum."""
+        """Return the sums of what the codecs of all buckets counted."""
         total: Counter[str] = Counter()
         for codec in self.codecs.values():
             total.update(codec.facts())
         return dict(total)
 
     def uncoded(self) -> PlainSender:
-        """Return a sender of sums in place."""
+        """Return a `PlainSender` to the same replicas."""
         return PlainSender(self.replicas)
 
     def close(self) -> None:
-        """Do nothing: it opened no groups."""
+        """Do nothing: this sender opened no communicators."""
 
     def _scale_of_sums(self) -> float:
-        """Return R / Σn; the first call waits for it."""
+        """Return replicas / rows of all replicas; the first call waits for the tail."""
         if self._scale is None:
             with self.overlap.waiting():
                 self._scale = self.replicas.size / float(self.tail()[-1])
@@ -526,5 +567,9 @@ class CodecSender:
         return self.codecs[tile.columns.start]
 
     def _unit(self, codec: Codec) -> float:
-        """Return the rate where parts are steps, as with error feedback; else 1."""
+        """Return the factor of a mean gradient before it is encoded.
+
+        It is the learning rate where the codec encodes steps, as with error feedback,
+        else 1.
+        """
         return self._moment.rate if codec.in_steps else 1.0

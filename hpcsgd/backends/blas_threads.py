@@ -49,9 +49,9 @@ class Library:
 
 
 class _Callers:
-    """The number of current callers of `one_thread`, and the numbers to restore.
+    """The number of current callers of `one_thread`, and the thread counts to restore.
 
-    Ranks that are threads of one process are callers at the same time.
+    Several ranks of one process may call it at the same time, each in its own thread.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,8 @@ _callers = _Callers()
 def one_thread() -> Iterator[None]:
     """Limit BLAS to one thread in the context, and then restore its number of threads.
 
-    The function is also a decorator. Of several callers, the last one restores.
+    The function is also a decorator. Where several callers overlap, the number is
+    restored when the last of them is done.
     """
     with _callers.lock:
         _callers.count += 1
@@ -88,7 +89,7 @@ def one_thread() -> Iterator[None]:
 
 
 def libraries() -> list[Library]:
-    """Return every BLAS of this process whose threads can be set."""
+    """Return every BLAS library of this process whose number of threads can be set."""
     return _loaded(len(sys.modules))
 
 

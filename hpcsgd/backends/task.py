@@ -35,11 +35,11 @@ if TYPE_CHECKING:  # a run without a GPU needs none of these
 
 
 class Monitor(Protocol):
-    """A check of the recurrence of an exchange against fresh products.
+    """A check of the recurrence of an exchange against freshly computed products.
 
-    The message that carries margins has room for `words` more; `post` fills them and
-    `judge` reads their sum. `before` and `after` are called around the residuals of
-    every exchange.
+    The message with the margins has room for `words` more words; `post` writes them and
+    `judge` reads their sum over the members. `before` and `after` are called before and
+    after the residuals of every exchange are computed.
     """
 
     checks: int  # of the recurrence that were judged
@@ -47,7 +47,7 @@ class Monitor(Protocol):
 
     @property
     def words(self) -> int:
-        """Return how many words of this member wait for the next message."""
+        """Return how many words of this member are to be sent with the next message."""
 
     def begin(
         self,
@@ -55,22 +55,27 @@ class Monitor(Protocol):
         plans: list[tuple[int, ...]],
         trains: Callable[[int], bool] = lambda number: True,
     ) -> None:
-        """Resume after exchange `done`; `plans` are the batches of an epoch.
+        """Start or resume after exchange number `done`.
 
-        `trains` returns whether this replica takes part in an exchange, from 1.
+        `plans` are the sizes of the batches in the exchanges of an epoch. `trains`
+        returns whether this replica takes part in an exchange, whose number counts from
+        1.
         """
 
     def is_due(self, group: "Group") -> bool:
-        """Return whether `before` and `after` check this exchange."""
+        """Return whether `before` and `after` check the exchange of `group`."""
 
     def post(self, room: Array) -> None:
-        """Write the waiting words into their place in the message."""
+        """Write this member's words to `room`, their place in the message."""
 
     def judge(self, total: Array) -> None:
-        """Compare the sum of the members' words with what it should be."""
+        """Compare the sum of the members' words, `total`, with the expected value."""
 
     def before(self, state: "State", group: "Group", margins: Array) -> Any:
-        """Return what `after` needs of the state ahead of the steps; None: no check."""
+        """Return the part of the state before the steps that `after` needs.
+
+        None: this exchange is not checked.
+        """
 
     def after(
         self,
@@ -81,25 +86,29 @@ class Monitor(Protocol):
         rows: Rows,
         gram: Array,
     ) -> None:
-        """Check the residuals; the weights are still those before the steps."""
+        """Check the residuals of an exchange, before its update of the weights.
+
+        `seen` is what `before` returned.
+        """
 
 
 # What takes a gradient instead of the weights.
 
 
 class GradientSink(Protocol):
-    """A consumer of gradients, which are not added to the weights at once."""
+    """A consumer of gradients that decides itself how they change the weights."""
 
     def apply_update(
         self, task: "Task", state: "State", rows: Any, residuals: Array, plan: HostPlan
     ) -> None:
-        """Take the gradient Yᵀr of one step."""
+        """Process the gradient Yᵀr of the rows Y with residuals r."""
 
 
 class GradientReducer(GradientSink, Protocol):
-    """A consumer that shares gradients with other replicas, and also computes scores.
+    """A consumer that sums gradients over replicas, and also computes scores.
 
-    Rows are those of the backend of the host, or of a device, which needs no plan.
+    `rows` are in the form of the backend of the host, or of a device, which needs no
+    `plan`.
     """
 
     def apply_update(
@@ -110,17 +119,20 @@ class GradientReducer(GradientSink, Protocol):
         residuals: Array,
         plan: HostPlan | None,
     ) -> None:
-        """Take the gradient Yᵀr of one step."""
+        """Process the gradient Yᵀr of one step with rows Y and residuals r."""
 
     def scores(
         self, task: "Task", state: "State", rows: Any, point: Array, out: Array
     ) -> None:
-        """Compute out ← Y w of this member, whose weights may come tile by tile."""
+        """Compute this member's part of the scores out ← Y w.
+
+        The weights w may be gathered tile by tile.
+        """
 
 
 @dataclass
 class Clip:
-    """A sink that makes gradients of the data smaller, value by value or in norm.
+    """A sink that limits gradients of the loss, value by value or in norm.
 
     Every member clips its own columns, and all members apply the same rule.
     """
@@ -133,7 +145,10 @@ class Clip:
     def apply_update(
         self, task: "Task", state: "State", rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
-        """Compute weights ← Φ weights + clipped Σ_i gain_i Y_iᵀ r_i."""
+        """Compute weights ← Φ weights + clipped Σ_i gain_i Y_iᵀ r_i, over the steps i.
+
+        Φ is the matrix `carry` of the unrolled steps.
+        """
         moved = np.zeros_like(state.weights)
         task.backend.apply_update(moved, rows, residuals, plan)
         parts = moved.reshape(len(moved), task.states, -1)
@@ -156,7 +171,10 @@ class Clip:
         np.clip(parts, -bound, bound, out=parts)
 
     def _by_norm(self, task: "Task", parts: Array, limit: float) -> None:
-        """Scale all states by one factor: each is the same gradient times its gain."""
+        """Scale all arrays of the update by one factor.
+
+        Each is the same gradient times its own gain.
+        """
         word = self._word
         word[0] = np.square(parts[:, 0], dtype=np.float64).sum()
         if len(parts) != task.shard.total_columns:
@@ -172,7 +190,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Task:
-    """The data, the arithmetic and the ranks of one member; nothing in it changes."""
+    """The data, the arithmetic and the communicator of one member, all constant."""
 
     shard: Shard
     backend: Backend
@@ -191,12 +209,12 @@ class Task:
 
     @property
     def gradient_sink(self) -> GradientSink | None:
-        """Return the sink of every update; None: kernels add it to the weights."""
+        """Return the sink of every gradient; None: kernels update the weights."""
         return self.gradient or self.clip
 
     @property
     def monitor_words(self) -> int:
-        """Return how many words of the monitor travel with the next margins."""
+        """Return how many words of the monitor are sent with the next margins."""
         return 0 if self.monitor is None else self.monitor.words
 
     @cached_property
@@ -206,14 +224,15 @@ class Task:
 
     @cached_property
     def no_gram(self) -> Array:
-        """Return the packed Gram of one step, which is empty."""
+        """Return the packed Gram matrix of one step, which is an empty array."""
         return np.empty(0, dtype=get_format(self.precision.inner).carrier)
 
 
 class HostCopy:
-    """A field of `State`, which may be stored on a device: the host's copy.
+    """A descriptor of a field of `State`, which may be stored on a device.
 
-    It is copied when it is read, and may be written to.
+    Reading the field copies the array of the device to the host and returns it; the
+    copy may be written to.
     """
 
     def __init__(self, is_optional: bool = False) -> None:
@@ -247,12 +266,12 @@ class HostCopy:
 
 @dataclass
 class State:
-    """The weights of this member, and what all members store alike.
+    """The weights of this member, and arrays that are equal on all members.
 
-    Once it was placed on a device, an exchange reads and writes the device's copies.
-    A field of it is an array of the host: it is copied when it is read, and goes back
-    when the next exchange begins; what is only read (`host_array`, `host_state`) is not
-    sent back.
+    After `place`, exchanges read and write copies of the fields on a device. Reading a
+    field copies its array to the host, and the next exchange copies it back to the
+    device. Arrays that are read through `host_array` or `host_state` are not copied
+    back.
     """
 
     # (local columns, states · K)
@@ -272,11 +291,14 @@ class State:
     copies: "DeviceCopies | None" = field(default=None, init=False)  # None: on a host
 
     def place(self, copies: "DeviceCopies") -> None:
-        """Have exchanges read and write the copies of a device from now on."""
+        """Store the state on a device: exchanges use `copies` from now on."""
         self.copies = copies
 
     def device_copy(self, name: str) -> DeviceCopy | None:
-        """Return the copy of one of its arrays, or of `memory`, on a device."""
+        """Return the copy on a device of the array `name` of the state or of `memory`.
+
+        None: the array is stored on the host alone.
+        """
         copies = vars(self).get("copies")  # not yet, while it is made
         if copies is None:
             return None
@@ -285,7 +307,10 @@ class State:
         return copy
 
     def remember(self, name: str, width: int) -> Array:
-        """Return the array `name` of `memory`, zeros at first, `width` words a row."""
+        """Return the array `name` of `memory`, `width` words for each local column.
+
+        The first call makes it, with zeros.
+        """
         if name not in self.memory:
             shape = len(self.weights), width
             self.memory[name] = np.zeros(shape, dtype=self.weights.dtype)
@@ -293,13 +318,14 @@ class State:
 
     @property
     def scale(self) -> float:
-        """Return what weights on a device are divided by."""
+        """Return the number by which weights on a device are divided; 1 on a host."""
         return 1.0 if self.copies is None else self.copies.scale
 
     def on_device(self, name: str) -> Any:
-        """Return one of its arrays, or of `memory`, where steps are taken.
+        """Return the array `name` of the state or of `memory`, where steps are taken.
 
-        It is to be read and written there; None where the state has no such array.
+        That is on the device, if there is one. The array may be read and written; None
+        where the state has no such array.
         """
         copy = self.device_copy(name)
         if copy is not None:
@@ -307,25 +333,29 @@ class State:
         return self.memory[name] if name in self.memory else getattr(self, name)
 
     def mark_written(self, name: str) -> None:
-        """Note that one of its arrays was written where steps are taken."""
+        """Mark the array `name` as changed on the device, if there is one."""
         copy = self.device_copy(name)
         if copy is not None:
             copy.written()
 
     def written(self, residuals: Any) -> None:
-        """Note that an exchange on a device wrote it, and made these residuals."""
+        """Mark the state as changed by an exchange on a device; store its residuals."""
         assert self.copies is not None
         self.copies.written(residuals)
 
     def host_array(self, name: str) -> Any:
-        """Return one of its arrays to be read; where it is stored on a device, it stays
-        there.
+        """Return the array `name` of the state on the host, for reading only.
+
+        The copy on a device, if any, stays valid.
         """
         copy = self.device_copy(name)
         return getattr(self, name) if copy is None else copy.host_view()
 
     def host_state(self) -> "State":
-        """Return weights and intercept to be read; arrays on a device stay there."""
+        """Return a state with weights and intercept on the host, for reading only.
+
+        The copies on a device, if any, stay valid.
+        """
         if self.copies is None:
             return self
         return State(
@@ -337,7 +367,7 @@ class State:
         )
 
     def portion(self, share: float, group: Communicator) -> Any:
-        """Return weights and intercept times `share`, in an array that `group` sums.
+        """Return weights and intercept times `share`, in one array that `group` sums.
 
         The array is on the device if the group sums arrays of devices.
         """
@@ -355,7 +385,7 @@ class State:
     def become(self, total: Any) -> Any:
         """Set weights and intercept from a sum of arrays that `portion` returned.
 
-        Return the intercept, to be written to.
+        Return the intercept, which may be written to; None without one.
         """
         if self.copies is not None and self.copies.has_made(total):
             return self.copies.become()
@@ -371,10 +401,10 @@ class State:
 
 
 class ExchangeCoefficients:
-    """The coefficients of one exchange, in each form that an exchange may take.
+    """The coefficients of one exchange, in each form that an exchange may need.
 
-    A form is prepared when it is first read: with rates that change all the time every
-    exchange has coefficients of its own, and uses one form of them.
+    A form is computed when it is first read: if the rate changes all the time, every
+    exchange has coefficients of its own and uses only one form.
     """
 
     def __init__(
@@ -398,12 +428,12 @@ class ExchangeCoefficients:
 
     @cached_property
     def plan(self) -> HostPlan:
-        """Return the coefficients of all s steps, as the backend takes them."""
+        """Return the coefficients of all s steps together, in the backend's form."""
         return self.backend.prepare(self.whole, self.blocks)
 
     @cached_property
     def steps(self) -> tuple[HostPlan, ...]:
-        """Return the coefficients of each step alone, as the backend takes them."""
+        """Return the coefficients of each of the s steps, in the backend's form."""
         return tuple(
             self.backend.prepare(self._one_step(rate, size), blocks_of((size,)))
             for rate, size in zip(self.rates, self.blocks.sizes, strict=True)
@@ -411,13 +441,17 @@ class ExchangeCoefficients:
 
     @cached_property
     def plain(self) -> PlainSteps:
-        """Return the coefficients of each step alone, as a kernel of all steps takes
-        them.
+        """Return the coefficients of each of the s steps, for a fused kernel.
+
+        Such a kernel takes all steps in one call.
         """
         return plain_steps(self.update, self.rates, self.blocks.sizes, self.l2)
 
     def _one_step(self, rate: float, size: int) -> UnrolledSteps:
-        """Return the coefficients of a step whose scores are read at q."""
+        """Return the coefficients of one step, whose scores are computed at the probe.
+
+        The probe q combines the weights and the momentum.
+        """
         coefficients = unroll(self.update, [rate], [size], self.l2)
         return UnrolledSteps(
             lead=np.ones((1, 1)),
@@ -431,7 +465,10 @@ class ExchangeCoefficients:
 
 
 class ManyCoefficients(ExchangeCoefficients):
-    """The coefficients of models with their own penalties, at `rates` (s, settings)."""
+    """The coefficients of an exchange of several models with different penalties.
+
+    `rates` has shape (s, settings).
+    """
 
     def __init__(
         self,
@@ -447,7 +484,7 @@ class ManyCoefficients(ExchangeCoefficients):
         self.ridges = np.array([l2 for l2, _ in models.settings])
 
     def only(self, number: int, model: Models) -> "ManyCoefficients":
-        """Return the coefficients of one of the models."""
+        """Return the coefficients of model `number` alone."""
         setting = self.models.setting_of[number * self.models.scores]
         rates = self.each[:, [setting]]
         sizes = self.blocks.sizes
@@ -461,7 +498,7 @@ class ManyCoefficients(ExchangeCoefficients):
 
     @cached_property
     def steps(self) -> tuple[HostPlan, ...]:
-        """Return the coefficients of each step alone, as the backend takes them."""
+        """Return the coefficients of each of the s steps, in the backend's form."""
         plans = []
         for rates, size in zip(self.each, self.blocks.sizes, strict=True):
             coefficients = one_step_many(self.update, rates, size, self.ridges)
@@ -483,17 +520,17 @@ class Group:
 
     @property
     def blocks(self) -> Blocks:
-        """Return where each batch begins."""
+        """Return the sizes of the s batches, and where each of them starts."""
         return self.coefficients.blocks
 
     @property
     def plan(self) -> HostPlan:
-        """Return the coefficients of all s steps, as the backend takes them."""
+        """Return the coefficients of all s steps together, in the backend's form."""
         return self.coefficients.plan
 
     @property
     def steps(self) -> tuple[HostPlan, ...]:
-        """Return the coefficients of each step alone, as the backend takes them."""
+        """Return the coefficients of each of the s steps, in the backend's form."""
         return self.coefficients.steps
 
 
@@ -501,134 +538,155 @@ class Group:
 
 
 class Exchange(Protocol):
-    """The buffers and the parts of an exchange, which all exchanges of its sizes use.
+    """The buffers and parts of exchanges of the same batch sizes on one member.
 
-    `load` fills the buffers with the rows of one group after the other.
-
-    A product calls the parts in its order; each part uses what those before it left in
-    the buffers. The views of the host are for the monitor of the recurrence.
+    `load` selects the group of an exchange. A product then calls the parts in its own
+    order; each part reads the results of the parts before it from the buffers.
+    `host_margins`, `host_rows`, `host_gram` and `host_state` serve the monitor of the
+    recurrence.
     """
 
     blocks: Blocks
 
     def load(self, group: Group) -> None:
-        """Take the rows of this group next."""
+        """Select the group whose rows the next parts use."""
 
     def attach(self, state: State) -> None:
-        """Advance this state in the steps that follow."""
+        """Select the state that the next steps advance."""
 
     def sample(self) -> None:
-        """Gather the rows, or their numbers."""
+        """Gather the rows of the group, or only their numbers."""
 
     def products(self) -> None:
-        """Compute the Gram and the margins of this member."""
+        """Compute this member's parts of the Gram matrix and of the margins."""
 
     def gram_alone(self) -> None:
-        """Compute the Gram of this member."""
+        """Compute this member's part of the Gram matrix."""
 
     def scores(self) -> None:
-        """Compute the margins of this member."""
+        """Compute this member's part of the margins."""
 
     def messages(self, *names: str, travels: bool = False) -> Sequence[Any]:
-        """Return the sums of `gram` and `margins`, where the next products are written.
+        """Return the messages that sum `gram` and `margins` over the members.
 
-        `travels`: the sums are started, and waited for later.
+        The next products are written to their buffers. With `travels`, the sums are
+        started now and waited for later.
         """
 
     def steps(self) -> None:
-        """Take the s steps: residuals from summed products."""
+        """Take the s steps: compute the residuals from the summed products."""
 
     def update(self) -> None:
-        """Add the steps to the weights."""
+        """Add the changes of the s steps to the weights."""
 
     def finish(self) -> None:
-        """Mark the arrays of the state as written."""
+        """Mark the arrays of the state that the exchange wrote."""
 
     def keep(self) -> Any:
-        """Return the summed Gram in memory of its own. Collective."""
+        """Return a copy of the summed Gram matrix, for `use`. Collective."""
 
     def use(self, kept: Any) -> None:
-        """Take the steps with a Gram that was kept."""
+        """Take the next steps with a Gram matrix that `keep` returned."""
 
     def host_margins(self) -> Array:
-        """Return the summed margins on the host."""
+        """Return the margins, summed over the members, on the host."""
 
     def host_rows(self) -> Rows:
-        """Return the sampled rows, as the backend of the host takes them."""
+        """Return the sampled rows, in the form of the backend of the host."""
 
     def host_gram(self) -> Array:
-        """Return the summed Gram on the host, packed."""
+        """Return the packed Gram matrix, summed over the members, on the host."""
 
     def host_state(self) -> State:
-        """Return the weights before the update, and the residuals of the steps."""
+        """Return a state on the host for the monitor.
+
+        It has the weights before the update, and the residuals of the steps.
+        """
 
 
 class PartSequence(Protocol):
-    """Parts of an exchange, the sums over members, and the parts that need these.
+    """Parts of an exchange, then sums over the members, then parts that need them.
 
-    A host calls the parts one by one; a device records them, and launches them as one.
+    A host calls the parts one by one; a device records them, and launches them
+    together.
     """
 
     def run(self) -> None:
-        """Run all parts and sums."""
+        """Run all parts and sums in their order."""
 
     def up_to_sums(self) -> None:
-        """Run the parts up to the sums one by one, and wait for the sums."""
+        """Run the parts before the sums one by one, run the sums, and wait for them."""
 
     def start(self) -> Pending:
-        """Run the parts ahead of the sums, and begin these; `wait` completes them."""
+        """Run the parts before the sums, and start the sums.
+
+        Return the sums that are under way; `wait` of them completes the sums.
+        """
 
     def run_beside(self, ahead: Any, earlier: Pending) -> Pending:
-        """Run all parts and sums; begin `ahead` while the sums are in transit.
+        """Run all parts and sums; start the sums of `ahead` while they are under way.
 
-        The parts behind the sums need the sums `earlier`, too. Return the sums of
-        `ahead`, which is a sequence of the same device, or None.
+        The parts after the sums also need the sums `earlier`, which are under way
+        already. Return the sums of `ahead`, which is a sequence of the same device, or
+        None.
         """
 
 
 class PlainStepSequence(Protocol):
-    """s plain steps of one member: no Gram, and one sum of margins for each step."""
+    """s plain steps of one member, without a Gram matrix.
+
+    Each step needs one sum of margins over the members.
+    """
 
     def load(self, group: Group) -> None:
-        """Take the steps of this group next."""
+        """Select the group whose steps are taken next."""
 
     def attach(self, state: State) -> None:
-        """Advance this state in the steps that follow."""
+        """Select the state that the next steps advance."""
 
     def fused_steps(self) -> bool:
-        """Take all steps by one kernel; return False, without a step, if none does."""
+        """Take all steps in one kernel.
+
+        Return False, and take no step, if no kernel can do that.
+        """
 
     def each_step(self) -> Iterator[Exchange]:
-        """Yield the steps one by one: each is an exchange of one batch."""
+        """Yield the steps one by one, each as an exchange of one batch."""
 
     def finish(self) -> None:
-        """Mark the arrays of the state as written."""
+        """Mark the arrays of the state that the steps wrote."""
 
 
 class GatheredSteps(PlainStepSequence, Protocol):
-    """s plain steps on rows with the columns of all members, which need no sum."""
+    """s plain steps on rows that have the columns of all members.
+
+    These steps need no sum over the members.
+    """
 
     def has_rows(self) -> bool:
-        """Return whether the rows of this group are gathered already."""
+        """Return whether the rows of the group were gathered in an earlier epoch."""
 
     def pack(self) -> None:
-        """Pack the rows of this member, as they are stored."""
+        """Pack this member's part of the rows for sending, as the rows are stored."""
 
     def gather(self) -> None:
         """Gather the rows of all members. Collective."""
 
     def place(self) -> None:
-        """Put the columns of all members side by side."""
+        """Put the columns of all members side by side, after `gather`."""
 
 
 class MemberExchanges(Protocol):
-    """The exchanges of one member on one device, and the order of their parts."""
+    """The exchanges of one member on one device, which products run."""
 
     device: Any  # the GPU; None for a host
     gram_kernel: str  # which kernel of a GPU makes Grams; "" for a host
 
     def exchange(self, blocks: Blocks, number: int = 0) -> Exchange:
-        """Return the exchange of these sizes; `number` distinguishes several."""
+        """Return the exchange for batches of these sizes.
+
+        `number` distinguishes several exchanges of the same sizes.
+        """
 
     def sequence(
         self,
@@ -638,10 +696,16 @@ class MemberExchanges(Protocol):
         after: Sequence[Callable[[], None]],
         once: bool = False,
     ) -> PartSequence:
-        """Return the parts in their order; `once`: they run only once."""
+        """Return the sequence of the parts `before`, the sums, and the parts `after`.
+
+        `once` means that it runs only once.
+        """
 
     def plain(self, blocks: Blocks) -> PlainStepSequence:
-        """Return steps that are taken one by one."""
+        """Return plain steps on batches of these sizes, taken one by one."""
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> GatheredSteps:
-        """Return steps on rows of all columns; `keeps`: gathered rows are kept."""
+        """Return steps on rows with the columns of all members.
+
+        With `keeps`, gathered rows are stored for later epochs.
+        """

@@ -1,6 +1,4 @@
-"""Variables that launchers of ranks set, and segments that killed ranks leave
-behind.
-"""
+"""Variables that launchers of ranks set, and shared memory that killed ranks left."""
 
 import ctypes
 import os
@@ -38,7 +36,7 @@ SIZES = (EXPECTED, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 class LauncherRank(NamedTuple):
-    """Rank `rank` of `size`, by the variables of launcher `by`."""
+    """Rank `rank` of `size` ranks, as the variables of the launcher `by` state."""
 
     rank: int
     size: int
@@ -46,8 +44,9 @@ class LauncherRank(NamedTuple):
 
 
 def launched(environment: Mapping[str, str]) -> LauncherRank | None:
-    """Return rank and size by the innermost launcher that sets both; None
-    without one.
+    """Return the rank and the number of ranks that a launcher's variables state.
+
+    If launchers are nested, the innermost one that sets both counts. None if none does.
     """
     for by, *names in LAUNCHERS:
         if by in AROUND_AGENTS and has_agent(environment):
@@ -66,18 +65,19 @@ def has_mpi_signs(environment: Mapping[str, str]) -> bool:
 
 
 def has_agent(environment: Mapping[str, str]) -> bool:
-    """Return whether torchrun started this process: its agent may have MPI's
-    variables.
+    """Return whether torchrun started this process.
+
+    Its agent may have been started by MPI, whose variables this process then inherits.
     """
     return AGENT in environment and "MASTER_ADDR" in environment
 
 
 def launch_refusal(environment: Mapping[str, str], kind: str = "auto") -> str | None:
-    """Return the sentence on ranks that no launcher of MPI has started, else None.
+    """Return an error message if no launcher of MPI started the ranks, else None.
 
-    Ranks of torchrun are always such ranks. Those of `srun` without a PMI are refused
-    for the communicator `auto` alone: an MPI that loads Slurm's library of PMI-1 needs
-    no variables of a PMI, so `mpi` leaves the judgement to MPI.
+    Ranks of torchrun are always refused. Those of `srun` without a PMI are refused for
+    the communicator `auto` alone: an MPI that loads Slurm's library of PMI-1 needs no
+    variables of a PMI, so for `mpi` the decision is left to MPI.
     """
     ranks = launched(environment)
     if ranks is None or ranks.size == 1 or has_mpi_signs(environment):
@@ -96,18 +96,18 @@ def launch_refusal(environment: Mapping[str, str], kind: str = "auto") -> str | 
 
 
 def _lacks_pmi(environment: Mapping[str, str]) -> bool:
-    """Return whether Slurm has set up no PMI for these ranks, which have no variables
-    of one.
+    """Return whether Slurm has set up no PMI for ranks without variables of a PMI.
 
-    SLURM_MPI_TYPE names the plugin, where there is one; some, as cray_shasta, set
-    variables of their own. Intel MPI loads the library that I_MPI_PMI_LIBRARY names.
+    SLURM_MPI_TYPE names the plugin, where there is one; some plugins, such as
+    cray_shasta, set variables of their own. Intel MPI loads the library that
+    I_MPI_PMI_LIBRARY names.
     """
     plugin = environment.get("SLURM_MPI_TYPE", "none")
     return plugin == "none" and "I_MPI_PMI_LIBRARY" not in environment
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:
-    """Return whether a launcher's variables are set."""
+    """Return whether the variables of a launcher of several ranks are set."""
     if EXPECTED in environment or has_mpi_signs(environment):
         return True
     # Every Slurm step sets SLURM_PROCID, one of a single task too.
@@ -116,7 +116,7 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 
 
 def launched_size(environment: Mapping[str, str]) -> int | None:
-    """Return how many ranks a launcher has started; None where none states it."""
+    """Return how many ranks a launcher has started; None if no variable states it."""
     names = SIZES[:1] if has_agent(environment) else SIZES
     values = (environment.get(name, "") for name in names)
     size = next((int(text) for text in values if text.isdigit()), None)
@@ -130,9 +130,10 @@ def launched_size(environment: Mapping[str, str]) -> int | None:
 
 
 def launched_number(environment: Mapping[str, str]) -> int | None:
-    """Return the number of this rank where a launcher of MPI sets that and no size.
+    """Return the number of this rank if a launcher states it, but no number of ranks.
 
-    Some set PMIX_RANK alone. Where a size is known, `launched_size` returns it.
+    Some launchers of MPI set PMIX_RANK alone. None if `launched_size` returns a number,
+    or if the variable is not set.
     """
     text = environment.get("PMIX_RANK", "")
     if launched_size(environment) is None and text.isdigit():
@@ -147,9 +148,9 @@ _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def end_with_parent() -> None:
-    """Let the kernel send SIGTERM to this child when its parent is killed.
+    """Have the kernel send SIGTERM to this child process when its parent ends.
 
-    Called in the child, before its program starts.
+    It is called in the child, before the program of the child starts.
     """
     if _PRCTL is not None:
         _PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
@@ -161,11 +162,12 @@ SLEEP = "MPIR_CVAR_ENABLE_HEAVY_YIELD"  # read by MPICH when it starts
 
 
 def sleep_where_crowded(environment: MutableMapping[str, str]) -> None:
-    """Let ranks that wait sleep, where a node has more ranks than cores.
+    """Let waiting ranks of MPICH sleep, on a node with more ranks than cores.
 
-    MPICH waits in a loop, so ranks that share a core hold up the one that computes.
-    Sleeping delays messages, so ranks with a core each go on waiting in the loop. The
-    cores are those of the launcher, because a rank may be bound to one of them.
+    MPICH waits in a busy loop, so a waiting rank takes time from a computing rank on
+    the same core. Sleeping delays messages, so ranks that have a core each keep the
+    busy loop. The cores are those of the launcher, because a rank may be bound to one
+    of them.
     """
     ranks = environment.get("MPI_LOCALNRANKS", "")
     if ranks.isdigit() and int(ranks) > _cores_of(os.getppid()):
@@ -183,9 +185,9 @@ def _cores_of(process: int) -> int:
 
 
 def abort_on_uncaught(world: "Communicator") -> None:
-    """Replace the hook of uncaught exceptions by one that ends the whole job.
+    """Install an exception hook that aborts the whole job on an uncaught exception.
 
-    Otherwise a rank that dies leaves the others waiting in a collective for ever.
+    Otherwise a rank that ends would leave the others waiting in a collective for ever.
     """
 
     def hook(
@@ -221,12 +223,14 @@ def remove_leftovers(
     folder: Path = SEGMENTS,
     began: float | None = None,
 ) -> list[Path]:
-    """Remove what this user's dead ranks left on this node, before MPI starts.
+    """Remove shared memory that killed ranks of this user left on this node.
 
-    Slurm forks all ranks of a node before any of them runs, so no rank of this step has
-    made a file from before this process began (`began`, seconds since the epoch). A
-    file that a process maps belongs to another job, and a very new one may. Under other
-    launchers, the first rank of a node alone removes files.
+    It is called before MPI starts. Under Slurm, files are removed that are older than
+    this process, which began at `began` (seconds since the epoch), and that no process
+    uses: Slurm starts all ranks of a node before any of them runs, so a file of this
+    step is newer. Files that are only a few seconds older are left, too. Under other
+    launchers, the first rank of a node removes all files that no process uses. Return
+    the removed files.
     """
     if "SLURM_PROCID" not in environment:
         return remove_unused(folder) if _is_first_here(environment) else []
@@ -235,10 +239,10 @@ def remove_leftovers(
 
 
 def remove_unused(folder: Path = SEGMENTS) -> list[Path]:
-    """Remove the segments of this user that no process has open or maps.
+    """Remove and return the shared memory files of this user that no process uses.
 
-    A rank has the file open from making it until it has mapped it: that of a living
-    rank is never removed, on a node where all processes of this user are visible.
+    A rank has its file open from its creation until it is mapped, so files of a running
+    rank are never removed on a node where all processes of this user are visible.
     """
     return _remove(_ours(folder))
 
@@ -253,8 +257,9 @@ def _remove(candidates: list[Path]) -> list[Path]:
 
 
 def _is_first_here(environment: Mapping[str, str]) -> bool:
-    """Return whether this rank removes files on its node; True where no launcher names
-    one.
+    """Return whether this rank is the first of its node.
+
+    True if no launcher states the number of the rank on the node.
     """
     names = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
     local_ranks = (environment[name] for name in names if name in environment)
@@ -262,7 +267,7 @@ def _is_first_here(environment: Mapping[str, str]) -> bool:
 
 
 def _ours(folder: Path) -> list[Path]:
-    """Return the segments of this user."""
+    """Return the shared memory files of MPICH in `folder` that this user owns."""
     segments = []
     for name in NAMES:
         for path in folder.glob(name):
@@ -273,15 +278,16 @@ def _ours(folder: Path) -> list[Path]:
 
 
 def _is_old(path: Path, began: float) -> bool:
-    """Return whether a file is from before this step, which began at `began`."""
+    """Return whether a file is clearly older than this step, which began at `began`."""
     with suppress(OSError):
         return path.stat().st_ctime < began - MARGIN
     return False
 
 
 def _began(folder: Path) -> float:
-    """Return when Slurm forked this process, by the clock of the times of files in
-    `folder`; 0 where that is not known.
+    """Return when Slurm forked this process, in seconds, or 0 if that is not known.
+
+    The time is by the clock of the file system of `folder`.
     """
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -294,7 +300,7 @@ def _began(folder: Path) -> float:
 
 
 def segments_in_use() -> set[str]:
-    """Return the segments that processes of this user have open or map."""
+    """Return the paths of files that this user's processes have open or mapped."""
     paths: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         # Open files first: one that is mapped meanwhile is seen in either place.
@@ -316,7 +322,7 @@ LOSSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 
 
 def is_loss(mpi: Any, error: BaseException) -> bool:
-    """Return whether MPI reports a lost rank, or that another rank has noticed one."""
+    """Return whether an error of MPI means that a rank is lost."""
     if not isinstance(error, mpi.Exception):
         return False
     loss_classes = {getattr(mpi, name) for name in LOSSES if hasattr(mpi, name)}
@@ -324,10 +330,10 @@ def is_loss(mpi: Any, error: BaseException) -> bool:
 
 
 def shrink(mpi: Any, world: Any, groups: Iterable[Any]) -> Any:
-    """Return the communicator of all ranks that are left. Collective.
+    """Return a communicator of all ranks that are left. Collective.
 
-    To revoke the groups of the old world releases ranks that wait in them: not every
-    rank has seen the failure itself.
+    First the old world and its `groups` are revoked, which releases ranks that wait in
+    them: not every rank has noticed the failure itself.
     """
     for comm in (*groups, world):
         with suppress(mpi.Exception, NotImplementedError):
@@ -336,7 +342,7 @@ def shrink(mpi: Any, world: Any, groups: Iterable[Any]) -> Any:
 
 
 def kill_process() -> None:
-    """Kill this process without a call to MPI: other ranks see that it is gone."""
+    """Kill this process without a call to MPI, so that other ranks see it as lost."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -26,10 +26,10 @@ UP_TO = 2048
 
 
 class PersistentRequest:
-    """A persistent request: started, waited for, and freed once, at the latest at exit.
+    """A persistent MPI request, which may be started again and again.
 
-    To free a request is not collective: it happens when the last reference to it is
-    gone.
+    It is freed once, when the last reference to it is gone, or at exit. Freeing it is
+    not collective.
     """
 
     def __init__(self, mpi: Any, request: Any) -> None:
@@ -38,13 +38,13 @@ class PersistentRequest:
         self.free = weakref.finalize(self, _free, mpi, request)
 
     def __call__(self) -> None:
-        """Start the request, and wait for its end."""
+        """Start the request, and wait until it is complete."""
         self._start()
         self._wait()
 
 
 class PersistentWorkspace(Workspace):
-    """One buffer and the request that sums it."""
+    """A workspace whose buffer is summed by a persistent request."""
 
     def __init__(
         self, group: "Communicator", comm: Any, mpi: Any, words: int, dtype: Any
@@ -55,16 +55,16 @@ class PersistentWorkspace(Workspace):
         )
 
     def add(self) -> Array:
-        """Return Σ over ranks, summed in place."""
+        """Return the sum of the buffer over the ranks, in place."""
         self.request()
         return self._array
 
 
 def supported(comm: Any, mpi: Any) -> bool:
-    """Return whether all ranks can prepare sums, by one trial with an agreement at each
-    stage.
+    """Return whether MPI can prepare persistent sums on all ranks.
 
-    A rank that cannot prepare one must keep the others from starting theirs.
+    One sum is tried, and all ranks agree after each stage: a rank that fails must keep
+    the others from starting theirs. Collective.
     """
     if not agreed(comm, mpi, mpi.Get_version() >= (4, 0)):
         return False
@@ -79,7 +79,7 @@ def supported(comm: Any, mpi: Any) -> bool:
 
 
 def agreed(comm: Any, mpi: Any, good: bool) -> bool:
-    """Return whether `good` is true on all ranks, by an ordinary collective."""
+    """Return whether `good` is true on all ranks, by an ordinary all-reduce."""
     flag = np.array([good], dtype=np.int64)
     comm.Allreduce(mpi.IN_PLACE, flag, op=mpi.MIN)
     return bool(flag[0])
@@ -110,11 +110,11 @@ SHARED_MEMORY = "/dev/shm"  # its limit, not the machine's, ends large windows
 
 
 class NodeWindows:
-    """The windows and communicators of a node, with references to the arrays in
-    windows.
+    """The windows and communicators of a node, with weak references to their users.
 
-    All ranks free windows together, and no rank may read them afterwards: they stay
-    until the last array in them is gone on every rank.
+    The users are arrays in the windows. The ranks of a node free all windows together,
+    when the last array is gone on every rank, since no rank may read a window
+    afterwards.
     """
 
     def __init__(self, comm: Any, across: Any, mpi: Any) -> None:
@@ -125,8 +125,9 @@ class NodeWindows:
         self.users: list[weakref.ref[Any]] = []
 
     def release(self) -> bool:
-        """Free all of it if no rank uses it, and return whether; a collective of the
-        node.
+        """Free all windows and communicators, if no rank uses them.
+
+        Return whether they were freed. Collective over the ranks of the node.
         """
         unused = all(user() is None for user in self.users)
         unused = agreed(self.comm, self._mpi, unused)
@@ -144,7 +145,7 @@ class NodeWindows:
 
 
 class NodeRanks:
-    """The ranks of a group on one machine, and windows that hold what they share."""
+    """The ranks of a communicator on one machine, and memory that they share."""
 
     def __init__(self, comm: Any, across: Any, mpi: Any, whole: bool) -> None:
         self.comm = comm
@@ -162,7 +163,7 @@ class NodeRanks:
         self.barrier = PersistentRequest(mpi, request) if fast else comm.Barrier
 
     def meet(self) -> None:
-        """Synchronise the ranks: all of them then see what each has written before."""
+        """Synchronise the ranks of the node: each then sees what the others wrote."""
         for window in self.holding.windows:
             window.Sync()
         self.barrier()
@@ -170,8 +171,9 @@ class NodeRanks:
             window.Sync()
 
     def take(self, size: int) -> Array | None:
-        """Return `size` shared bytes, the same on all ranks of the node;
-        None: no room.
+        """Allocate `size` bytes of shared memory, the same on all ranks of the node.
+
+        None if there is no room. Collective.
         """
         free_bytes = len(self._bases[-1]) - self._used if self._bases else 0
         if size > free_bytes and not self._grow(size):
@@ -181,9 +183,10 @@ class NodeRanks:
         return self._bases[-1][first : first + size]
 
     def keep(self, array: Array) -> Array | None:
-        """Return a lasting read-only copy of an array that is equal on all ranks.
+        """Return a read-only copy of an array in shared memory.
 
-        Each rank writes a part of it. None: no room.
+        The array is equal on all ranks. Each rank writes a part of the copy. None if
+        there is no room. Collective.
         """
         memory = self.take(array.nbytes)
         if memory is None:
@@ -196,7 +199,10 @@ class NodeRanks:
         return shared_copy
 
     def _grow(self, size: int) -> bool:
-        """Open another window, at least twice the last; all ranks, or none."""
+        """Open another window, at least twice as large as the last one.
+
+        Return whether it was opened, on all ranks or on none.
+        """
         last = len(self._bases[-1]) if self._bases else FIRST_WINDOW // 2
         size = max(size + LINE, 2 * last)
         if not agreed(self.comm, self.mpi, fits_shared_memory(size)):
@@ -217,10 +223,10 @@ class NodeRanks:
 
 
 def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
-    """Return the ranks on the node of this rank; None, on all ranks, if there is no
-    such.
+    """Return the ranks on the node of this rank, for shared memory. Collective.
 
-    `pretended` names another node than the real one, for tests on one machine.
+    None, on all ranks, if MPI cannot find them or if no node has several ranks.
+    `pretended` is the number of a pretended node, for tests on one machine.
     """
     if pretended is None:
         kind = getattr(mpi, "COMM_TYPE_SHARED", None)
@@ -239,8 +245,9 @@ def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
 
 
 def fits_shared_memory(size: int) -> bool:
-    """Return whether `size` bytes fit into shared memory; touching a page that does not
-    fit kills the process.
+    """Return whether there is room for `size` bytes of shared memory, twice over.
+
+    Touching a page for which there is no room kills the process.
     """
     try:
         file_system = os.statvfs(SHARED_MEMORY)
@@ -250,7 +257,7 @@ def fits_shared_memory(size: int) -> bool:
 
 
 def share(words: int, ranks: int, rank: int) -> slice:
-    """Return the range of `words` words that rank `rank` of `ranks` processes."""
+    """Return the slice of `words` words that rank `rank` of `ranks` handles."""
     return slice(words * rank // ranks, words * (rank + 1) // ranks)
 
 
@@ -264,10 +271,11 @@ ALONE_UP_TO = 20_000
 
 
 class SummedByEach(Workspace):
-    """A sum with one barrier: every rank adds all slots, into private memory.
+    """A sum with one barrier: every rank adds the slots of all ranks by itself.
 
-    There are two sets of slots. A rank writes into one of them again after the barrier
-    of the next sum, which no rank reaches before it has read the set.
+    The result is in memory of its own. There are two sets of slots, used in turn. A
+    rank writes into a set again only after the barrier of the next sum, which a rank
+    reaches only when it has read the set.
     """
 
     def __init__(
@@ -286,11 +294,11 @@ class SummedByEach(Workspace):
 
     @property
     def array(self) -> Array:
-        """Return this rank's slot in the set of the next sum."""
+        """Return this rank's slot for the next sum."""
         return self._slots[self._turn][self.node.rank]
 
     def add(self) -> Array:
-        """Synchronise the node, then return the sum of all slots."""
+        """Synchronise the ranks of the node, then return the sum of all slots."""
         slots = self._slots[self._turn]
         self._turn = 1 - self._turn
         self.node.meet()
@@ -301,12 +309,12 @@ class SummedByEach(Workspace):
 
 
 class SummedInSlices(Workspace):
-    """A sum with two barriers: every rank adds its slice, and all read the total in
-    place.
+    """A sum with two barriers: every rank adds one slice of all slots.
 
-    Slots are read between the two barriers of a sum and written outside; the total is
-    written between them and read outside: one set of each is enough. Between nodes,
-    the ranks that hold the same slice sum it, all slices at once.
+    All ranks read the total in shared memory. Slots are read between the two barriers
+    and written outside; the total is written between them and read outside: one set of
+    each is enough. Between nodes, the ranks that have the same slice sum it, all slices
+    at once.
     """
 
     def __init__(
@@ -329,12 +337,13 @@ class SummedInSlices(Workspace):
 
     @property
     def array(self) -> Array:
-        """Return this rank's slot."""
+        """Return this rank's slot for the next sum."""
         return self._slot
 
     def add(self) -> Array:
-        """Synchronise the node, add a slice, synchronise again, and return
-        the total.
+        """Return the sum of all slots, to which this rank adds its slice.
+
+        The ranks of the node are synchronised before and after.
         """
         self.node.meet()
         add_in_order(self._parts, self._part)
@@ -347,8 +356,9 @@ class SummedInSlices(Workspace):
 def open_shared(
     group: "Communicator", node: NodeRanks, memory: Array, words: int, dtype: Any
 ) -> Workspace:
-    """Return the workspace that measurements show to be faster; across nodes there is
-    one.
+    """Return the faster kind of workspace for `words` words, by earlier measurements.
+
+    Between nodes there is only one kind, `SummedInSlices`.
     """
     alone = node.whole and words * (node.size - 1) <= ALONE_UP_TO
     kind = SummedByEach if alone else SummedInSlices
@@ -356,14 +366,15 @@ def open_shared(
 
 
 def bytes_needed(node: NodeRanks, words: int, dtype: Any) -> int:
-    """Return the bytes for either workspace: two sets of slots exceed one and
-    a total.
+    """Return the bytes of shared memory that suffice for either kind of workspace.
+
+    Two sets of slots take at least as many as one set and a total.
     """
     return 2 * node.size * _stride(words, dtype)
 
 
 def add_in_order(parts: list[Array], out: Array) -> Array:
-    """out ← parts[0] + parts[1] + ..., from the left."""
+    """Compute out ← parts[0] + parts[1] + ..., from left to right; return `out`."""
     np.add(parts[0], parts[1], out=out)
     for part in parts[2:]:
         np.add(out, part, out=out)
@@ -393,8 +404,9 @@ KEEP_FROM = 4096  # bytes of a lasting copy from which a window is worth it
 
 
 class SumChoice:
-    """The choice of sums and copies of one MPI group; each probe runs when first
-    needed.
+    """The choice of how one MPI communicator sums arrays and stores lasting copies.
+
+    What MPI and the node can do is probed when it is first needed.
     """
 
     def __init__(self, comm: Any, mpi: Any, pretended: int | None = None) -> None:
@@ -409,7 +421,7 @@ class SumChoice:
         self._requests: weakref.WeakSet[PersistentRequest] = weakref.WeakSet()
 
     def of_part(self, comm: Any) -> "SumChoice":
-        """Return the choice of a group `comm` that was split from this one."""
+        """Return the choice for `comm`, a part of the communicator of this choice."""
         part = SumChoice(comm, self._mpi, self._pretended)
         part._held = self._held
         part._of_world = False
@@ -418,8 +430,9 @@ class SumChoice:
     def workspace(
         self, group: "Communicator", words: int, dtype: Any
     ) -> Workspace | None:
-        """Return the fastest workspace for this size, None for an ordinary sum.
-        Collective.
+        """Return the fastest workspace for sums of `words` words. Collective.
+
+        None if an ordinary sum of MPI is as good.
         """
         size = words * np.dtype(dtype).itemsize
         if self._shares_sums(group.node_sharing, size):
@@ -433,8 +446,9 @@ class SumChoice:
         return None
 
     def keep(self, sharing: str, array: Array) -> Array:
-        """Return a lasting copy of an array that is equal on all ranks, one for each
-        node.
+        """Return a lasting copy of an array that is equal on all ranks. Collective.
+
+        The ranks of a node share one copy if `sharing` allows it and there is room.
         """
         least = {"off": np.inf, "auto": KEEP_FROM, "on": 1}[sharing]
         node = self._find_node() if array.nbytes >= least else None
@@ -442,20 +456,22 @@ class SumChoice:
         return array.copy() if shared_copy is None else shared_copy
 
     def release(self) -> None:
-        """Free the windows whose arrays are all gone; a collective of the world."""
+        """Free the windows whose arrays are all gone. Collective over the world."""
         if self._of_world:
             self._held[:] = [windows for windows in self._held if not windows.release()]
 
     def close(self) -> None:
-        """Free windows and requests of the communicator, before it is freed."""
+        """Free the windows and requests of the communicator, before it is freed."""
         self._node = None
         self.release()
         for request in list(self._requests):
             request.free()
 
     def _shares_sums(self, sharing: str, size: int) -> bool:
-        """Return whether ranks of a node share a sum of `size` bytes; between nodes
-        only if `sharing` is "on", since that could not be measured yet.
+        """Return whether ranks of a node sum `size` bytes in shared memory.
+
+        Between nodes they do so only if `sharing` is "on", since that has not been
+        measured.
         """
         if sharing == "off" or size == 0:
             return False

@@ -42,7 +42,7 @@ class Card:
 
     @property
     def file(self) -> str:
-        """Return the name of the file at the address."""
+        """Return the name of the data set's file, the last part of its address."""
         return self.url.rsplit("/", 1)[-1]
 
     def as_dict(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _check_sum(card: Card, path: Path) -> None:
 
 
 def _elsewhere(card: Card, target: Path, error: OSError) -> DataError:
-    """Return the error of a failed download: address, reason and remedy."""
+    """Return the error of a failed download, with address, reason and remedy."""
     reason = getattr(error, "reason", None) or error.strerror or error
     checksum = (
         "its checksum is not known"

@@ -51,7 +51,7 @@ class ColumnWriter(ABC):
             ) from error
 
     def append(self, values: Array) -> None:
-        """Append rows, (k,) or (k, columns) float64."""
+        """Append the rows `values`, of shape (k,) or (k, columns), in float64."""
         stop = self.done + len(values)
         if stop > self.rows or values.shape[1:] != self.shape[1:]:
             raise DataError(
@@ -65,7 +65,7 @@ class ColumnWriter(ABC):
         self.done = stop
 
     def finish(self) -> None:
-        """Give the complete file its name."""
+        """Rename the complete file from its temporary name to its own."""
         if self.done != self.rows:
             raise DataError(
                 f"{self.path}: {self.done} of {self.rows} rows were written;"
@@ -79,7 +79,7 @@ class ColumnWriter(ABC):
             raise self._unwritten(error) from error
 
     def abandon(self) -> None:
-        """Remove the temporary file, unless it was published."""
+        """Remove the temporary file, unless `finish` has renamed it."""
         # On a full disk, close fails too; the file is removed nevertheless.
         with suppress(OSError, RuntimeError, AttributeError):
             self._close()
@@ -166,7 +166,7 @@ class CsvWriter(ColumnWriter):
 
 
 class Hdf5Writer(ColumnWriter):
-    """A writer of the data set /prediction, with a description as file attributes."""
+    """A writer of the HDF5 data set /prediction; file attributes describe it."""
 
     def _open(self) -> None:
         try:
@@ -207,7 +207,7 @@ class _Patient(FileIO):
             raise error
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`, with zeros behind the end of the file, as HDF5 expects."""
+        """Fill `buffer`; bytes after the end of the file are 0, as HDF5 expects."""
         view = memoryview(buffer).cast("B")
         got = super().readinto(view) or 0
         view[got:] = bytes(len(view) - got)

@@ -97,7 +97,10 @@ class CostInputs:
 
 
 def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> float:
-    """Return the predicted seconds of a step of `product`, on average over the run."""
+    """Return the predicted seconds of one step of `product`.
+
+    `steps` is s; the result is the mean over the exchanges of the run.
+    """
     if product not in _PRODUCTS:
         raise ConfigError(
             f"[products] kind = {product!r} has no formula of its time, which steps ="
@@ -107,7 +110,7 @@ def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> floa
 
 
 def kept_bytes(product: str, steps: int, job: CostInputs) -> int:
-    """Return the bytes that a member keeps from the first epoch on."""
+    """Return the bytes that a member stores in the first epoch for all later ones."""
     shape = MemoryShape(
         columns=job.columns,
         matrix=job.matrix,
@@ -136,7 +139,10 @@ class _Exchange:
 
     @property
     def first_share(self) -> float:
-        """Return the share of the exchanges in which nothing is kept yet."""
+        """Return the share of exchanges without rows or products stored earlier.
+
+        These are the exchanges of the first epoch, or all if no rows come again.
+        """
         return 1.0 / self.job.epochs if self.job.comes_again else 1.0
 
     def messages(self, product: str, is_kept: bool = False) -> float:
@@ -152,7 +158,10 @@ class _Exchange:
         return sum(map(self._message, get_product(product).messages(shape)))
 
     def _message(self, message: ExchangeMessage) -> float:
-        """Return the seconds of one message; G sent with z has no own latency."""
+        """Return the seconds of one message.
+
+        A Gram matrix that is sent together with the margins has no latency of its own.
+        """
         members = self.job.members
         machine = self.machine
         size = getattr(self.job, message.field)
@@ -168,9 +177,9 @@ class _Exchange:
         return calls * machine.latency + machine.per_byte * wire_bytes + casts
 
     def passes(self, columns: int, rate: float) -> float:
-        """Return the seconds of one pass over the sampled rows.
+        """Return the seconds of one pass over the sampled rows, with `columns` columns.
 
-        The pass reads `rate` bytes a second, or is limited by arithmetic.
+        The pass reads `rate` bytes a second, unless arithmetic takes longer.
         """
         job = self.job
         work = self.rows * columns * job.matrix * job.states
@@ -178,7 +187,10 @@ class _Exchange:
         return max(work / rate, work * job.scores / self.machine.again)
 
     def twice(self, columns: int) -> float:
-        """Return the seconds of scores, residuals and update of all steps together."""
+        """Return the seconds of scores, residuals and update of all steps together.
+
+        They take two passes over the rows: from memory, then from the cache.
+        """
         m = self.machine
         return self.passes(columns, m.read) + self.passes(columns, m.again) + self.links
 
@@ -194,11 +206,15 @@ class _Exchange:
 
     @property
     def links(self) -> float:
-        """Return the seconds of the residuals of all rows."""
+        """Return the seconds of the link function, for the residuals of all rows."""
         return self.rows * self.job.scores * self.machine.link
 
     def inner(self, rate: float) -> float:
-        """Return the seconds of the recurrence; it reads `rate` bytes of G a second."""
+        """Return the seconds of the recurrence over the s steps.
+
+        It reads `rate` bytes of the Gram matrix a second, unless arithmetic takes
+        longer.
+        """
         words = self.gram_words
         work = words * self.job.scores / self.machine.inner
         return max(work, words * max(self.job.gram_wire, COMPUTED) / rate)
@@ -212,7 +228,10 @@ def _direct(x: _Exchange) -> float:
 
 
 def _recurrence(x: _Exchange, rate: float) -> float:
-    """Return the seconds of both passes and of the recurrence, without messages."""
+    """Return the seconds of both passes and of the recurrence, without messages.
+
+    The recurrence reads `rate` bytes of the Gram matrix a second.
+    """
     around = x.machine.exchange + x.steps * x.machine.turn
     return x.twice(x.job.local_columns) + x.inner(rate) + around
 
@@ -236,7 +255,7 @@ def _gather(x: _Exchange) -> float:
 
 
 def _once(x: _Exchange) -> float:
-    """Return the seconds of an exchange whose rows have the columns of all members."""
+    """Return the seconds of plain steps on rows with the columns of all members."""
     around = x.machine.exchange + x.steps * x.machine.alone
     return x.plain(x.job.columns) + around
 
@@ -256,7 +275,7 @@ _PRODUCTS: dict[str, Callable[[_Exchange], float]] = {
 
 
 def machine_from(table: dict[str, Any]) -> Machine:
-    """Return the `Machine` of a table that `Machine.as_dict` returned."""
+    """Return the `Machine` from a table as `Machine.as_dict` returns it."""
     constants = {"alone": 0.0, "turn": 0.0, **table}  # older files have neither
     return Machine(**{f.name: float(constants[f.name]) for f in fields(Machine)})
 
@@ -309,7 +328,10 @@ class Choice:
 
 
 def choose(kind: str, steps: int, job: CostInputs, machine: Machine) -> Choice:
-    """Return the fastest choice; kind "auto" leaves the product open, steps 0 s."""
+    """Return the choice with the fewest predicted seconds a step.
+
+    The kind "auto" means any product, and 0 steps any number of steps.
+    """
     return min(candidates(kind, steps, job, machine), key=lambda c: c.seconds)
 
 
@@ -323,8 +345,9 @@ def candidates(
 ) -> Iterator[Choice]:
     """Yield every product and number of steps that may be used, with its seconds.
 
-    `of_one`: products for a replica of one member; `budget`: bytes that a member may
-    keep, `CACHE_BUDGET` if 0.
+    The kind "auto" means any product, and 0 steps any number of steps. `of_one` are the
+    products for a replica of one member. `budget` is the number of bytes that a member
+    may store if the kind is "auto"; 0 means `CACHE_BUDGET`.
     """
     budget = budget or CACHE_BUDGET
     for product in _products(kind, job, of_one):
@@ -341,7 +364,7 @@ def _products(kind: str, job: CostInputs, of_one: tuple[str, ...]) -> list[str]:
 
 
 def _steps(product: str, job: CostInputs) -> list[int]:
-    """Return the numbers of steps to try, at least one.
+    """Return the numbers of steps to try, of which 1 is always one.
 
     An exchange has at most the rows of an epoch, and at most `MOST_ROWS`.
     """
@@ -350,9 +373,11 @@ def _steps(product: str, job: CostInputs) -> list[int]:
 
 
 def uses_look_ahead(config: ProductsConfig, kind: str, latency: float) -> bool:
-    """Return whether to look ahead: on request, or if all is automatic and it pays.
+    """Return whether the Gram matrix of the next exchange is sent ahead.
 
-    A product that is named keeps one collective per exchange, unless look-ahead is on.
+    It is on request, or if product and look-ahead are both automatic and messages take
+    long enough. If the product is set by name, the default is one collective an
+    exchange.
     """
     if config.look_ahead == "on" and kind != "gram":
         raise ConfigError(
@@ -366,7 +391,7 @@ def uses_look_ahead(config: ProductsConfig, kind: str, latency: float) -> bool:
 
 
 def look_ahead_reason(config: ProductsConfig, kind: str, is_ahead: bool) -> str:
-    """Return the reason for which an automatic look-ahead is on or off."""
+    """Return why an automatic look-ahead is on (`is_ahead`) or off, as a phrase."""
     if is_ahead:
         return f"messages take {1e6 * WORTH_HIDING:g} µs or more, which it hides"
     if kind != "gram":
@@ -396,7 +421,10 @@ TERMS = {
 def terms(
     product: str, steps: int, job: CostInputs, machine: Machine
 ) -> dict[str, float]:
-    """Return the seconds of a step by part; casts of narrow sums count as bandwidth."""
+    """Return the predicted seconds of one step by part, such as "latency".
+
+    Casts of sums in 16 or 8 bits count as bandwidth.
+    """
 
     def step(costs: Array) -> float:
         return seconds(product, steps, job, machine_of(costs))
@@ -412,8 +440,8 @@ def terms(
 def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
     """Return the derivative of the model `time` by each constant, at `costs`.
 
-    The model is homogeneous in its constants, apart from casts: derivatives times
-    constants add up to the time, also where it is the larger of two terms.
+    Apart from casts, the model is homogeneous in its constants: derivatives times
+    constants add up to the time, even where the time is the larger of two terms.
     """
     here = time(costs)
     derivative = np.empty(len(costs))
@@ -426,7 +454,7 @@ def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
 
 
 def costs_of(machine: Machine) -> Array:
-    """Return the constants as costs, in seconds a unit: a rate is inverted."""
+    """Return the constants of a machine as costs, in seconds: rates are inverted."""
     values = [(name, getattr(machine, name)) for name in NAMES]
     return np.array([1.0 / v if name in RATES else v for name, v in values])
 

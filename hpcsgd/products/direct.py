@@ -38,7 +38,11 @@ from hpcsgd.products.base import (
 
 
 class Direct(Product):
-    """Plain SGD: s sums of b·K words (none if a replica is one member)."""
+    """Plain SGD: each of s steps sums b·K words of margins over the members.
+
+    b is the number of rows of a batch, K that of scores of a row. A replica of one
+    member sends nothing.
+    """
 
     def __init__(self, task: Task, exchanges: MemberExchanges) -> None:
         self.task = task
@@ -46,7 +50,7 @@ class Direct(Product):
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
-        """Yield a sum of b·K words for each step, also with momentum."""
+        """Yield a sum of b·K words for each step; momentum adds no words."""
         for rows in shape.sizes:
             yield ExchangeMessage(rows * shape.scores, "margin_sum")
 
@@ -73,7 +77,10 @@ def take_plain_steps(exchanges: MemberExchanges, x: PlainStepSequence) -> None:
 
 
 def take_each_step(exchanges: MemberExchanges, x: PlainStepSequence) -> None:
-    """Take the steps one by one: t = Σ_c Y w;  r = residual(t, y);  w ← M w + u Yᵀr."""
+    """Take the steps one by one: t = Σ_c Y w;  r = residual(t, y);  w ← M w + u Yᵀr.
+
+    Σ_c is the sum over the members.
+    """
     for step in x.each_step():
         sums = step.messages("margins")
         before = (step.sample, step.scores)
@@ -85,14 +92,14 @@ def take_each_step(exchanges: MemberExchanges, x: PlainStepSequence) -> None:
 
 
 class BatchAccumulator(Protocol):
-    """A consumer of gradients, which sends them after the last batch of an exchange."""
+    """A consumer that adds up the gradients of an exchange and then sends their sum."""
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """Begin exchange `index` of `epoch`, with `batches` batches on this replica."""
 
 
 class MicroBatches(Product):
-    """A product that passes the batches of a group to `product`, one by one.
+    """A product that runs `product` on the batches of a group, one by one.
 
     It never stores the rows of more than one batch.
     """
@@ -107,7 +114,10 @@ class MicroBatches(Product):
         self._known: dict[int, ExchangeCoefficients] = {}  # by the size of a batch
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Take all batches at the weights of the group's start; return the state."""
+        """Run all batches of the group at the same weights, and return the state.
+
+        The weights are those at the start of the group.
+        """
         blocks = group.blocks
         self.gathering.begin(group.epoch, group.index, len(blocks.sizes))
         for number, size in enumerate(blocks.sizes):
@@ -115,7 +125,7 @@ class MicroBatches(Product):
         return state
 
     def finish(self) -> None:
-        """Wait for what the product began early."""
+        """Wait for messages that `product` started early."""
         self.product.finish()
 
     def _one(self, group: Group, number: int, size: int) -> Group:
@@ -132,7 +142,10 @@ class MicroBatches(Product):
     def _coefficients(
         self, of_group: ExchangeCoefficients, size: int
     ) -> ExchangeCoefficients:
-        """Return the coefficients of one step of `size` rows; the rate is unused."""
+        """Return the coefficients of one step of `size` rows.
+
+        Their rate is not used, since the consumer takes the step.
+        """
         if size not in self._known:
             update = of_group.update
             l2 = of_group.l2
@@ -144,13 +157,13 @@ class MicroBatches(Product):
 
 
 class AtOnce(MicroBatches):
-    """A product that takes all batches of a group as one batch.
+    """A product that runs `product` on all batches of a group as one batch.
 
-    A consumer that sends its tiles for each batch then sends them only once.
+    A consumer that sends tiles for each batch then sends them only once.
     """
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Take all batches in one pass over the tiles, and return the state."""
+        """Run all batches of the group as one batch, and return the state."""
         self.gathering.begin(group.epoch, group.index, 1)
         coefficients = self._coefficients(group.coefficients, len(group.rows))
         whole_group = replace(group, coefficients=coefficients)
@@ -166,13 +179,13 @@ class AtOnce(MicroBatches):
 
 
 class RoundJudge(Protocol):
-    """The rule that decides how many chunks a replica takes in a round."""
+    """The consumer that decides how many chunks a replica takes in a round."""
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """Begin round `index` of `epoch`, with at most `batches` chunks."""
 
     def has_next_chunk(self) -> bool:
-        """Return whether another chunk is taken now."""
+        """Return whether the replica takes another chunk in this round."""
 
 
 @dataclass
@@ -213,7 +226,7 @@ class Stream:
 
 
 class AnyBatches(Product):
-    """A product that passes chunks of a stream to `product` until the round ends.
+    """A product that runs `product` on chunks of a stream until the round ends.
 
     It never stores the rows of more than one chunk.
     """
@@ -228,9 +241,9 @@ class AnyBatches(Product):
         self.holds_all_columns = product.holds_all_columns
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Take chunks of the stream at the weights at the start of the round.
+        """Run chunks of the stream at the weights of the start of the round.
 
-        `group` only numbers the round. Return the state.
+        `group` only gives the number of the round. Return the state.
         """
         self.judge.begin(group.epoch, group.index, self.most)
         while self.judge.has_next_chunk():
@@ -238,7 +251,7 @@ class AnyBatches(Product):
         return state
 
     def finish(self) -> None:
-        """Wait for what the product began early."""
+        """Wait for messages that `product` started early."""
         self.product.finish()
 
 
@@ -246,7 +259,7 @@ class AnyBatches(Product):
 
 
 class TiledRows:
-    """The rows of one exchange, whose tiles of columns are made on demand."""
+    """The rows of one exchange, of which tiles of columns are made when requested."""
 
     def __init__(self, task: Task, scratch: Scratch, rows: Array, height: int) -> None:
         self.task = task
@@ -259,7 +272,7 @@ class TiledRows:
         return len(self.rows)
 
     def tile(self, part: slice) -> Rows:
-        """Return the rows in the columns `part`, as the backend takes rows."""
+        """Return the rows in the columns `part`, in the backend's form."""
         matrix = self.task.shard.matrix
         backend = self.task.backend
         if matrix.is_sparse:
@@ -286,7 +299,7 @@ class TiledRows:
 
 
 class ByTiles(GradientReducer, Protocol):
-    """A reducer of gradients that stores the weights, and processes them by tiles."""
+    """A reducer of gradients that stores the weights, and reads them tile by tile."""
 
     height: int  # columns of a tile
 
@@ -295,7 +308,10 @@ class ByTiles(GradientReducer, Protocol):
 
 
 class TiledProduct(Product):
-    """A product with one pass over the tiles for scores, one for gradient and step."""
+    """A product on weights that are read tile by tile.
+
+    One pass over the tiles computes the scores, and one the gradient and the step.
+    """
 
     def __init__(self, task: Task, by_tiles: ByTiles) -> None:
         self.task = task
@@ -306,7 +322,7 @@ class TiledProduct(Product):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Take one step: t = Σ_b Y_b w_b, summed over members;  r;  Y_bᵀr by tiles.
 
-        Return the state.
+        b runs over the tiles of columns. Return the state.
         """
         task = self.task
         plan = self._plan(group)
@@ -345,7 +361,10 @@ class TiledProduct(Product):
         self.task.clock.lap("scores")
 
     def _plan(self, group: Group) -> Any:
-        """Return the coefficients of one step of all rows; the rate is unused."""
+        """Return the coefficients of one step of all rows of the group.
+
+        Their rate is not used, since the consumer takes the step.
+        """
         size = len(group.rows)
         of_group = group.coefficients
         if size not in self._known:

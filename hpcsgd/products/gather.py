@@ -18,8 +18,9 @@ from hpcsgd.products.direct import take_plain_steps
 class Gather(Product):
     """One all-gather of m·d_c words from each member, then s exact local steps.
 
-    Rows travel as they are stored, so a 16-bit matrix costs half the bytes.
-    Every member stores all of w.
+    m is the number of sampled rows and d_c that of the member's columns. Rows are sent
+    as they are stored, so a 16-bit matrix costs half the bytes. Every member stores all
+    of w.
     """
 
     holds_all_columns = True
@@ -30,7 +31,10 @@ class Gather(Product):
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
-        """Yield a gather of the values of m rows; of sparse rows also their columns."""
+        """Yield an all-gather of the values of the sampled rows.
+
+        For sparse rows, the column numbers are gathered, too.
+        """
         if shape.stored is None:
             words = sum(shape.sizes) * shape.local_columns
             yield ExchangeMessage(words, "matrix", is_gathered=True)
@@ -40,7 +44,10 @@ class Gather(Product):
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of the rows (stored, received, widened) and vectors."""
+        """Yield name and bytes of the rows and vectors of an exchange.
+
+        Dense rows count three times: as sent, as received, and in the working format.
+        """
         if shape.density is not None:
             yield "rows", shape.sampled(shape.columns)
         else:
@@ -50,9 +57,9 @@ class Gather(Product):
         yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Gather the rows of `group` unless they are kept, then take plain steps.
+        """Gather the rows of `group`, then take plain steps, and return the state.
 
-        Return the state.
+        Rows that were stored in an earlier epoch are not gathered again.
         """
         x = self.exchanges.gathered(group.blocks, self.keeps_batches)
         x.load(group)
@@ -78,12 +85,12 @@ class GatherOnce(Gather):
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
-        """Yield the messages of `gather` for rows that are not kept yet."""
+        """Yield the messages of `gather`; none if the rows are stored already."""
         if not shape.is_kept:
             yield from Gather.messages(shape)
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of the arrays of `gather`, and of all rows, kept."""
+        """Yield name and bytes of the arrays of `gather`, and of all gathered rows."""
         yield from Gather.holds(shape)
         yield "kept", int(shape.all_rows * shape.columns * shape.matrix)

@@ -50,9 +50,9 @@ CLIPS = {"value": ByValue, "norm": ByNorm, "percentile": ByPercentile}
 
 
 def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper, ...]:
-    """Return the operations on agreed gradients, in the order in which they apply.
+    """Return the operations on averaged gradients, in the order in which they apply.
 
-    `columns` is the number of columns of the data.
+    `columns` is the number of columns of the data, `classes` that of scores of a row.
     """
     update = config.update
     if update.centre == "classes" and classes == 1:
@@ -98,7 +98,10 @@ def terms_of(
     graph = ReplicaGraph(settings.graph, grid.replicas.size, config.sampling.seed)
 
     def mirror(is_alone: bool) -> MirrorMap:
-        """Return the mirror map; with all columns on one member it gathers nothing."""
+        """Return the mirror map of a member.
+
+        With `is_alone`, the member has all columns, and the map gathers nothing.
+        """
         return make_mirror(config.mirror, columns, one if is_alone else gather)
 
     def one(words: Array) -> Array:
@@ -126,7 +129,7 @@ def terms_of(
 
 
 def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":
-    """Return the clock of rounds: replayed from a script, full, or timed."""
+    """Return the clock of any-batch rounds: replayed from a file, full, or timed."""
     from hpcsgd.agreements.more.anybatch import (
         Full,
         ReplayedRounds,
@@ -155,7 +158,7 @@ def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":
 def infinity_place(
     config: RunConfig, loaded: LoadedRows, task: Task, rule: Rule
 ) -> "InfinityPlace":
-    """Return the folder, and the tile that the budget allows."""
+    """Return the place of the state on disk, and the tile that the budget allows."""
     settings: Any = config.agreement
     shard = loaded.shard
     from hpcsgd.agreements.more.infinity.agreement import (
@@ -193,7 +196,7 @@ def infinity_place(
 def make_gradient(
     config: RunConfig, opened: OpenedRun, task: Task, feed: Feed
 ) -> Gradient:
-    """Return the agreement on gradients, which opens its buckets with the state."""
+    """Return the agreement on gradients of a run; it makes its buckets in `prepare`."""
     grid = opened.grid
     loaded = opened.loaded
     device = opened.device
@@ -265,7 +268,11 @@ def _on_device(
 
 
 def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
-    """Wrap the product's steps into what `gradient` calls an exchange."""
+    """Return a product that passes the batches of an exchange to the product `one`.
+
+    `gradient` decides how: as chunks of a round, as one batch, or one by one. `most` is
+    the largest number of batches of an exchange.
+    """
     if gradient.settings.takes_rounds:
         taken: Any = gradient
         return AnyBatches(one, taken, taken.stream, most)
@@ -275,7 +282,10 @@ def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
 
 
 def _loss_scale(backend: Backend) -> LossScale | None:
-    """Return the loss scale of residuals, set to adapt on all replicas together."""
+    """Return the loss scale of the residuals, if there is one.
+
+    It is set to adapt on all replicas together.
+    """
     if backend.loss_scale is not None:
         backend.loss_scale.waits = True
     return backend.loss_scale
@@ -284,9 +294,9 @@ def _loss_scale(backend: Backend) -> LossScale | None:
 def _sums_on_device(
     kind: type[Gradient], config: RunConfig, replicas: Communicator
 ) -> bool:
-    """Return whether sums of gradients stay on the device.
+    """Return whether replicas sum gradients on their devices.
 
-    Sums through the host would copy gradients twice as often.
+    A sum through the host would copy gradients between host and device twice as often.
     """
     if not kind.sums_on_devices:
         return False

@@ -27,19 +27,19 @@ from hpcsgd.solvers.snapshot import Snapshot
 
 
 class PlannedRun:
-    """Base class with the names of the parts of a planned and opened run."""
+    """Base class with properties for the parts of a planned and opened run."""
 
     plan: Plan
     opened: OpenedRun
 
     @property
     def config(self) -> RunConfig:
-        """Return the settings that run."""
+        """Return the settings of the run, in which automatic values are replaced."""
         return self.plan.config
 
     @property
     def words(self) -> ResolvedNames:
-        """Return what the names of the settings stand for."""
+        """Return the objects that the names in the settings stand for."""
         return self.opened.words
 
     @property
@@ -54,7 +54,7 @@ class PlannedRun:
 
     @property
     def chosen(self) -> RunChoice:
-        """Return the product that runs, and its expected time."""
+        """Return the choice of product and steps, with the expected time of a step."""
         return self.plan.choice
 
     @property
@@ -64,14 +64,15 @@ class PlannedRun:
 
     @property
     def look_ahead(self) -> bool:
-        """Return whether its Gram travels ahead of use."""
+        """Return whether the Gram matrix of the next exchange is sent ahead."""
         return self.chosen.look_ahead
 
 
 def poll_every(config: RunConfig, task: Task) -> int:
-    """Return the exchanges between two polls of all ranks.
+    """Return the number of exchanges between two polls of all ranks.
 
-    Alarms of a monitor are seen in polls, so these are as frequent as its checks.
+    Polls notice the alarms of a monitor, so they are at least as frequent as its
+    checks.
     """
     run = config.run
     return (
@@ -113,17 +114,17 @@ class AssembledRun(PlannedRun):
 
     @property
     def loop(self) -> TrainingLoop[State]:
-        """Return the loop over the exchanges."""
+        """Return the training loop, which runs the exchanges."""
         return self.training.loop
 
     @property
     def view(self) -> View:
-        """Return where the run stands."""
+        """Return the view of the progress of the run."""
         return self.loop.view
 
     @property
     def agreement(self) -> Agreement:
-        """Return how replicas agree."""
+        """Return the agreement by which replicas synchronise."""
         return self.solver.agreement
 
     @property
@@ -133,16 +134,16 @@ class AssembledRun(PlannedRun):
 
     @property
     def evaluation(self) -> Evaluation:
-        """Return what measures the model."""
+        """Return the object that evaluates the objective of the model."""
         return self.capture.evaluation
 
     @property
     def saver(self) -> Saver[State] | None:
-        """Return what writes checkpoints; None: the run leaves nothing behind."""
+        """Return the object that writes checkpoints; None if the run writes none."""
         return self.loop.saver
 
     def restore(self, checkpoint: Snapshot) -> None:
-        """Restore the state of a checkpoint."""
+        """Restore state, history and monitor of the run from a checkpoint."""
         self.capture.restore(checkpoint, self.state, self.view, self.feed.progress)
         trains = self.agreement.trains
         done = self.view.exchanges
@@ -150,7 +151,7 @@ class AssembledRun(PlannedRun):
             self.task.monitor.begin(done, self.feed.plans, trains)
 
     def close(self) -> None:
-        """Close the data file and the groups of ranks, not the world. Collective."""
+        """Close the data file and all communicators but the world. Collective."""
         self.loaded.shard.matrix.close()
         self.agreement.close()
         self.grid.close()
@@ -158,9 +159,10 @@ class AssembledRun(PlannedRun):
             self.grid.world.carrier.close()  # the world below it stays open
 
     def open(self) -> None:
-        """Create the states that the run stores on disk, if any, with a checkpoint.
+        """Create the states that the run stores on disk, if it stores any there.
 
-        The run can resume from it before its first regular checkpoint.
+        Also write a checkpoint, from which the run can resume before its first regular
+        one.
         """
         agreement: Any = self.agreement
         if self.config.agreement.on_disk and not agreement.is_open:
@@ -169,9 +171,10 @@ class AssembledRun(PlannedRun):
             self.finish_saving()  # without it no run could resume the first steps
 
     def run_exchanges(self, groups: Iterator[Group | None], more: int) -> None:
-        """Run so many exchanges and no more, to time them: no loss is evaluated.
+        """Run `more` exchanges to time them, without any evaluation.
 
-        The rest of the run is lost: its length is now one epoch that ends there.
+        The run cannot continue as planned afterwards: its length becomes one epoch that
+        ends with these exchanges.
         """
         length = RunLength(1, self.view.exchanges + more, evaluate_every=0)
         self.solver.feed(groups, length)
@@ -179,7 +182,7 @@ class AssembledRun(PlannedRun):
         self.agreement.arrive(self.state)
 
     def save(self) -> None:
-        """Make a checkpoint, where the run leaves any behind. Collective."""
+        """Write a checkpoint, if the run writes any. Collective."""
         if self.saver is not None:
             self.saver.save(self.state, self.view)
 
@@ -189,11 +192,14 @@ class AssembledRun(PlannedRun):
             self.saver.finish()
 
     def release(self) -> None:
-        """Release files and threads, however the run ended; a local call."""
+        """Release files and threads after the run, even if it failed; a local call."""
         self.agreement.release()
 
     def warm_up(self) -> None:
-        """Compute scores and residuals of one batch, so that libraries are loaded."""
+        """Compute scores and residuals of one batch, which loads libraries.
+
+        Later timings then do not include the time to load them.
+        """
         task = self.task
         shard = self.task.shard
         height = min(shard.height, self.config.schedule.batch)

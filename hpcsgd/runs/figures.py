@@ -42,7 +42,10 @@ SETTINGS = {
 
 
 def saved(figure: Any, path: str | Path, dpi: int = 110) -> Path:
-    """Write the figure as PNG, whole or not at all."""
+    """Write the figure as a PNG file, and return its path.
+
+    The file is complete or not written at all.
+    """
     picture = BytesIO()
     figure.savefig(picture, dpi=dpi, format="png")
     try:
@@ -56,7 +59,7 @@ def saved(figure: Any, path: str | Path, dpi: int = 110) -> Path:
 
 
 def require() -> Any:
-    """Return matplotlib, or raise the sentence that says how to get it."""
+    """Return matplotlib; raise MissingPackage with a remedy if it is not installed."""
     try:
         import matplotlib
     except ImportError as missing:
@@ -68,7 +71,7 @@ def require() -> Any:
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Set the style in which figures are drawn and saved the same on every machine."""
+    """Draw and save figures in this context with the same style on every machine."""
     with require().rc_context(SETTINGS), warnings.catch_warnings():
         # A name may be in letters that this font lacks; viewers have other fonts.
         warnings.filterwarnings("ignore", message="Glyph")
@@ -76,7 +79,7 @@ def settings() -> Iterator[None]:
 
 
 def blank(width: float, height: float) -> Any:
-    """Return an empty figure of so many points."""
+    """Return an empty figure of `width` by `height` points."""
     require()
     from matplotlib.figure import Figure
 
@@ -84,7 +87,7 @@ def blank(width: float, height: float) -> Any:
 
 
 def make_figure(rows: int, columns: int = 2) -> tuple[Any, Any]:
-    """Return a figure, and its axes as (rows, columns)."""
+    """Return a figure, and its axes as an array of shape (rows, columns)."""
     figure = blank(72 * 4.5 * max(columns, 2), 72 * 3.4 * rows)
     figure.set_layout_engine("tight")
     return figure, figure.subplots(rows, columns, squeeze=False)
@@ -108,7 +111,7 @@ REFERENCE = re.compile(r"(?<=#)[\w.-]+(?=\)|$)")
 
 
 def clean(text: str) -> str:
-    """Return a text without what XML cannot hold at all."""
+    """Return `text` with spaces for characters that XML does not allow."""
     return "".join(c if c >= " " and c not in "\ufffe\uffff" else " " for c in text)
 
 
@@ -124,10 +127,11 @@ class Hint:
 def finish(
     drawn: bytes, name: str, title: str, caption: str, hints: Mapping[str, Hint]
 ) -> ElementTree.Element:
-    """Return the picture with title and description, and with no name of others.
+    """Return a picture of matplotlib as an SVG element that can be put on a page.
 
-    Several pictures of one page must not share what they refer to by name, so every id
-    that is referred to begins with `name`, and no other id stays.
+    It gets a title, a description and hover texts. Several pictures on a page must not
+    share names, so each id that is referred to gets the prefix `name`, and others are
+    removed.
 
     Parameters
     ----------
@@ -161,7 +165,10 @@ def finish(
 
 
 def _remove_what_names_others(root: ElementTree.Element) -> None:
-    """Remove the address of matplotlib, and a style that would reach all of a page."""
+    """Remove the metadata and the style sheet of matplotlib.
+
+    The style would apply to the whole page.
+    """
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.rpartition("}")[2] in ("metadata", "style"):
@@ -215,9 +222,9 @@ def html(
     draw: Callable[[Any], Any],
     note: str = "",
 ) -> str:
-    """Return a table of `rows` and, with matplotlib, what `draw` puts on axes.
+    """Return an HTML table of `rows` and, with matplotlib, a picture.
 
-    There is no script and no address in it, and all texts are escaped.
+    The HTML has no script and no address, and all texts are escaped.
 
     Parameters
     ----------
@@ -259,7 +266,7 @@ def _cell(value: Any) -> str:
 
 
 def inline_svg(title: str, draw: Callable[[Any], Any]) -> str:
-    """Return a small picture for a page, in the colour of the page's own text."""
+    """Return a small picture as SVG text, which takes the text colour of its page."""
     file = BytesIO()
     with settings(), require().rc_context(_INLINE):
         figure = blank(*SMALL)
@@ -283,7 +290,10 @@ _INLINE = {
 
 
 def to_frame(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> Any:
-    """Return rows as a pandas.DataFrame, or raise the sentence on how to get pandas."""
+    """Return rows as a pandas.DataFrame, with the column `index` as its index.
+
+    Raise MissingPackage with a remedy if pandas is not installed.
+    """
     try:
         import pandas
     except ImportError as missing:
@@ -353,7 +363,7 @@ def plot_coefficients(rows: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
 
 
 def plot_intervals(rows: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
-    """Draw the intervals of coefficients, those of the largest statistics."""
+    """Draw the intervals of the coefficients with the largest statistics."""
     ax = new_axes(ax)
     shown = sorted(rows, key=lambda row: -abs(row["statistic"]))[:SHOWN_BARS]
     for place, row in enumerate(shown):
@@ -438,14 +448,20 @@ def _draw(axis: Any, curves: Mapping[str, History], cost: str) -> None:
 
 
 def _scale(axis: Any, ends: Sequence[float]) -> None:
-    """Make an axis logarithmic beyond the shortest curve, if that would be a dot."""
+    """Make an axis logarithmic if one curve is much shorter than another.
+
+    It stays linear up to the end of the shortest curve.
+    """
     spent = [end for end in ends if end > 0]
     if spent and max(spent) > APART * min(spent):
         axis.set_xscale("symlog", linthresh=min(spent))
 
 
 def _name_curves(row: Sequence[Any], count: int) -> None:
-    """Name the curves in the first panel or, if many, at the right of the last one."""
+    """Add a legend with the names of the curves.
+
+    It is in the first panel or, if there are many, at the right of the last panel.
+    """
     if count <= WITHIN:
         legend = row[0].legend()
     else:

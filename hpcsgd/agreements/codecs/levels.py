@@ -39,7 +39,7 @@ Between = tuple[NDArray[np.int64], Array, Array]
 
 
 class Quantiser(GatheredCodec):
-    """Stochastic rounding to 2^(bits − 1) levels, by random numbers of each replica."""
+    """Stochastic rounding to 2^(bits − 1) levels, by random numbers of the replica."""
 
     unbiased = True
     wants_feedback = False
@@ -53,15 +53,20 @@ class Quantiser(GatheredCodec):
     def between(self, ratios: Array) -> Between:
         """Return the number of the level below each ratio in [0, 1], and both levels.
 
-        Number −1 is level 0 with the other sign, for ratios below that.
+        The second array has the level below each ratio, the third the level above.
+        Ratios below the least level have number −1 and, as the level below, minus the
+        least level.
         """
 
     @abstractmethod
     def level(self, numbers: Array) -> Array:
-        """Return the levels of these numbers, in float64."""
+        """Return the levels with these numbers, in float64."""
 
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
-        """Return norms, then codes: twice the level number, plus one if negative."""
+        """Return the record of `part`: the norms of chunks, then the codes of words.
+
+        A code is twice the number of the level, plus one if the word becomes negative.
+        """
         norms = self.chunks.norms(part, self.config.norm)
         ratios = self._ratios(part, norms)
         number, low, high = self.between(ratios)
@@ -72,13 +77,14 @@ class Quantiser(GatheredCodec):
         return np.concatenate([norms.view(np.uint8), pack(codes, self.bits)])
 
     def draw_uniform(self, moment: Moment, replica: int) -> Array:
-        """Return a number in [0, 1) for each word, of this replica's own generator."""
+        """Return a random number in [0, 1) for each word, drawn by this replica."""
         return self.bucket.dice(moment, 1 + replica).random(self.bucket.words)
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """Compute total ← total + N · sign · level, in place.
+        """Add the decoded words of a record, N · sign · level, to `total`, in place.
 
-        The result is no number where the norm N is none.
+        N is the norm of the chunk. Where N is not finite, the result is not finite
+        either.
         """
         heads = SCALE_BYTES * len(self.chunks)
         norms = record[:heads].copy().view(np.float32).astype(np.float64)
@@ -89,12 +95,15 @@ class Quantiser(GatheredCodec):
         total += values
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return ceil(D · bits / 8), and 4 for the norm of each chunk."""
+        """Return ⌈D · bits / 8⌉ for D words, plus 4 for the norm of each chunk."""
         codes = packed_bytes(self.bucket.words, self.bits)
         return codes + SCALE_BYTES * len(self.chunks)
 
     def variance(self, part: Array) -> Array:
-        """Return N² (u − r)(r − l) for each word."""
+        """Return the variance N² (u − r)(r − l) that rounding adds to each word.
+
+        N is the norm of the chunk, and r = |v| / N is between the levels l and u.
+        """
         norms = self.chunks.norms(part, self.config.norm)
         ratios = self._ratios(part, norms)
         _, low, high = self.between(ratios)
@@ -103,7 +112,7 @@ class Quantiser(GatheredCodec):
         return spreads
 
     def _ratios(self, part: Array, norms: Array) -> Array:
-        """Return |v| / N for each word; 0 where N is 0 or not finite."""
+        """Return |v| / N for each word v, or 0 where the norm N is 0 or not finite."""
         spread = self.chunks.spread(norms.astype(np.float64))
         ratios = np.zeros(part.size)
         sound = (spread > 0) & np.isfinite(spread)
@@ -117,7 +126,8 @@ class Quantiser(GatheredCodec):
 class Qsgd(Quantiser):
     """Stochastic rounding to uniform levels (QSGD).
 
-    E|C(a) − a|² ≤ min(B/s², √B/s) |a|² in a chunk of B words with `norm` l2.
+    E|C(a) − a|² ≤ min(B/s², √B/s) |a|² for the rounded words C(a) of a chunk a of B
+    words, with `norm` l2.
     """
 
     @property
@@ -126,12 +136,16 @@ class Qsgd(Quantiser):
         return (1 << self.bits - 1) - 1
 
     def between(self, ratios: Array) -> Between:
-        """Return level number and both levels of each ratio; 1 is in the last step."""
+        """Return the level numbers and both levels of each ratio.
+
+        A ratio of 1 has the number of the last level but one, and is equal to the level
+        above.
+        """
         number = np.minimum((ratios * self.steps).astype(np.int64), self.steps - 1)
         return number, self.level(number), self.level(number + 1)
 
     def level(self, numbers: Array) -> Array:
-        """Return j / s."""
+        """Return the levels j / s of the numbers j."""
         levels: Array = numbers / self.steps
         return levels
 
@@ -144,7 +158,8 @@ MOST_BITS = 8  # 127 octaves: float32 has no more
 class Nuqsgd(Quantiser):
     """Stochastic rounding to 0 and powers of 1/2, over s = 2^(bits − 1) − 2 octaves.
 
-    E|C(a) − a|² ≤ (1/8 + 2^(−2s−2) B) |a|² in a chunk of B words with `norm` l2.
+    E|C(a) − a|² ≤ (1/8 + 2^(−2s−2) B) |a|² for the rounded words C(a) of a chunk a of B
+    words, with `norm` l2.
     """
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
@@ -157,20 +172,20 @@ class Nuqsgd(Quantiser):
         self.levels = exponential(self.bits)
 
     def between(self, ratios: Array) -> Between:
-        """Return level number and both levels of each ratio, by binary search."""
+        """Return the level numbers and both levels of each ratio, by binary search."""
         last = len(self.levels) - 2
         above = np.searchsorted(self.levels, ratios, side="right")
         number = np.minimum(above - 1, last)
         return number, self.levels[number], self.levels[number + 1]
 
     def level(self, numbers: Array) -> Array:
-        """Return the levels of these numbers, from the table."""
+        """Return the levels with these numbers, from the table `levels`."""
         levels: Array = self.levels[numbers]
         return levels
 
 
 def exponential(bits: int) -> Array:
-    """Return the 2^(bits − 1) levels 0, 2⁻ˢ, ..., 1/2, 1."""
+    """Return the 2^(bits − 1) levels 0, 2⁻ˢ, ..., 1/2, 1 of nuqsgd."""
     octaves = 2 ** (bits - 1) - 2
     return np.concatenate([[0.0], 2.0 ** np.arange(-octaves, 1.0)])
 
@@ -195,11 +210,14 @@ LEAST_DEVIATION = 1e-12  # of ratios that are all the same
 
 
 class Mixture:
-    """The law of |v| / N, from `sums` of the chunks.
+    """The distribution of |v| / N for the words v of chunks of norm N.
+
+    It is a mixture of truncated normal distributions. F is its distribution function.
 
     Parameters
     ----------
-    sums : array of shape (chunks, 3), with Σ N², Σ N² v/N and Σ N² (v/N)² of each
+    sums : array of shape (chunks, 3)
+        Σ N², Σ N² v/N and Σ N² (v/N)² of each chunk.
     """
 
     def __init__(self, sums: Array) -> None:
@@ -244,14 +262,14 @@ class Mixture:
         return moments
 
     def inverse(self, q: Array) -> Array:
-        """Return F⁻¹(q) in [0, 1], for q in [0, 1]."""
+        """Return the quantiles F⁻¹(q) in [0, 1], for q in [0, 1]."""
         quantiles: Array = np.interp(q, self._mass, EDGES)
         return quantiles
 
     def companded(self, count: int) -> Array:
         """Return `count` levels from 0 to 1, as dense as the cube root of the density.
 
-        Of many levels these are the ones that cost least (Panter and Dite, 1951).
+        If there are many levels, these add the least variance (Panter and Dite, 1951).
         """
         share = _running(np.cbrt(self._density) * np.diff(EDGES))
         levels: Array = np.interp(np.linspace(0.0, share[-1], count), share, EDGES)
@@ -259,10 +277,10 @@ class Mixture:
         return levels
 
     def variance(self, levels: Array) -> float:
-        """Return Ψ, what rounding to ± `levels` costs.
+        """Return Ψ, the mean variance that rounding to ± `levels` adds.
 
-        Σ ∫ (u − r)(r − l) dF between neighbours l < u, and ∫ (l₀² − r²) dF below the
-        least level l₀, where a word becomes l₀ or −l₀.
+        Ψ is Σ ∫ (u − r)(r − l) dF over neighbouring levels l < u, plus ∫ (l₀² − r²) dF
+        below the least level l₀, where a word becomes l₀ or −l₀.
         """
         mass = self.cdf(levels)
         first = self.first(levels)
@@ -274,14 +292,17 @@ class Mixture:
         return float(between.sum() + below)
 
     def _cell(self, x: Array) -> Array:
-        """Return the cell that each x lies in; 1 lies in the last one."""
+        """Return the cell between `EDGES` of each x, by number; 1 is in the last."""
         above = np.searchsorted(EDGES, x, side="right")
         cells: Array = np.minimum(above, len(EDGES) - 1) - 1
         return cells
 
 
 def _merged(sums: Array) -> tuple[Array, Array, Array]:
-    """Return weight, mean and deviation of at most `MOST_LAWS` laws."""
+    """Return weights, means and deviations of at most `MOST_LAWS` normal distributions.
+
+    Distributions of similar deviations are merged, and the weights add up to 1.
+    """
     weights, means, deviations = _laws(sums)
     if len(weights) > MOST_LAWS:
         order = np.argsort(deviations, kind="stable")
@@ -325,7 +346,7 @@ LEAST_LEVEL = 1e-300  # smaller ones would not all differ
 
 
 class Adaptive(Nuqsgd):
-    """Stochastic rounding to levels that begin as powers of 1/2."""
+    """Stochastic rounding to levels that start as powers of 1/2 and then adapt."""
 
     zeros_cost: bool  # whether words that are zero are rounded, too
 
@@ -336,16 +357,16 @@ class Adaptive(Nuqsgd):
 
     @classmethod
     def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
-        """Return the bytes of the levels."""
+        """Return the bytes of the table of levels."""
         return 8 << config.bits - 1
 
     @abstractmethod
     def first_levels(self) -> Array:
-        """Return the levels of a run that has seen no gradient."""
+        """Return the levels at the start of a run, before any gradient."""
 
     @abstractmethod
     def fit(self, law: Mixture) -> Array:
-        """Return the levels for ratios of this law."""
+        """Return the levels that suit ratios |v| / N with the distribution `law`."""
 
     def is_due(self, moment: Moment) -> bool:
         """Return whether levels adapt in this exchange."""
@@ -354,7 +375,7 @@ class Adaptive(Nuqsgd):
         return now in (first, 20 * first) or (now > 0 and now % (100 * first) == 0)
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Adapt where that is due, then encode and begin to gather."""
+        """Adapt the levels if due, then encode `part` and start to gather records."""
         payload = self._bytes()
         if self.is_due(moment):
             sums = self._sums(part)
@@ -365,12 +386,12 @@ class Adaptive(Nuqsgd):
         return lambda: self._told(arrive(), line, moment, payload)
 
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
-        """Return the record, with a checksum of the levels ahead."""
+        """Return the record of `part`, which starts with a checksum of the levels."""
         mark = np.array([self._mark()], dtype=np.uint32).view(np.uint8)
         return np.concatenate([mark, super().encode(part, moment, replica)])
 
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """Compute total ← total + the words of a record, in place.
+        """Add the decoded words of a record to `total`, in place.
 
         Raise DataError if the record was made with other levels.
         """
@@ -385,7 +406,8 @@ class Adaptive(Nuqsgd):
     def payload_bytes(self, ranks: int, rank: int) -> None:
         """Return None: some exchanges send more than others.
 
-        They send ⌈D bits / 8⌉ + 4 a chunk + 4, and 24 a chunk more if levels adapt.
+        An exchange of D words sends ⌈D bits / 8⌉ + 4 bytes and 4 bytes a chunk, and 24
+        bytes a chunk more if the levels adapt.
         """
         return
 
@@ -399,7 +421,8 @@ class Adaptive(Nuqsgd):
     def _sums(self, part: Array) -> Array:
         """Return Σ N², Σ N² v/N and Σ N² (v/N)² of every chunk.
 
-        Words that are zero count only where rounding them costs something.
+        v are the words of the chunk, N is its norm. Words that are zero count only
+        where rounding changes them (amq).
         """
         norms = self.chunks.norms(part, self.config.norm)
         ratios = np.copysign(self._ratios(part, norms), part)
@@ -410,7 +433,11 @@ class Adaptive(Nuqsgd):
         return sums
 
     def _adapt(self, sums: Array) -> None:
-        """Fit the levels alike on all replicas, by chunks whose sums are numbers."""
+        """Fit the levels to the sums of the chunks of all replicas.
+
+        All replicas compute the same levels. Chunks whose sums are zero or not finite
+        are left out.
+        """
         sums = sums[np.isfinite(sums).all(axis=1) & (sums[:, 0] > 0.0)]
         if len(sums) and np.isfinite(sums.sum(axis=0)).all():
             self.levels[...] = self.fit(Mixture(sums))
@@ -422,11 +449,11 @@ class Alq(Adaptive):
     zeros_cost = False
 
     def first_levels(self) -> Array:
-        """Return the levels of nuqsgd."""
+        """Return the levels of nuqsgd, 0 and powers of 1/2."""
         return exponential(self.bits)
 
     def fit(self, law: Mixture) -> Array:
-        """Return the best result of four starts, one of them the present levels."""
+        """Return the best levels from four starts, which include the present levels."""
         count = len(self.levels)
         starts = [
             law.companded(count),
@@ -438,29 +465,32 @@ class Alq(Adaptive):
 
 
 class Amq(Adaptive):
-    """AMQ: levels ±pˢ, ..., ±p, ±1, with the p that costs least.
+    """AMQ: the levels are ±pˢ, ..., ±p, ±1, with the p that adds the least variance.
 
-    A word between −pˢ and pˢ, even if it is zero, becomes one of the two.
+    A word between −pˢ and pˢ, even if it is zero, becomes one of these two levels.
     """
 
     zeros_cost = True
 
     def first_levels(self) -> Array:
-        """Return powers of 1/2."""
+        """Return powers of 1/2, up to 1."""
         return powers(0.5, 1 << self.bits - 1)
 
     def between(self, ratios: Array) -> Between:
-        """Return level numbers, of which −1 is the least with the other sign."""
+        """Return the level numbers and both levels of each ratio.
+
+        The number −1 stands for minus the least level.
+        """
         above = np.searchsorted(self.levels, ratios, side="right")
         number = np.minimum(above - 1, len(self.levels) - 2)
         low = np.where(number < 0, -self.levels[0], self.levels[number])
         return number, low, self.levels[number + 1]
 
     def fit(self, law: Mixture) -> Array:
-        """Return the best powers, or the present levels if these are as good.
+        """Return the powers of the best p, or the present levels if these are as good.
 
-        Ψ is a function of p alone, so it is evaluated over the whole range, where the
-        paper descends from several p.
+        The variance Ψ is a function of p alone, so it is evaluated over the whole range
+        of p, whereas the paper descends from several p.
         """
         count = len(self.levels)
         least = max(LEAST_RATIO, LEAST_LEVEL ** (1.0 / (count - 1)))
@@ -481,11 +511,12 @@ class Amq(Adaptive):
 
 
 def sweep(law: Mixture, levels: Array, times: int) -> Array:
-    """Return `levels` after so many turns, in which Ψ never rises.
+    """Return `levels` after `times` rounds of moves, which never increase Ψ.
 
-    ℓ ← F⁻¹(F(c) − ∫ (r − a) dF / (c − a)) between its neighbours a and c, which is the
-    minimum over this level alone (Faghri et al., theorem 1). Levels of odd numbers do
-    not depend on each other, so these move together, and then the even ones.
+    Ψ is `Mixture.variance`. Each level between neighbours a and c moves to F⁻¹(F(c) − ∫
+    (r − a) dF / (c − a)), which minimises Ψ over this level alone (Faghri et al.,
+    theorem 1). Levels of odd numbers do not depend on each other, so they move
+    together, and then those of even numbers.
     """
     levels = levels.copy()
     for turn in range(2 * times):
@@ -502,6 +533,6 @@ def sweep(law: Mixture, levels: Array, times: int) -> Array:
 
 
 def powers(p: float, count: int) -> Array:
-    """Return p^(count − 1), ..., p, 1."""
+    """Return the `count` levels p^(count − 1), ..., p, 1."""
     levels: Array = p ** np.arange(count - 1.0, -1.0, -1.0)
     return levels

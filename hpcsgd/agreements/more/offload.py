@@ -58,11 +58,12 @@ from hpcsgd.settings import setting
 
 
 class SliceLink:
-    """Copies whole slices between a memory and its host, and counts their bytes.
+    """Copies whole slices between a device and its host, and counts their bytes.
 
-    `host` arrays are those of `Memory.host_zeros`. Both arrays belong to a copy until
-    its wait returns. A device has a stream for each direction, beside the stream
-    `kernels`; a host, which has no `layer`, copies at once.
+    The `host` arrays must come from `Memory.host_zeros`. Neither array may be used
+    until the wait of its copy has returned. A device has one stream for each direction,
+    beside the stream `kernels`. On a host, which has no `layer`, copies are done at
+    once.
     """
 
     def __init__(self, layer: Layer | None = None, kernels: Any = None) -> None:
@@ -74,7 +75,10 @@ class SliceLink:
             self._up = layer.new_stream()
 
     def down(self, part: Any, host: Array) -> Wait:
-        """Start host ← part, behind what the kernels have been given so far."""
+        """Start the copy host ← part; return a function that waits for it.
+
+        The copy starts after all kernels that have been launched so far.
+        """
         self.down_bytes += host.nbytes
         layer = self.layer
         if layer is None:
@@ -84,7 +88,10 @@ class SliceLink:
         return partial(layer.wait, layer.record(self._down))
 
     def up(self, host: Array, part: Any) -> Wait:
-        """Start part ← host, ahead of what the kernels are given from now on."""
+        """Start the copy part ← host; return a function that waits for it.
+
+        Kernels that are launched from now on start after the copy.
+        """
         self.up_bytes += host.nbytes
         layer = self.layer
         if layer is None:
@@ -100,26 +107,26 @@ class SliceLink:
 
 
 class Worker:
-    """One thread that does actions in order, and counts seconds of work and waits."""
+    """A thread that runs actions in order, and counts seconds of work and waits."""
 
     def __init__(self) -> None:
         self.seconds = self.waited = 0.0
         self._pool: ThreadPoolExecutor | None = None
 
     def give(self, action: Callable[[], None]) -> "Future[None]":
-        """Start an action, behind those that were given before."""
+        """Submit an action, which runs after those that were submitted before."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "hpcsgd-offload")
         return self._pool.submit(self._timed, action)
 
     def wait(self, future: "Future[None]") -> None:
-        """Wait until an action is done; raise what it has raised."""
+        """Wait until an action is done; raise the exception that it raised, if any."""
         began = perf_counter()
         future.result()
         self.waited += perf_counter() - began
 
     def close(self) -> None:
-        """End the thread; no more actions are given."""
+        """End the thread; actions that have not started are dropped."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
@@ -153,7 +160,7 @@ PENDING = "pending"  # the mean gradient that is late, in the memory; its Σr be
 
 @dataclass(frozen=True)
 class OffloadSettings(SlicedSettings):
-    """The settings of slices of state and gradient with steps on the host."""
+    """The settings of ZeRO-Offload: slices of state and gradient, steps on the host."""
 
     delay_after: int = setting(
         -1,
@@ -172,7 +179,10 @@ class OffloadSettings(SlicedSettings):
 
 
 class Offload(ShardedAgreement):
-    """Stage 2 whose own slices are stepped by another thread, in the host's memory."""
+    """ZeRO-Offload: stage 2 of ZeRO, with the steps of each rank's slices on its host.
+
+    The host takes them in a thread of its own.
+    """
 
     settings: ClassVar[type[AgreementSettings]] = OffloadSettings
     steps_on_host: ClassVar[bool] = True
@@ -189,16 +199,19 @@ class Offload(ShardedAgreement):
 
     @property
     def takes_at_once(self) -> bool:
-        """Return whether no gradient is kept whole: a device has the memory for one."""
+        """Return whether all batches of an exchange are taken as one.
+
+        They are on a host, which keeps no whole gradient. A device keeps one.
+        """
         return not self.inputs.memory.on_device
 
     @property
     def keeps_gradient_whole(self) -> bool:
-        """Return whether all tiles are kept: a device adds them up in one launch."""
+        """Return whether all tiles of the gradient are kept; a device keeps them."""
         return self.inputs.memory.on_device or super().keeps_gradient_whole
 
     def prepare(self, state: State) -> None:
-        """Allocate the host's weights and its gradient, and one that is late."""
+        """Allocate the host's weights and gradient, and a late gradient if needed."""
         super().prepare(state)
         self._memory = state.memory
         memory = self.inputs.memory
@@ -220,18 +233,18 @@ class Offload(ShardedAgreement):
         )
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Return the plan, and the exchange from which on steps are late."""
+        """Return the plan, with the exchange after which steps are late, or −1."""
         return {**super().plan_in_words(state), "delay": repr(self.delay)}
 
     def _sliced(self) -> tuple[str, ...]:
         return (*self._stepped(), *((PENDING,) if self.delay >= 0 else ()))
 
     def _stepped(self) -> tuple[str, ...]:
-        """Return the names in the memory that a step reads and writes."""
+        """Return the names of arrays in `state.memory` that a step reads and writes."""
         return super()._sliced()
 
     def start(self, state: State, exchanges: int) -> None:
-        """Start from the weights of the state, and from the gradient that is late."""
+        """Copy the weights to the host, and resume a late gradient, if there is one."""
         if self.delay >= 0:
             log.info(
                 "from exchange %d on steps are one gradient late, and stable for rates"
@@ -244,11 +257,14 @@ class Offload(ShardedAgreement):
             self.late = self.steps.moment(exchanges - 1)
 
     def is_whole(self, exchanges: int) -> bool:
-        """Return whether every gradient has been taken."""
+        """Return whether the steps of all gradients have been taken: none is late."""
         return self.late is None
 
     def _begin(self, number: int) -> None:
-        """Start an exchange; the host takes a late gradient beside the device."""
+        """Start an exchange, and the step along a late gradient, if there is one.
+
+        The host takes that step while the device computes the next gradient.
+        """
         super()._begin(number)
         if self.late is not None:
             host = _Host(self.master, self._memory)
@@ -258,7 +274,10 @@ class Offload(ShardedAgreement):
             self._under_way = self.worker.give(action)
 
     def _step(self, state: State, task: Task | None) -> None:
-        """Copy the gradient to the host, and the stepped weights to the device."""
+        """Copy the gradient to the host, and take its step now, or one exchange late.
+
+        The stepped weights are sent to the device.
+        """
         factor = 1.0 / float(self.scatter.tail.total()[-1])
         is_late = 0 <= self.delay <= self._moment.number
         shapes = self.inputs.shapers
@@ -274,9 +293,10 @@ class Offload(ShardedAgreement):
             self._step_now(state, None if shapes else factor)
 
     def _step_now(self, state: State, factor: float | None) -> None:
-        """Step slice by slice: copy one to the host, step one, send one.
+        """Step slice by slice: copy a slice to the host, step it, and send its weights.
 
-        `factor`: of the gradient that is copied; None: the mean gradient is copied.
+        `factor` multiplies the gradient, whose slices are copied to the host here.
+        None: the mean gradient is on the host already.
         """
         host = _Host(self.master, state.memory)
         moment = self._moment
@@ -295,7 +315,10 @@ class Offload(ShardedAgreement):
         self._step_intercept(state)
 
     def _step_late(self, state: State) -> None:
-        """Take the step of the gradient before; this one waits for the next."""
+        """Finish the step along the late gradient; the new gradient is late now.
+
+        The host takes its step during the next exchange.
+        """
         if self._under_way is not None:
             self.worker.wait(self._under_way)
             self._under_way = None
@@ -308,36 +331,39 @@ class Offload(ShardedAgreement):
         self.late = self._moment
 
     def _raise_all(self, state: State) -> None:
-        """Send the weights that the host has stepped, and step the intercept."""
+        """Send all weights that the host has stepped, and step the intercept."""
         for cut in self.cuts:
             self._raise(state, cut)
         self.joining.wait(behind=0)
         self._step_late_intercept(state)
 
     def _step_late_intercept(self, state: State) -> None:
-        """Step the intercept along the Σr that is late."""
+        """Step the intercept along its late gradient, if there is one."""
         if state.intercept is not None and self.late is not None:
             late = state.shared[PENDING][0].copy()
             self.steps.take_intercept(state, late, self.late)
 
     def _fetch(self, number: int, cut: Cut) -> None:
-        """Copy a slice of the gradient to the host, and wait for it."""
+        """Copy a slice of the gradient from the device to the host, and wait for it."""
         local_slice = self.scatter.own(number, cut)
         self.link.down(local_slice, self.incoming[cut.place])()
 
     def _raise(
         self, state: State, cut: Cut, stepped: "Future[None] | None" = None
     ) -> None:
-        """Send a slice of the weights from the host to this device and all replicas."""
+        """Send a slice of the weights from the host to this device and to all replicas.
+
+        If `stepped` is given, first wait until the host has stepped the slice.
+        """
         if stepped is not None:
             self.worker.wait(stepped)
         self.send_up(state, cut)
         self.joining.wait(behind=1)
 
     def send_up(self, state: State, cut: Cut) -> None:
-        """Begin to send a stepped slice from the host to all devices that need it.
+        """Start to send a stepped slice from the host to all devices that need it.
 
-        Weights on devices are divided by what rows are stored times.
+        Rows are stored on devices times `state.scale`, so weights are divided by it.
         """
         rising = self.rising[cut.place]
         tile = state.on_device("weights")[cut.columns]
@@ -354,14 +380,17 @@ class Offload(ShardedAgreement):
         state.mark_written("weights")
 
     def _apply(self, host: "_Host", gradient: Array, moment: Moment) -> None:
-        """Step all slices."""
+        """Step all slices of the weights on the host along `gradient`."""
         for cut in self.cuts:
             self._apply_slice(host, cut, gradient[cut.place], 1.0, moment)
 
     def _apply_slice(
         self, host: "_Host", cut: Cut, gradient: Array, factor: float, moment: Moment
     ) -> None:
-        """Step one slice, as every stage does; the gradient is used up."""
+        """Step one slice along `factor` times its gradient, as all stages of ZeRO do.
+
+        The step overwrites `gradient`.
+        """
         weights = host.weights[cut.place]
         memory = {name: host.memory[name][cut.place] for name in self._stepped()}
         self.steps.step_slice(
@@ -369,7 +398,7 @@ class Offload(ShardedAgreement):
         )
 
     def consensus(self, state: State, exchanges: int) -> State:
-        """Return the state with the late gradient taken, on copies."""
+        """Return the state, or a copy that is stepped along the late gradient."""
         if self.late is None:
             return state
         seen = copied(state, self._sliced())
@@ -380,7 +409,7 @@ class Offload(ShardedAgreement):
         return seen
 
     def settle(self, state: State, exchanges: int) -> None:
-        """Take the last gradient, if it is late."""
+        """Take the step along the last gradient, if it is late."""
         if self.late is None:
             return
         self.inputs.memory.settle()  # the last slices may still be on their way up
@@ -389,14 +418,14 @@ class Offload(ShardedAgreement):
         self.late = None
 
     def _check(self, state: State, exchanges: int) -> None:
-        """Compare replicas; the host takes over weights that were mended."""
+        """Compare replicas, and copy repaired weights to the host."""
         before = self.check.mended
         super()._check(state, exchanges)
         if self.check.mended != before:
             self.master[...] = self.cuts.of(state.weights)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of a run contains."""
+        """Return bytes copied and seconds of the host, for the report of a run."""
         worker = self.worker
         hidden = max(worker.seconds - worker.waited, 0.0)
         up, down = self.replicas.copied  # to be carried, where hosts do that
@@ -415,7 +444,10 @@ class Offload(ShardedAgreement):
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
-        """Return what slices send; where steps are late, weights of the step before."""
+        """Return what rank 0 sends after exchange `exchanges`, None if that is unknown.
+
+        Where steps are late, the weights are those of the step of the exchange before.
+        """
         late = shape.settings.delay_after
         if not 0 <= late < exchanges:
             return super().messages(shape, exchanges)
@@ -426,33 +458,33 @@ class Offload(ShardedAgreement):
 
     @classmethod
     def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return what the weights of the last step send where it was late."""
+        """Return what rank 0 sends at the end: the weights of a late step, if any."""
         is_late = 0 <= shape.settings.delay_after < exchanges
         return sent_for_weights(shape) if is_late else []
 
     @classmethod
     def stage_of(cls, shape: StateShape) -> int:
-        """Return 2: gradients are in slices."""
+        """Return 2, the stage of ZeRO in which gradients are stored in slices."""
         return 2
 
     @classmethod
     def beside(cls, shape: StateShape) -> int:
-        """Return the host's weights and gradient, and one that is late."""
+        """Return the vectors of a slice on the host: 2, or 3 if steps are late."""
         return 2 + int(shape.settings.delay_after >= 0)
 
     def release(self) -> None:
-        """End the thread."""
+        """End the thread of the host."""
         self.worker.close()
 
     def close(self) -> None:
-        """Close the groups of `Gradient`, and end the thread."""
+        """End the thread of the host, and close the communicators of the agreement."""
         self.release()
         super().close()
 
 
 @dataclass(frozen=True)
 class _Host:
-    """The slices of w that the host steps, and what is kept beside them."""
+    """The slices of weights that the host steps, and the arrays of the step rule."""
 
     weights: Array
     memory: dict[str, Array]

@@ -36,12 +36,12 @@ class GradientSums(Protocol):
 
     @property
     def takes_residuals(self) -> bool:
-        """Return whether residuals are summed; else they are counted."""
+        """Return whether the residuals are summed; otherwise they are only counted."""
 
     def gradient_columns(self, complete: bool) -> Any:
-        """Return what stands for rows whose gradient was added.
+        """Return a stand-in for rows whose gradient the device has added.
 
-        `complete`: no batch follows.
+        `complete` means that no batch follows.
         """
 
 
@@ -56,30 +56,33 @@ class GradientConsumer(Protocol):
 
     @property
     def slices_weights(self) -> bool:
-        """Return whether it holds slices of the weights, and adds up scores itself."""
+        """Return whether each rank stores a slice of the weights.
+
+        The consumer then computes the scores itself.
+        """
 
     @property
     def is_last(self) -> bool:
-        """Return whether a step follows the next batch."""
+        """Return whether the consumer takes a step after the next batch."""
 
     @property
     def is_full(self) -> bool:
-        """Return whether the next batch completes its sums."""
+        """Return whether the sums are complete after the next batch."""
 
     @property
     def sums(self) -> GradientSums:
-        """Return the sums that the next batch is added to."""
+        """Return the sums to which the gradient of the next batch is added."""
 
     def ready(self, task: Any, state: Any) -> Iterator[slice]:
-        """Yield columns of w, as soon as scores may be read there."""
+        """Yield ranges of columns of w, each when scores may read them."""
 
     def scores(self, task: Any, state: Any, rows: Any, point: Any, out: Any) -> None:
-        """Compute out ← Y w."""
+        """Compute the scores out ← Y w of the rows Y."""
 
     def apply_update(
         self, task: Any, state: Any, rows: Any, residuals: Array, plan: Any
     ) -> None:
-        """Take the gradient Yᵀr of one batch."""
+        """Receive the gradient Yᵀr of one batch of rows Y with residuals r."""
 
 
 @dataclass(frozen=True)
@@ -92,22 +95,22 @@ class DeviceRowViews:
     carry: Any  # 1: the gradient is added
 
     def part(self, columns: slice) -> "DeviceRowViews":
-        """Return the same rows in the columns of a tile."""
+        """Return the same rows, in the columns of one tile."""
         return replace(self, products=self.products.part(columns))
 
     def add_gradient(self, gradient: Any) -> None:
-        """Compute gradient ← gradient + Yᵀr."""
+        """Compute gradient ← gradient + Yᵀr for these rows Y and their residuals r."""
         self.products.update(self.numbers, self.factors, self.carry, gradient)
 
     def scores(self, weights: Any, out: Any) -> None:
-        """Compute out ← Y w."""
+        """Compute the scores out ← Y w of these rows Y."""
         self.products.margins(self.numbers, weights, out)
 
 
 class DevicePoint:
-    """The point at which a device reads scores, and the intercept.
+    """The weights and the intercept with which a device computes scores.
 
-    It follows the weights of the state, once before each step of the consumer.
+    They are read from the state once before each step of the consumer.
     """
 
     weights: Any = None  # (columns of this member, K), of rows times a power of two
@@ -124,7 +127,7 @@ class DevicePoint:
         self._probe: Any = None
 
     def follow(self, state: Any, memory: Memory) -> None:
-        """Read the weights of the state, which a step has changed."""
+        """Read weights and intercept from the state, after a step has changed them."""
         if self.consumer.holds_weights_on_device:
             self._blend(state.on_device("weights"))
         else:
@@ -133,7 +136,11 @@ class DevicePoint:
             self._copy_intercept(state.intercept, memory)
 
     def _blend(self, weights: Any) -> None:
-        """Take the weights, or a point of all their states, on the device."""
+        """Set the point from `weights`, which are on the device.
+
+        With several arrays of the update, such as momentum, the point is a combination
+        of them, with the factors `task.probe`.
+        """
         task = self.task
         device = self.device
         if weights.shape[1] == task.columns:  # momenta are stored elsewhere
@@ -148,7 +155,7 @@ class DevicePoint:
         launch(*blend(count)[:2], (weights, *sizes, self._probe, self.weights))
 
     def _copy(self, state: Any, memory: Memory) -> None:
-        """Copy the point from the host, as soon as its columns are ready."""
+        """Copy the point from the host, range by range as the columns become ready."""
         task = self.task
         if self.weights is None:
             shape = len(state.weights), task.columns
@@ -168,40 +175,49 @@ class DevicePoint:
 
 
 class CudaGradientStep(CudaStep):
-    """One batch up to Yᵀr, which is added to the sums of the consumer."""
+    """A step of one batch up to its gradient Yᵀr, which is added to sums.
+
+    The sums are those of the consumer of gradients.
+    """
 
     maker: "CudaGradientExchanges"
     sums: GradientSums
 
     def add_to(self, sums: GradientSums) -> None:
-        """Add the gradient of the next batch to these sums."""
+        """Have the next batch add its gradient to these sums."""
         self.sums = sums
         self.launches.coefficients.load(self.maker.coefficients)
 
     def arrays(self, is_stepped: bool) -> tuple[Any, ...]:
-        """Return the sums: all else stays in its place."""
+        """Return the arrays that may change from step to step: the sums.
+
+        All other arrays of the step stay in their place in memory.
+        """
         return (self.sums,)
 
     def scores(self) -> None:
-        """Launch what makes the margins of this member."""
+        """Launch the kernels that compute this member's margins."""
         self.launches.scores(self.maker.point.weights)
 
     def steps(self) -> None:
-        """Launch what makes the residuals; the intercept stays as it is."""
+        """Launch the kernels that compute residuals; the intercept does not change."""
         self.launches.iterate(self.maker.point.intercept)
 
     def update(self) -> None:
-        """Launch what adds Yᵀr to the sums."""
+        """Launch the kernels that add Yᵀr to the sums."""
         self.launches.apply_update(self.sums.device_values)
 
     def columns(self, is_full: bool) -> Any:
-        """Return what the consumer takes for rows; `is_full`: the sums are complete."""
+        """Return the stand-in for rows that the consumer receives.
+
+        `is_full` means that the sums are complete.
+        """
         return self.sums.gradient_columns(is_full)
 
     def residuals(self) -> Array:
-        """Return the residuals on the host, where they are summed or compared.
+        """Return the residuals on the host, if they are summed or compared there.
 
-        Elsewhere the consumer reads no more than how many there are.
+        Otherwise return zeros, since the consumer reads only their number.
         """
         residuals = self.launches.residuals
         if not self.sums.takes_residuals and self.task.members.size == 1:
@@ -211,14 +227,14 @@ class CudaGradientStep(CudaStep):
 
 
 class CudaTileStep(CudaGradientStep):
-    """One batch up to its residuals: the consumer adds Yᵀr tile by tile.
+    """A step of one batch up to its residuals; the consumer adds Yᵀr tile by tile.
 
-    The device adds Yᵀr of a tile while the tile before travels. Where the weights are
-    in slices, the consumer adds up the scores in the same way.
+    The device adds Yᵀr of one tile while the previous tile is sent. Where each rank has
+    a slice of the weights, the consumer also computes the scores tile by tile.
     """
 
     def scores(self) -> None:
-        """Launch what makes the margins, or have the consumer gather the weights."""
+        """Launch the margins, or have the consumer gather weights and compute them."""
         consumer = self.maker.consumer
         if not consumer.slices_weights:
             super().scores()
@@ -228,10 +244,10 @@ class CudaTileStep(CudaGradientStep):
         consumer.scores(self.task, self.state, self.columns(True), weights, margins)
 
     def update(self) -> None:
-        """Do nothing: the consumer requests the gradient of each tile."""
+        """Do nothing: the consumer requests the gradient tile by tile."""
 
     def columns(self, is_full: bool) -> DeviceRowViews:
-        """Return the rows, of which the consumer takes tiles."""
+        """Return views of the rows, from which the consumer requests tiles."""
         launches = self.launches
         products = launches.rows
         factors = launches.recurrence.factors
@@ -242,19 +258,20 @@ class CudaTileStep(CudaGradientStep):
 
 
 class CudaGradientSteps(CudaPlainSteps):
-    """See `hpcsgd.backends.task.PlainStepSequence`: one step, which the consumer takes.
+    """One step on a GPU whose gradient is passed to the consumer.
 
-    The gradient of its batch is handed on behind the launches of the step.
+    It implements `hpcsgd.backends.task.PlainStepSequence`. The gradient is passed on
+    after the kernels of the step have been launched.
     """
 
     maker: "CudaGradientExchanges"
 
     def fused_steps(self) -> bool:
-        """Return False: replicas agree on the gradient before the step."""
+        """Return False: no kernel takes all steps, since replicas sum each gradient."""
         return False
 
     def each_step(self) -> Iterator[CudaGradientStep]:
-        """Yield the step, then hand its gradient on."""
+        """Yield the step, and then pass its gradient to the consumer."""
         task = self.task
         consumer = self.maker.consumer
         point = self.maker.point
@@ -274,11 +291,14 @@ class CudaGradientSteps(CudaPlainSteps):
         task.clock.lap("update")
 
     def finish(self) -> None:
-        """Do nothing: the consumer knows which arrays of the state it wrote."""
+        """Do nothing: the consumer marks the arrays of the state that it writes."""
 
 
 class CudaGradientExchanges(CudaExchanges):
-    """The steps of one member on its GPU for the consumer `task.gradient`."""
+    """The exchanges of one member on its GPU, for a consumer of gradients.
+
+    The consumer is `task.gradient`.
+    """
 
     def __init__(self, task: Task, device: Device) -> None:
         super().__init__(task, device)
@@ -290,15 +310,15 @@ class CudaGradientExchanges(CudaExchanges):
         self._gradient_steps: dict[int, CudaGradientStep] = {}  # by rows of a batch
 
     def widths(self, read: int) -> Widths:
-        """Return the columns of a gradient, and of scores at one point."""
+        """Return the columns of a gradient, which are those of scores at one point."""
         return Widths(self.task.columns)
 
     def make_plain(self, blocks: Blocks) -> CudaGradientSteps:
-        """Return new steps that the consumer takes."""
+        """Return new plain steps whose gradients the consumer receives."""
         return CudaGradientSteps(self, blocks, self.shard, is_alone=False)
 
     def step_of(self, blocks: Blocks) -> CudaGradientStep:
-        """Return kernels and buffers of a batch."""
+        """Return the step for batches of this size, with its kernels and buffers."""
         step = self._gradient_steps.get(blocks.rows)
         if step is None:
             launches = self.launches_of(blocks, self.shard, 1)
@@ -315,6 +335,10 @@ class CudaGradientExchanges(CudaExchanges):
         after: Sequence[Part],
         once: bool = False,
     ) -> CudaSequence:
-        """Return the parts in their order; messages between scores are not recorded."""
+        """Return the sequence of these parts and sums.
+
+        If ranks have slices of the weights, the parts are not recorded, since messages
+        are sent between the scores of tiles.
+        """
         once = once or self.consumer.slices_weights
         return super().sequence(exchange, before, sums, after, once)

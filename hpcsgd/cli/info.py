@@ -223,8 +223,7 @@ def _auto(has_nccl: bool, cupy: bool, gpus: int) -> str:
 
 
 def nccl_library() -> str | None:
-    """Return path or name of NCCL's library: its wheel's, else the system's, else None.
-    """
+    """Return the library of NCCL, of its wheel or else of the system; None without."""
     import ctypes.util
 
     wheel = find_spec("nvidia.nccl") if find_spec("nvidia") else None

@@ -421,8 +421,7 @@ def source_facts(source: Facts) -> Facts:
 
 
 def agreement(folder: Path, result: "Result") -> str:
-    """Return "agree" if result.json and resolved.toml belong to `result`, else why not.
-    """
+    """Return "agree" if result.json and resolved.toml are those of `result`, else why."""
     from hpcsgd.config import RunConfig, read_toml
 
     try:

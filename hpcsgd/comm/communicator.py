@@ -803,7 +803,7 @@ class Communicator(Transport):
 
     @property
     def processes(self) -> int:
-        """Return the number of ranks that really run: one if the others are emulated."""
+        """Return the number of ranks that really run: 1 if the others are emulated."""
         return self.size
 
     # What a transport may supply besides: other libraries, losses, shorter ways.

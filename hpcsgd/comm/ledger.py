@@ -134,7 +134,7 @@ class Ledger:
     def __init__(self) -> None:
         self.entries = {purpose: Entry() for purpose in PURPOSES}
         self.place = ThreadLocation()  # what is under way now, for the watchdog
-        # Called before this thread waits for a gradient: then other threads may compute.
+        # Called before this thread waits for a gradient, for other threads to compute.
         self.gives_way: Callable[[], None] | None = None
 
     def record(

@@ -414,8 +414,7 @@ def pin(environment: MutableMapping[str, str]) -> None:
 
 
 class NcclCommunicator(DeviceCommunicator):
-    """A communicator that sends device arrays by NCCL, and everything else by the host.
-    """
+    """A communicator that sends device arrays by NCCL, and all else by the host."""
 
     kind = "nccl"
     remedy = "set NCCL_DEBUG=WARN to see why, or use transport = mpi-host"

@@ -114,7 +114,10 @@ class FitRanks:
 
 @contextmanager
 def opened(comm: Any, layout: str, grid: Any) -> Iterator[FitRanks]:
-    """Open the ranks of `comm`: ours, mpi4py's, or this process alone."""
+    """Return a context with the ranks of `comm`, of this package or of mpi4py.
+
+    None is this process alone.
+    """
     with ranks_of(comm) as world:
         yield FitRanks(world, layout, grid)
 

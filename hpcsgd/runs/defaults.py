@@ -59,7 +59,7 @@ def has_section(config: Any, name: str) -> bool:
 
 
 def grid_on(ranks: int, grid: Any, config: Any) -> Any:
-    """Return `grid`, or (ranks, 1) if it is None and `config` names a replica method."""
+    """Return `grid`; without one, (ranks, 1) if `config` names a method of replicas."""
     name = _agreement(config).get("kind", AUTO)
     kind = _kind(config)
     if ranks == 1 or grid is not None or has_section(config, "grid"):

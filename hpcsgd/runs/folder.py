@@ -46,7 +46,7 @@ class RunFolder:
         return self.path / HISTORY if self.path else None
 
     def claim(self) -> None:
-        """Make the folder and lock it; raise ConfigError if another run has the lock."""
+        """Make the folder and lock it; raise ConfigError if another run holds it."""
         if self.path is None:
             return
         try:

@@ -330,7 +330,9 @@ def _asked_bytes(
 def make_gradient_on_gpu(
     task: Task, feed: Feed, grid: Grid, device: "Device", gradient: Gradient
 ) -> Direct:
-    """Return the product that computes gradients for `gradient`, on the GPU. Collective.
+    """Return the product that computes the gradients of replicas. Collective.
+
+    The product and its gradients are on the GPU of this rank.
     """
     from hpcsgd.backends.cuda.gradients import CudaGradientExchanges
 

@@ -65,7 +65,7 @@ class Case:
 
     @property
     def unit(self) -> float:
-        """Return u of the field's format."""
+        """Return the unit roundoff u of the field's format."""
         return self.form.unit_roundoff
 
     @property
@@ -75,7 +75,7 @@ class Case:
 
     @property
     def loudest(self) -> float:
-        """Return an upper bound of the entries of G and z, of their parts and sums."""
+        """Return a bound of the entries of the Gram G and margins z, and their parts."""
         of = self.exchange
         squares = np.square(of.rows).sum(axis=1).max(initial=0.0)
         reach = np.abs(of.rows) @ np.abs(of.before)
@@ -83,18 +83,22 @@ class Case:
 
     @property
     def hidden(self) -> float:
-        """Return u of the wide format in which values are computed before rounding."""
+        """Return the unit roundoff of the wide format that is used before rounding."""
         return self.working.unit_roundoff
 
     def from_scores(self, errors: Array) -> float:
-        """Return a bound of ‖δw‖ for errors of the scores, (m, K): the less of two."""
+        """Return a bound of ‖δw‖ for errors of the scores, (m, K).
+
+        It is the smaller of two bounds: a sum of norms, and `_by_energy`.
+        """
         straight = self.from_residuals(self.exchange.slopes * errors)
         return min(straight, self._by_energy(errors))
 
     def _by_energy(self, errors: Array) -> float:
-        """Return √ Σ_j ρ h ‖√l e_j‖² / (2 (1 − θ_j)), θ = h l ‖Y‖² / 2ρ.
+        """Return √ Σ_j ρ h ‖√l e_j‖² / (2 (1 − θ_j)), where θ = h l ‖Y‖² / 2ρ.
 
-        It is inf if some θ_j ≥ 1.
+        It bounds ‖δw‖ for errors e_j of the scores of step j; h is the rate over the
+        batch size, l bounds ∂r/∂t, and ρ = 1 − rate · λ. It is inf if some θ_j ≥ 1.
         """
         of = self.exchange
         rho = 1.0 - np.array(of.rates) * of.l2
@@ -111,7 +115,10 @@ class Case:
         return float(self._reach() @ self._norms(errors))
 
     def from_steps(self, errors: list[Array]) -> float:
-        """Return a bound of ‖δw‖ if step j has the error h_j errors_j."""
+        """Return a bound of ‖δw‖ if step j has the error h_j errors[j].
+
+        h_j is the rate of step j over its batch size.
+        """
         size = np.array([np.linalg.norm(error) for error in errors])
         return float((self.exchange.growth * self.exchange.per_row) @ size)
 
@@ -131,14 +138,14 @@ class Case:
 
 
 def gamma(count: float, unit: float) -> float:
-    """Return γ_k(u) = k u / (1 − k u); inf if k u ≥ 1."""
+    """Return γ_k(u) = k u / (1 − k u) for k = `count`, u = `unit`; inf if k u ≥ 1."""
     return count * unit / (1.0 - count * unit) if count * unit < 1.0 else math.inf
 
 
 def rounded(values: Array, form: Format) -> Array:
-    """Return sizes a with |fl(v) − v| ≤ u a: |v|, at least the least normal number.
+    """Return sizes a with |fl(v) − v| ≤ u a for values v that are rounded to `form`.
 
-    For v = 0 the size is 0.
+    a is |v|, at least the least normal number; it is 0 for v = 0.
     """
     size = np.abs(values)
     return np.where(size > 0, np.maximum(size, 2.0**form.least), 0.0)
@@ -155,7 +162,7 @@ def sent(values: Array, form: Format, loudest: float) -> Array:
 
 
 def binade(values: Array, form: Format) -> Array:
-    """Return sizes a with |fl(v) − v| ≤ u a for known v.
+    """Return sizes a with |fl(v) − v| ≤ u a for values v that are known exactly.
 
     They are the powers of two at or below |v|, at least the least normal number.
     """
@@ -197,9 +204,11 @@ CANONICAL = ("gaussian", "logistic", "binomial", "poisson", "softmax")  # r = μ
 
 
 def matrix(case: Case) -> float:
-    """T1: u ( |Y_j| |w_j| in the scores and |Y_j|ᵀ |r_j| in the steps ).
+    """Return T1, the bound of ‖δw‖ by the format of the matrix.
 
-    The values of Y are known and rounded once, so that |Y| is taken from their binades.
+    The errors are u |Y_j| |w_j| in the scores and u |Y_j|ᵀ |r_j| in the steps, with
+    rows Y_j, weights w_j and residuals r_j of step j. The values of Y are known and
+    rounded once, so that |Y| is taken from their binades.
     """
     of = case.exchange
     path = case.exchange.path
@@ -211,7 +220,10 @@ def matrix(case: Case) -> float:
 
 
 def _stored_size(case: Case) -> Array:
-    """Return 2^⌊log₂|y|⌋ of the scaled columns; stored y have errors of u times it."""
+    """Return 2^⌊log₂|y|⌋ for each value y of the rows, as it is scaled by columns.
+
+    The error of a stored y is at most u times this size.
+    """
     rows = case.exchange.rows
     exponents = case.exchange.exponents
     if exponents is None or not case.form.wants_scale:
@@ -220,13 +232,20 @@ def _stored_size(case: Case) -> Array:
 
 
 def margin(case: Case) -> float:
-    """T2: u |z|."""
+    """Return T2, the bound of ‖δw‖ by the format of the margins z.
+
+    The errors of the margins are u |z|.
+    """
     z = rounded(case.exchange.path.margins, case.form)
     return case.unit * case.from_scores(case.exchange.lead * z)
 
 
 def margin_sum(case: Case) -> float:
-    """T3: [γ_{d/C} + κ u] |Y| |w|."""
+    """Return T3, the bound of ‖δw‖ by the format of the sums of margins.
+
+    The errors of the margins are [γ_{d/C} + κ u] |Y| |w|, with d/C columns of a member
+    and κ additions over members.
+    """
     of = case.exchange
     factor = gamma(case.width, case.unit) + case.depth * case.unit
     reach = np.abs(of.rows) @ np.abs(of.before)
@@ -234,7 +253,11 @@ def margin_sum(case: Case) -> float:
 
 
 def gram_sum(case: Case) -> float:
-    """T4: γ_{d/C} Σ_{i<j} C_ji |Y_j| |Y_i|ᵀ |r_i|."""
+    """Return T4, the bound of ‖δw‖ by the format of the sums of the Gram.
+
+    The errors of the scores are γ_{d/C} Σ_{i<j} C_ji |Y_j| |Y_i|ᵀ |r_i|, with d/C
+    columns of a member and the coupling C_ji of step j with step i.
+    """
     of = case.exchange
     size = np.abs(of.rows)
     sums = (np.abs(of.coupling) * (size @ size.T)) @ np.abs(of.path.residuals)
@@ -242,7 +265,12 @@ def gram_sum(case: Case) -> float:
 
 
 def gram_wire(case: Case) -> float:
-    """T5: (κ + 1) u Σ_{i<j} C_ji Σ_c |G^c_ji| |r_i|; κ = 0 for one member."""
+    """Return T5, the bound of ‖δw‖ by the format of the message with the Gram.
+
+    The errors of the scores are (κ + 1) u Σ_{i<j} C_ji Σ_c |G^c_ji| |r_i|, with the
+    part G^c of member c, the coupling C_ji of step j with step i, and κ additions over
+    members. For one member κ = 0.
+    """
     if case.depth == 0 and not case.comes_wider:
         return 0.0
     sums = correction(case, member_grams(case))
@@ -250,7 +278,10 @@ def gram_wire(case: Case) -> float:
 
 
 def member_grams(case: Case) -> Array:
-    """Return Σ_c |Y^c (Y^c)ᵀ|: parts may cancel in the sum, their roundings do not."""
+    """Return Σ_c |Y^c (Y^c)ᵀ| over members c, whose columns of the rows are Y^c.
+
+    Parts of members may cancel in the sum; their rounding errors do not.
+    """
     rows = case.exchange.rows
     shares = (rows[:, part] for part in case.exchange.parts)
     loudest = case.loudest
@@ -259,16 +290,21 @@ def member_grams(case: Case) -> Array:
 
 
 def correction(case: Case, gram: Array) -> Array:
-    """Return Σ_{i<j} C_ji |G_ji| |r_i| for given |G|."""
+    """Return Σ_{i<j} C_ji |G_ji| |r_i| for |G| = `gram`, with residuals r_i of step i.
+
+    C_ji is the coupling of step j with step i.
+    """
     of = case.exchange
     sums: Array = (np.abs(of.coupling) * gram) @ np.abs(of.path.residuals)
     return sums
 
 
 def inner(case: Case) -> float:
-    """T6: (start_j + 2) u Σ_{i<j} C_ji |G_ji| |r_i| + u |t_j|.
+    """Return T6, the bound of ‖δw‖ by the format of the recurrence.
 
-    With λ one rounding more and P z; with an offset or intercept an addition more.
+    The errors of the scores t are (start_j + 2) u Σ_{i<j} C_ji |G_ji| |r_i| + u |t_j|,
+    where start_j rows precede batch j. λ > 0 adds a rounding, and u |P z|; an offset
+    and an intercept add an addition each.
     """
     of = case.exchange
     path = case.exchange.path
@@ -284,9 +320,11 @@ def inner(case: Case) -> float:
 
 
 def residual(case: Case) -> float:
-    """T7: u ( 6 |μ| + |r| in the residuals and |t| in the scores ).
+    """Return T7, the bound of ‖δw‖ by the format of the residuals.
 
-    With sample weights c |r| more; |y| more where it is not a number of the format.
+    The errors are u (6 |μ| + |r|) in the residuals r, whose means are μ, and u |t| in
+    the scores t. Sample weights c add u c |r|, and targets y that are not numbers of
+    the format add u |y|.
     """
     of = case.exchange
     path = case.exchange.path
@@ -302,7 +340,10 @@ def residual(case: Case) -> float:
 
 
 def mean_size(case: Case) -> Array:
-    """Return |μ|, or the size of the terms whose difference is the residual."""
+    """Return the size of the terms whose difference is the residual: |μ|, the mean.
+
+    Families whose residual is not μ − y have |r| + max(|y|, 1) in place of |μ|.
+    """
     of = case.exchange
     family = case.exchange.family
     if family.name in CANONICAL:
@@ -311,14 +352,22 @@ def mean_size(case: Case) -> Array:
 
 
 def gradient_sum(case: Case) -> float:
-    """T8: γ_{m+1} Σ_i |h_i P_{i+1..s}| |Y_i|ᵀ |r_i|: m additions and the factor."""
+    """Return T8, the bound of ‖δw‖ by the format of the sums of the gradient.
+
+    It is the norm of γ_{m+1} Σ_i |h_i P_{i+1..s}| |Y_i|ᵀ |r_i|, for m additions and the
+    factor h_i P_{i+1..s} of step i, with m rows of the exchange.
+    """
     of = case.exchange
     sums = np.abs(of.rows).T @ np.abs(of.gain * of.path.residuals)
     return gamma(len(of.rows) + 1, case.unit) * float(np.linalg.norm(sums))
 
 
 def weights(case: Case) -> float:
-    """T9: u ( |w⁺| + |Δ| ), Δ = Σ_i h_i P_{i+1..s} Y_iᵀ r_i, and |P w| with λ."""
+    """Return T9, the bound of ‖δw‖ by the format of the weights.
+
+    It is u (|w⁺| + |Δ|), with the weights w⁺ after the exchange and their update
+    Δ = Σ_i h_i P_{i+1..s} Y_iᵀ r_i; λ > 0 adds u |P w|, w the weights before.
+    """
     of = case.exchange
     carried = float(of.unrolled.carry[0, 0]) * of.before
     size = np.linalg.norm(rounded(of.path.after, case.form))
@@ -351,7 +400,11 @@ CARRIED = get_format("fp32").unit_roundoff  # of sums between these roundings
 
 
 def emulated_margin_sum(case: Case) -> float:
-    """T3: u Σ_k |s_k| over the partial sums s_k of every member, then the reduction."""
+    """Return T3, the bound of ‖δw‖ by the emulated format of the sums of margins.
+
+    The errors are u Σ_k |s_k| over the partial sums s_k of every member, and those of
+    the reduction over members.
+    """
     of = case.exchange
     error = _summed(case, of.rows, of.before)
     parts = [of.rows[:, part] @ of.before[part] for part in of.parts]
@@ -363,8 +416,8 @@ def emulated_margin_sum(case: Case) -> float:
 def reduction(case: Case, parts: list[Array], error: Array) -> Array:
     """Return a bound of the error that a sum over members adds to `error`.
 
-    Their `parts` are numbers of the format already. They are rounded again if the
-    message is divided, because G is too large for the format.
+    The `parts` of members are numbers of the format already. They are rounded again if
+    the message is divided by a scale, because G is too large for the format.
     """
     size = np.sum(np.abs(parts), axis=0) + error
     if case.form.is_wide:
@@ -376,7 +429,11 @@ def reduction(case: Case, parts: list[Array], error: Array) -> Array:
 
 
 def emulated_gram_sum(case: Case) -> float:
-    """T4: as T3 for every entry of G, the reduction left to `gram_wire`."""
+    """Return T4, the bound of ‖δw‖ by the emulated format of the sums of the Gram G.
+
+    The errors of each entry are those of a member's sum in `emulated_margin_sum`; those
+    of the reduction over members belong to `gram_wire`.
+    """
     of = case.exchange
     return case.from_scores(correction(case, _summed(case, of.rows, of.rows.T)))
 
@@ -401,7 +458,11 @@ def _spread(case: Case, left: Array, right: Array) -> Array:
 
 
 def emulated_gram_wire(case: Case) -> float:
-    """T5: u ( Σ_c |G^c| + |G| ): every part is rounded, and their total."""
+    """Return T5, the bound of ‖δw‖ by the emulated format of the message with the Gram.
+
+    The errors of the Gram are u (Σ_c |G^c| + |G|): the part G^c of every member c is
+    rounded, and the total G.
+    """
     of = case.exchange
     parts = member_grams(case)
     if len(of.parts) == 1:
@@ -413,9 +474,10 @@ def emulated_gram_wire(case: Case) -> float:
 
 
 def emulated_inner(case: Case) -> float:
-    """T6: u of G, of h r, of every partial sum of G h r, and of the score.
+    """Return T6, the bound of ‖δw‖ by the emulated format of the recurrence.
 
-    Batch j sums its start_j products from the first on; later ones are none of its.
+    G, the scaled residuals h r, every partial sum of G h r, and the score are rounded.
+    Batch j sums products of the start_j rows before it, and none of later rows.
     """
     of = case.exchange
     path = case.exchange.path
@@ -439,9 +501,10 @@ def emulated_inner(case: Case) -> float:
 
 
 def emulated_residual(case: Case) -> float:
-    """T7: u |t| in the scores; u |r| in the residuals, twice with sample weights.
+    """Return T7, the bound of ‖δw‖ by the emulated format of the residuals.
 
-    Between the two roundings the residual is computed wide.
+    The errors are u |t| in the scores t and u |r| in the residuals r, twice with sample
+    weights. Between the two roundings the residual is computed in a wide format.
     """
     of = case.exchange
     path = case.exchange.path
@@ -461,7 +524,11 @@ def emulated_residual(case: Case) -> float:
 
 
 def emulated_gradient_sum(case: Case) -> float:
-    """T8: u Σ_k |s_k| over the partial sums of Yᵀ (h r), `TOGETHER` rows at a time."""
+    """Return T8, the bound of ‖δw‖ by the emulated format of the sums of the gradient.
+
+    The errors are u Σ_k |s_k| over the partial sums s_k of Yᵀ (h r), which add
+    `TOGETHER` rows at a time.
+    """
     of = case.exchange
     scaled = of.gain * of.path.residuals
     pieces = chunks(slice(0, len(of.rows)), TOGETHER)
@@ -471,7 +538,11 @@ def emulated_gradient_sum(case: Case) -> float:
 
 
 def emulated_weights(case: Case) -> float:
-    """T9: u |w⁺|: the update is computed wide and rounded once."""
+    """Return T9, the bound of ‖δw‖ by the emulated format of the weights.
+
+    It is u |w⁺|, with the weights w⁺ after the exchange: the update is computed in a
+    wide format and rounded once.
+    """
     after = rounded(case.exchange.path.after, case.form)
     return case.unit * float(np.linalg.norm(after))
 
@@ -547,7 +618,7 @@ def bound(
 def term(
     exchange: ExactExchange, precision: Precision, field: str, model: str = "emulated"
 ) -> Term:
-    """Return the bound for one field."""
+    """Return the bound of the error ‖δw‖ for one field of `precision`."""
     form = get_format(getattr(precision, field))
     sharp = model == "emulated" and _is_emulated(precision, field)
     terms = EMULATED_TERMS if sharp else TERMS

@@ -70,12 +70,12 @@ KINDS = ("auto", "none", "average")  # agreements whose times are modelled
 
 @dataclass(frozen=True)
 class TuningQuestion:
-    """A run, with some of its settings left open."""
+    """A request to `tune`: the settings of a run, and which of them it may choose."""
 
     config: RunConfig
     batches: tuple[int, ...]  # to choose from; a single one is fixed
     seconds: float = 30.0
-    any_recipe: bool = False  # the recipe is open
+    any_recipe: bool = False  # the recipe may be chosen
     any_replicas: bool = False  # grids of several replicas may be chosen
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class TuningQuestion:
         self._check_kind()
 
     def _check_kind(self) -> None:
-        """Refuse agreements whose times are neither modelled nor measured."""
+        """Raise ConfigError for an agreement whose time is not modelled or measured."""
         agreement = self.config.agreement
         if agreement.kind in KINDS:
             return
@@ -196,7 +196,7 @@ class LearningSetting:
 
 @dataclass(frozen=True)
 class Learnt:
-    """The ratio of the rows that a setting needs for the loss to those of the first."""
+    """The rows that a setting needs to reach a loss, relative to the first setting."""
 
     way: LearningSetting
     penalty: float  # inf if the run did not reach the loss
@@ -209,7 +209,7 @@ def ways_of(
     """Return the learning settings to try; the others are compared with the first.
 
     A rate that suits one batch is small for a larger one, so two rates are tried: the
-    same one, and one that is proportional to the rows of a step.
+    rate of `config`, and a rate that is proportional to the rows of a step.
     """
     first = LearningSetting(min(batches), config.rate.value)
     settings = {first: None}
@@ -228,7 +228,9 @@ LOCAL = (8, 32)  # steps between agreements that are tried
 def learn(
     config: RunConfig, sample: Sample, ways: Sequence[LearningSetting], seconds: float
 ) -> list[Learnt]:
-    """Return the penalty of each setting, as long as there is time, on one rank.
+    """Return the penalty of each setting, for as many as there is time, on one rank.
+
+    A penalty is the number of rows to reach a loss, relative to the first setting.
 
     The iterates depend on batches and replicas only, not on the number of ranks that
     share the columns: replicas are threads of this process, without a network.
@@ -293,7 +295,7 @@ def rows_to(result: Result, goal: float) -> float:
 
 
 def _part(above: float, below: float, goal: float) -> float:
-    """Return the part of the decrease from `above` to `below` that is above `goal`."""
+    """Return the fraction of the decrease from `above` to `below` until `goal`."""
     if below <= 0.0:
         return (above - goal) / (above - below)
     return math.log(above / goal) / math.log(above / below) if above > below else 1.0
@@ -359,7 +361,7 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Kind of candidate that shares one ratio of measured to predicted seconds."""
+        """Grid, recipe and kind of product, with one ratio of measured to predicted."""
         return *self.place, self.setting.kind
 
     @property
@@ -369,7 +371,10 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """Return the seconds for the progress by one row of the first setting."""
+        """Return the seconds for as much progress as by one row of the first setting.
+
+        The first setting is the first `LearningSetting`, whose penalty is 1.
+        """
         return self.seconds / self.learnt.way.rows * self.learnt.penalty
 
 
@@ -461,7 +466,10 @@ class CandidateGroup:
     def _probes(
         self, question: TuningQuestion, batches: Sequence[int]
     ) -> list[TimedSetting]:
-        """Return settings to time of each product: few and many steps, end batches."""
+        """Return the settings of each product that are timed for the fit.
+
+        They have few and many steps, and the smallest and the largest batch.
+        """
         probes: dict[str, list[TimedSetting]] = {}
         for batch in sorted({min(batches), max(batches)}):
             every = [replace(s, period=0) for s in self.settings(question, batch)]
@@ -499,7 +507,10 @@ def open_candidate_group(
     budget: TimeBudget,
     share: float,
 ) -> CandidateGroup:
-    """Load the sample onto the grid and measure the figures of the machine."""
+    """Load the sample onto the grid, and measure the machine; return a new group.
+
+    Collective. Measuring takes at most the time until `share` of the budget is spent.
+    """
     config, whole = on_grid(question.config, grid, recipe), question.reader()
 
     def reader(_: Communicator) -> RowReader:
@@ -516,9 +527,10 @@ def open_candidate_group(
 def measure_figures(
     stage: Stage, batch: int, budget: TimeBudget, share: float
 ) -> GridFigures:
-    """Measure both directions of the grid, and the rates of a rank.
+    """Measure the network among members and among replicas, and the rates of a rank.
 
-    Collective. In each direction the slowest rank counts, so that all choose alike.
+    Collective. The network figures are those of the slowest rank, so that all ranks
+    choose alike.
     """
     task = stage.task
     grid = stage.opened.grid
@@ -592,7 +604,7 @@ class TuningResult:
         return self.best[0]
 
     def config(self) -> RunConfig:
-        """Return the configuration of the fastest candidate, without open settings."""
+        """Return the configuration of the fastest candidate, with all its choices."""
         best = self.chosen
         config = self.question.config
         chosen = best.setting.applied_to(on_grid(config, best.grid, best.recipe))
@@ -600,7 +612,7 @@ class TuningResult:
 
 
 def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
-    """Choose the open settings in the given seconds. Collective."""
+    """Choose the settings that `question` leaves open, in its seconds. Collective."""
     check_rate(question.config)
     budget = TimeBudget(world, question.seconds)
     reader = world.together(question.reader)
@@ -664,7 +676,7 @@ def check_rate(config: RunConfig) -> None:
 def _learn(
     question: TuningQuestion, reader: Any, world: Communicator, budget: TimeBudget
 ) -> list[Learnt]:
-    """Return the penalty of every open batch and number of replicas. Collective."""
+    """Return the penalties of all batches and replicas to choose from. Collective."""
     config = question.config
     settings = ways_of(config, question.batches, question.grids(world.size))
     if len(settings) == 1:
@@ -682,7 +694,10 @@ def _learn(
 def _gaps(
     question: TuningQuestion, reader: Any, world: Communicator, budget: TimeBudget
 ) -> dict[str, float]:
-    """Return recipe -> predicted gap, by pilots on rank 0. Collective."""
+    """Return recipe -> predicted loss difference to fp64, by pilots on rank 0.
+
+    Collective.
+    """
     config = question.config
     if not question.any_recipe:
         return {config.precision.recipe: 0.0}
@@ -713,7 +728,10 @@ def _open_groups(
     sample: TimedRows,
     budget: TimeBudget,
 ) -> list[CandidateGroup]:
-    """Return a group for each grid and each good recipe, as time allows. Collective."""
+    """Return a group for each grid and each good recipe, as time allows. Collective.
+
+    A recipe is good if its loss difference to fp64 is within the tolerance.
+    """
     limit = question.config.precision.tolerance
     good = [name for name, gap in gaps.items() if gap <= limit]
     if question.any_recipe:  # the widest recipe is taken only if no other is good
@@ -750,8 +768,9 @@ PREFERRED = ("c", "fp32", "d", "fp8", "fp16", "bf16", "fp64")
 def time_best_candidates(
     every: Sequence[Candidate], groups: Sequence[CandidateGroup], budget: TimeBudget
 ) -> list[Candidate]:
-    """Time the candidates of the best scores, in turns; measured times may bring up
-    others.
+    """Time the candidates with the best scores, in turns; return the best five.
+
+    Measured times correct the scores, so that more candidates may be timed.
     """
     timings: dict[Candidate, list[float]] = {}
     ratios: dict[tuple[Any, ...], float] = {}
@@ -885,7 +904,10 @@ def row(one: Candidate, ranks: int) -> dict[str, Any]:
 
 
 def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the best of several numbers of ranks, with all that was measured."""
+    """Return one report from those of several numbers of ranks, with all measurements.
+
+    Its choice is the fastest of their choices.
+    """
     first = min(parts, key=lambda part: float(part["chosen"]["seconds_per_row"]))
     rows = [one for part in parts for one in part["best"]]
     figures = {k: v for part in parts for k, v in part["figures"].items()}

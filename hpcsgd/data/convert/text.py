@@ -429,7 +429,7 @@ class LevelSets:
         self.levels: dict[str, set[str]] = {}
 
     def add(self, parts: Parts) -> int:
-        """Add the levels that `find_levels` returned of a piece; return its end byte."""
+        """Add the levels that `find_levels` returned of a piece; return its end."""
         for column, piece_levels in parts["levels"].items():
             levels = self.levels.setdefault(column, set())
             levels.update(piece_levels)

@@ -47,7 +47,10 @@ class OnDisk:
         return self.keeper.tiles(purpose)
 
     def check_reads(self) -> None:
-        """Raise a read error of one rank on all ranks, after the last tile. Collective."""
+        """Raise a read error of any rank on all ranks; call it after the last tile.
+
+        Collective.
+        """
         self.keeper.check_reads()
 
     @property

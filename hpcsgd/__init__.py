@@ -17,10 +17,11 @@ def _is_command() -> bool:
 
 
 def _end_by_interrupts() -> bool:
-    """Let SIGINT end a command until `main` listens; True where it does from here on.
+    """Let SIGINT end a command until `main` handles it; return whether this was set.
 
-    An exception would be a traceback amid imports. A program that imports the package
-    keeps its own handler.
+    Python's own handler would print a traceback if the user interrupts the imports. In
+    a program that imports the package, the handler is not changed, and False is
+    returned.
     """
     usual = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
     try:
@@ -164,9 +165,10 @@ if not TYPE_CHECKING:  # with it every misspelt name would be of type Any
 
 
 def _public_names() -> list[str]:
-    """Return `__all__`; the estimators are in it where scikit-learn can be imported.
+    """Return `__all__`, with the estimators if scikit-learn can be imported.
 
-    It is looked for when somebody asks, and not when the package is imported.
+    scikit-learn is searched for when `__all__` is read, not when the package is
+    imported.
     """
     from hpcsgd.estimators import has_sklearn
 

@@ -202,7 +202,7 @@ class UpdateConfig(Settings, section="update"):
     )
 
     def conflicts(self) -> Iterator[str]:
-        """Yield a sentence if the limit must be a percentile and is none."""
+        """Yield a sentence if `clip_at` must be a percentile and is out of range."""
         if self.clip == "percentile" and not 0.0 < self.limit <= 100.0:
             yield (
                 f"[update] clip_at = {self.clip_at!r} is the percentile of the last"
@@ -211,7 +211,10 @@ class UpdateConfig(Settings, section="update"):
 
     @property
     def limit(self) -> float:
-        """Return the limit of clipping; the usual one if `clip_at` is 0."""
+        """Return the largest value or norm, or the percentile, at which to clip.
+
+        It is `clip_at`; if that is 0, it is 1, or the percentile 5.
+        """
         return self.clip_at or (5.0 if self.clip == "percentile" else 1.0)
 
 
@@ -405,7 +408,10 @@ class CheckpointConfig(Settings, section="checkpoint"):
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method: its description, and section.key -> value of its settings."""
+    """One method: its description, and its settings as section.key -> value.
+
+    A user may override `defaults`, but not `fixed` settings.
+    """
 
     says: str
     fixed: Mapping[str, Any]
@@ -413,7 +419,10 @@ class MethodRow:
 
 
 def ddp(codec: str, says: str, **defaults: Any) -> MethodRow:
-    """Return a method: the gradient agreement with a codec, and defaults of [codec]."""
+    """Return a method that sums gradients encoded by `codec`.
+
+    `defaults` are its defaults in the section [codec].
+    """
     fixed = {
         "agreement.kind": "gradient",
         "agreement.codec": codec,
@@ -423,12 +432,15 @@ def ddp(codec: str, says: str, **defaults: Any) -> MethodRow:
 
 
 def gradient_kind(kind: str, says: str) -> MethodRow:
-    """Return a method: the agreement `kind`, with one step an exchange."""
+    """Return a method of the agreement `kind` with one step in each exchange."""
     return MethodRow(says, {"agreement.kind": kind, "schedule.steps": 1})
 
 
 def averaged(kind: str, says: str) -> MethodRow:
-    """Return a method whose replicas take local steps, and then agree on weights."""
+    """Return a method whose replicas take local steps, and then average weights.
+
+    `kind` is its agreement.
+    """
     return MethodRow(says, {"agreement.kind": kind}, LOCAL)
 
 
@@ -524,7 +536,7 @@ METHODS = {
 
 
 def get_method(name: str) -> MethodRow:
-    """The method called `name`."""
+    """Return the method called `name`; raise ConfigError if there is none."""
     if name not in METHODS:
         raise ConfigError(
             f"[agreement] unknown method: {name!r}{did_you_mean(name, METHODS)}; known:"
@@ -536,7 +548,10 @@ def get_method(name: str) -> MethodRow:
 def with_method(
     tables: Mapping[str, Mapping[str, Any]],
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return `tables` with the settings of their method, if they name one."""
+    """Return `tables` with the settings of the method that they name, if any.
+
+    Raise ConfigError if a setting that the method fixes has another value.
+    """
     agreement = tables.get("agreement")
     name = agreement.get("method") if isinstance(agreement, Mapping) else None
     if not isinstance(name, str) or not name:
@@ -612,13 +627,14 @@ class SweepConfig(Settings, section="sweep"):
 
     @property
     def is_many(self) -> bool:
-        """Return whether the sweep has several models, or a list."""
+        """Return whether the sweep has several models, or names a list of values."""
         return self.count > 1 or bool(self.l2 or self.rate)
 
     def models(self, l2: float, rate: float, scores: int = 1) -> Models:
-        """Return all models: by penalty, by rate, by fold, the last one of all rows.
+        """Return the models of all combinations of penalty, rate and fold.
 
-        `l2` and `rate` are those of a run without a list.
+        For each penalty and rate, the last model is trained on the rows of all folds.
+        `l2` and `rate` are used where the sweep lists none.
         """
         folds = (*range(self.folds), None)
         each = tuple(
@@ -663,9 +679,9 @@ RETIRED = {
 
 
 def without_retired(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a file that a run wrote, without those that are retired.
+    """Return the settings of a file that a run wrote, without retired settings.
 
-    One log line names them.
+    A log line names the settings that are left out.
     """
     retired = [
         (section, key)
@@ -684,7 +700,7 @@ def without_retired(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_retired(section: str, key: str, value: Any = None) -> str | None:
-    """Return the sentence for a setting that is retired, None for any other."""
+    """Return why a setting is refused if it is retired; None for any other."""
     if not _is_retired(section, key, value):
         return None
     name = f"{key} = {value!r}" if (section, key) == ("run", "comm") else key
@@ -693,7 +709,7 @@ def why_retired(section: str, key: str, value: Any = None) -> str | None:
 
 
 def _is_retired(section: str, key: str, value: Any) -> bool:
-    """Return whether a setting is retired; some are with certain values alone."""
+    """Return whether a setting is retired, or at least this value of it."""
     if (section, key) == ("run", "comm"):
         return isinstance(value, str) and (value == "tcp" or value.startswith("file:"))
     return (section, key) in RETIRED
@@ -808,7 +824,10 @@ class RunConfig:
         return self._with_tables(tables)
 
     def _with_tables(self, tables: Mapping[str, Any]) -> "RunConfig":
-        """Return these settings with the values of tables; all wrong are refused."""
+        """Return these settings with the values of `tables` in their place.
+
+        Raise one ConfigError with a sentence for each wrong value.
+        """
         _reject_unknown("sections", tables, vars(self))
         sections: dict[str, Any] = {}
         wrong: list[ConfigError] = []
@@ -866,9 +885,9 @@ def rehearsal(
 ) -> RunConfig:
     """Return the settings of a silent run, which only measures something.
 
-    It writes, resumes, records, compares and profiles nothing; it ends after its last
-    epoch, without a final solver; where it fails, it tries nothing else, or it would
-    measure another run.
+    The run writes, resumes, records, compares and profiles nothing. It ends after its
+    last epoch, without a final solver. If it fails, it does not retry with safer
+    settings, since it would then measure another run.
 
     Parameters
     ----------
@@ -909,7 +928,10 @@ def rehearsal(
 
 
 def agreement_in(tables: Mapping[str, Any]) -> AgreementSettings:
-    """Return the section [agreement] of tables; their plugins are imported."""
+    """Return the section [agreement] of tables, without its `method`.
+
+    The plugins that the tables name are imported.
+    """
     run = tables.get("run")
     plugins = run.get("plugins", ()) if isinstance(run, Mapping) else ()
     agreement = {**tables.get("agreement", {}), "method": ""}
@@ -919,7 +941,10 @@ def agreement_in(tables: Mapping[str, Any]) -> AgreementSettings:
 
 
 def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Return the tables of a configuration file, which a run may have written."""
+    """Return the tables of a configuration file.
+
+    If a run has written the file (`resolved.toml`), retired settings are left out.
+    """
     is_of_a_run = Path(path).name == RESOLVED
     try:
         with open(open_entry(Path(path)) if is_of_a_run else path, "rb") as file:
@@ -940,7 +965,7 @@ def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def _kind_of_data(path: Path) -> str:
-    """Return what a file of rows is that was named in the place of a configuration."""
+    """Return the kind of a data file, such as "HDF5"; "" if it is not known."""
     with open(path, "rb") as file:
         is_hdf5 = file.read(len(HDF5)) == HDF5
     return "HDF5" if is_hdf5 else DATA_KINDS.get(path.suffix.lower(), "")
@@ -949,12 +974,12 @@ def _kind_of_data(path: Path) -> str:
 def chosen_settings(
     tables: Mapping[str, Mapping[str, Any]],
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return `tables` without defaults that would be in the way of a method.
+    """Return `tables` without default values that keep a method from being chosen.
 
-    `hpcsgd new` lists every setting. In a file that lists an empty method a default is
-    no choice, so that --method can still make it; in one that names a method, those
-    that this method fixes are none. Beside the defaults of `fit` all of them are
-    choices.
+    `hpcsgd new` lists every setting, with its default. If the file has an empty method,
+    all values that are defaults are left out, so that --method can set them. If it
+    names a method, only defaults of settings that this method fixes are left out. With
+    `run.defaults` = "fit", nothing is left out.
     """
     run = tables.get("run")
     if isinstance(run, Mapping) and run.get("defaults") == FIT:
@@ -980,7 +1005,7 @@ def chosen_settings(
 def apply_settings(
     tables: Mapping[str, Mapping[str, Any]], settings: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """`tables` with every `section.key=value` of `settings` laid over them."""
+    """Return `tables` with every `section.key=value` of `settings` laid over them."""
     merged = {
         name: dict(table) if isinstance(table, Mapping) else table
         for name, table in tables.items()
@@ -1005,16 +1030,16 @@ _HINTS: dict[Any, dict[str, Any]] = {}
 
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    """Return the types of the fields of a section, which take long to resolve."""
+    """Return the types of the fields of a section, cached: resolving them is slow."""
     if kind not in _HINTS:
         _HINTS[kind] = get_type_hints(kind)
     return _HINTS[kind]
 
 
 def check_place(plugin: str) -> None:
-    """Refuse a module of the current directory, which PYTHONPATH does not name.
+    """Refuse a plugin module of the current directory, unless PYTHONPATH has it.
 
-    `python -m` searches the current directory. A run folder of somebody else may name
+    `python -m` searches the current directory. A run folder of another person may name
     plugins, and a module beside it must not run because a command reads the folder.
     """
     top = plugin.partition(".")[0]
@@ -1032,7 +1057,10 @@ def check_place(plugin: str) -> None:
 
 
 def import_plugins(run: Any) -> None:
-    """Import the modules that [run] plugins names, which register what they have."""
+    """Import the modules that [run] plugins names.
+
+    They register agreements, codecs and families.
+    """
     plugins = run.get("plugins", ()) if isinstance(run, Mapping) else ()
     for name in names_in("[run] plugins", plugins):
         try:
@@ -1052,9 +1080,10 @@ def shipped_defaults() -> dict[str, dict[str, Any]]:
 
 
 def agreement_settings() -> dict[str, tuple[str, type[AgreementSettings]]]:
-    """Return key -> the first kind of agreement that has it, and its settings class.
+    """Return key -> (the first kind of agreement with it, its settings class).
 
-    In the order of a configuration file. All agreements are imported.
+    The keys of [agreement] are in the order of a configuration file. All agreements are
+    imported.
     """
     owners: dict[str, tuple[str, type[AgreementSettings]]] = {}
     for kind in AGREEMENTS:
@@ -1066,10 +1095,10 @@ def agreement_settings() -> dict[str, tuple[str, type[AgreementSettings]]]:
 
 
 def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
-    """Return the section [agreement] as its kind declares it.
+    """Return the section [agreement], as the settings class of its `kind`.
 
-    Keys of other kinds may stand in it. Their defaults are no choice; what has another
-    value is kept beside the section, for `unread_settings` to name.
+    `table` may have keys of other kinds. Those with their default value are dropped;
+    the others are kept in the field `foreign`, so that `unread_settings` can name them.
     """
     name = table.get("kind", AUTO)
     kind = settings_of(name if isinstance(name, str) else AUTO)
@@ -1091,14 +1120,17 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
 
 
 def _changed(section: Any, table: Mapping[str, Any]) -> Any:
-    """Return a section with the values of `table` in the place of its own."""
+    """Return a section in which the values of `table` replace its own."""
     if section.section == AgreementSettings.section:
         return _agreement({**_table(section), **dict(section.foreign), **table})
     return replace(section, **_values(section.section, type(section), table))
 
 
 def _values(name: str, kind: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return key -> value as a section has it; all wrong types are refused at once."""
+    """Return key -> value of a section, converted to the types of its fields.
+
+    Raise one ConfigError with a sentence for each wrong value.
+    """
     hints = _hints(kind)
     declared = declarations(kind)
     _reject_unknown(f"[{name}]", table, declared)
@@ -1121,7 +1153,7 @@ def _values(name: str, kind: type[Any], table: Mapping[str, Any]) -> dict[str, A
 
 
 def _reject_unknown(place: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse names that are not known; those of an earlier version with a reason."""
+    """Refuse names that are not known, and say why if a name is retired."""
     for key in sorted(set(given).difference(known)):
         if reason := why_retired(place.strip("[]"), key):
             raise ConfigError(reason)
@@ -1129,10 +1161,10 @@ def _reject_unknown(place: str, given: Iterable[str], known: Collection[str]) ->
 
 
 def _typed(section: str, key: str, kind: Any, value: Any, declared: Setting) -> Any:
-    """Return `value` as `kind`.
+    """Return `value` as the type `kind` of a setting; refuse a value of another type.
 
-    A whole number may stand for a real one, or for a text that counts something, the
-    text "auto" for a value that is to be found, and nothing else for anything else.
+    A whole number may stand for a real number, or for a text that is a count. The text
+    "auto" may stand for a value that is determined later. No other type is converted.
     """
     if declared.auto is not None and value == "auto":
         return declared.auto
@@ -1161,7 +1193,7 @@ def _typed(section: str, key: str, kind: Any, value: Any, declared: Setting) -> 
 
 
 def _remedy_of_type(key: str, kinds: tuple[Any, ...], value: Any) -> str:
-    """Return how a value of another type is written in TOML."""
+    """Return how to write the value of a setting in TOML with one of the `kinds`."""
     if isinstance(value, str):
         meant = toml_value(value)
         if type(meant) in kinds or (float in kinds and type(meant) is int):
@@ -1174,8 +1206,10 @@ def _remedy_of_type(key: str, kinds: tuple[Any, ...], value: Any) -> str:
 
 
 def _table(section: Any) -> dict[str, Any]:
-    """Return key -> value of a section as TOML and JSON write it, without None and
-    without what the section keeps of other kinds. They have lists alone, no tuples.
+    """Return key -> value of a section as TOML and JSON write it.
+
+    Settings that are None, and those of other kinds of agreement, are left out; tuples
+    become lists.
     """
     declared = declarations(type(section))
     table = {}
@@ -1197,9 +1231,10 @@ NOTHING = {"update.momentum": 0.0}  # values of settings that do nothing
 
 
 def check_read(config: RunConfig, given: Tables | None = None) -> None:
-    """Refuse settings that were given and that the run would not read.
+    """Refuse settings that have a value and that the run would not read.
 
-    `given`: the tables of the user, if other settings are laid below them.
+    If `given` is not None, only settings in these tables, which are the user's, are
+    refused.
     """
     refuse(
         sentence
@@ -1209,14 +1244,15 @@ def check_read(config: RunConfig, given: Tables | None = None) -> None:
 
 
 def is_in(name: str, tables: Tables) -> bool:
-    """Return whether tables give section.key a value."""
+    """Return whether `tables` have a value for the setting `name`, section.key."""
     section, key = name.split(".")
     return key in tables.get(section, {})
 
 
 def unread_settings(config: RunConfig) -> dict[str, str]:
-    """Return section.key -> why it is not read here, for all settings that were given a
-    value.
+    """Return section.key -> why a run with `config` does not read the setting.
+
+    Only settings are named whose values are neither defaults nor set by the method.
     """
     names = [
         f"{section}.{key}"
@@ -1245,7 +1281,11 @@ def is_conditional(name: str) -> bool:
 
 
 def value_of(name: str, config: RunConfig) -> Any:
-    """Return the value of section.key; the default where its agreement has none."""
+    """Return the value of the setting section.key in `config`.
+
+    If the agreement in use does not have the setting, it is the value that was kept for
+    other kinds, or the default.
+    """
     section, key = name.split(".")
     settings = getattr(config, section)
     if section == AgreementSettings.section and key not in declarations(type(settings)):
@@ -1254,9 +1294,9 @@ def value_of(name: str, config: RunConfig) -> Any:
 
 
 def drop_unread_settings(tables: Tables, shared: Tables) -> dict[str, dict[str, Any]]:
-    """Return `tables` without the settings of `shared` that the run would not read.
+    """Return `tables` without those `shared` settings that the run would not read.
 
-    What several runs share is for those of them that read it.
+    Several runs share these settings, and each run gets those that it reads.
     """
     left = {section: dict(table) for section, table in tables.items()}
     try:
@@ -1272,7 +1312,11 @@ def drop_unread_settings(tables: Tables, shared: Tables) -> dict[str, dict[str, 
 
 
 def _is_given(name: str, config: RunConfig) -> bool:
-    """Return whether `name` has a value that neither default nor method sets."""
+    """Return whether the value of `name` is set by the user.
+
+    It is if it is neither the default, nor a value of the method, nor one that has no
+    effect.
+    """
     value = value_of(name, config)
     method = METHODS.get(config.agreement.method)
     usual = {} if method is None else {**method.defaults, **method.fixed}
@@ -1288,7 +1332,7 @@ def _declared(name: str, config: RunConfig) -> Setting:
 
 
 def _why_unread(name: str, config: RunConfig) -> str:
-    """Return the sentence on a setting that is not read; "" for one that is."""
+    """Return a sentence on why a run does not read a setting; "" if it reads it."""
     section, key = name.split(".")
     conditions: tuple[Condition, ...] = ()
     if section == AgreementSettings.section:
@@ -1313,7 +1357,7 @@ def _why_unread(name: str, config: RunConfig) -> str:
 
 
 def _kinds_with(key: str) -> list[str]:
-    """The kinds of agreement that read this setting of [agreement]."""
+    """Return the kinds of agreement that read the setting `key` of [agreement]."""
     classes = {kind: settings_of(kind) for kind in AGREEMENTS}
     return [
         kind
@@ -1323,7 +1367,10 @@ def _kinds_with(key: str) -> list[str]:
 
 
 def _kinds_that_read(subjects: Iterable[Any]) -> list[str]:
-    """The kinds of agreement that read one of these subjects of other sections."""
+    """Return the kinds of agreement that read one of `subjects`.
+
+    A subject is a group of settings of other sections.
+    """
     return [kind for kind in AGREEMENTS if settings_of(kind).reads & set(subjects)]
 
 
@@ -1336,7 +1383,10 @@ def _holds(condition: Condition, config: RunConfig) -> bool:
 
 
 def _in_force(of: str, config: RunConfig) -> set[str]:
-    """Return the values of the setting `of`; with accordion also the codec it wraps."""
+    """Return the values of the setting `of` that decide which settings are read.
+
+    For the codec accordion these are accordion and the codec that it wraps.
+    """
     if of == READS:
         return set(config.agreement.reads)
     values = {str(value_of(of, config))}
@@ -1346,7 +1396,10 @@ def _in_force(of: str, config: RunConfig) -> set[str]:
 
 
 def _is_yours(of: str, config: RunConfig) -> bool:
-    """Return whether `of` is the codec, and a plugin registered it: it may read all."""
+    """Return whether `of` is the codec and a plugin registered the codec in use.
+
+    Such a codec may read all settings.
+    """
     homes = [CODECS.get(name, "") for name in _in_force("agreement.codec", config)]
     return of == "agreement.codec" and not all(h.startswith("hpcsgd.") for h in homes)
 
@@ -1364,7 +1417,8 @@ def _sentence(name: str, of: str, values: Sequence[str], config: RunConfig) -> s
 def _remedy(name: str, of: str, value: str, config: RunConfig) -> str:
     """Return the option that makes a run read `name`, if possible a method.
 
-    Of several methods, one that fixes `name` to this value is best.
+    The option sets `of` to `value`. A method that also fixes `name` to its value is
+    preferred.
     """
     if of == "update.kind":
         return f"--update {value}"

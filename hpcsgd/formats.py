@@ -16,8 +16,9 @@ Array = NDArray[Any]  # of any format, and of integers
 class Format:
     """A binary floating-point format.
 
-    An integer format is one, too: its fraction has as many bits as its least exponent,
-    so that all numbers below the largest power of two are subnormal, and one apart.
+    An integer format is described as one, too: its fraction has as many bits as its
+    least exponent says. All numbers below the largest power of two are then subnormal,
+    and their distance is 1.
     """
 
     name: str
@@ -29,12 +30,12 @@ class Format:
 
     @property
     def unit_roundoff(self) -> float:
-        """Half the distance from 1 to its neighbour."""
+        """Half the distance from 1 to the next larger number."""
         return 2.0 ** -(self.fraction + 1)
 
     @property
     def tiny(self) -> float:
-        """The smallest number above zero, a subnormal one."""
+        """The smallest positive number, which is subnormal."""
         return float(2.0 ** (self.least - self.fraction))
 
     @property
@@ -44,17 +45,17 @@ class Format:
 
     @property
     def carrier(self) -> np.dtype[Any]:
-        """The dtype in which its values are computed with."""
+        """The dtype in which the host computes with values of this format."""
         return np.dtype("float64" if self.name == "fp64" else "float32")
 
     @property
     def is_wide(self) -> bool:
-        """True where NumPy and MPI compute in this format themselves."""
+        """True for a format in which NumPy and MPI compute themselves."""
         return self.name in WIDE
 
     @property
     def wants_scale(self) -> bool:
-        """True where the exponents are so few that data may not fit."""
+        """True where the range of exponents is so small that data may not fit."""
         return self.least > -126
 
 
@@ -79,14 +80,14 @@ def formats_of(field: str) -> list[str]:
 
 
 def get_format(name: str) -> Format:
-    """The format called `name`."""
+    """Return the format called `name`; raise ConfigError if there is none."""
     if name not in FORMATS:
         raise ConfigError(f"unknown format {name!r}; known: {sorted(FORMATS)}")
     return FORMATS[name]
 
 
 def wider(first: str, second: str) -> str:
-    """The one of two formats that rounds less."""
+    """Return the name of the format, of two, that rounds less."""
     return min(first, second, key=lambda name: get_format(name).unit_roundoff)
 
 
@@ -101,10 +102,11 @@ LEAST_EXPONENT = -126  # 2^126 is the largest power of two that divides nothing 
 
 
 def round_through(values: Array, name: str, saturate: bool = False) -> None:
-    """Round `values` in place to the nearest that format `name` has, ties to even.
+    """Round `values` in place to the nearest numbers of format `name`, ties to even.
 
-    Beyond the largest number lies infinity, or NaN where the format has none;
-    `saturate` stops there instead. Zeros keep their sign and NaN stays NaN.
+    A value beyond the largest number becomes infinite, or NaN if the format has no
+    infinity; with `saturate` it becomes the largest number. Zeros keep their sign, and
+    NaN stays NaN.
     """
     form = get_format(name)
     if form.carrier.itemsize > values.dtype.itemsize or form.name == "fp64":
@@ -119,10 +121,11 @@ def round_through(values: Array, name: str, saturate: bool = False) -> None:
 
 
 def round_randomly(values: Array, name: str, draws: Array) -> None:
-    """Round `values` in place up or down, the nearer one being the likelier.
+    """Round `values` in place up or down at random to numbers of format `name`.
 
-    `draws` are uniform in [0, 1), one a value: the mean over draws is the value. What
-    the format has is not changed; beyond its largest number it saturates.
+    The nearer number is the more probable one, such that the mean over draws is the
+    value. `draws` are uniform in [0, 1), one for each value. A number that the format
+    has does not change; a value beyond its largest number becomes that number.
     """
     form = get_format(name)
     if form.is_wide and form.carrier.itemsize >= values.dtype.itemsize:
@@ -137,7 +140,10 @@ def round_randomly(values: Array, name: str, draws: Array) -> None:
 
 
 def count_lost(values: Array, name: str) -> tuple[int, int]:
-    """How many values lie beyond the largest of the format, and how many become 0."""
+    """Return how many values exceed the largest number, and how many become 0.
+
+    The numbers are those of the format `name`.
+    """
     form = get_format(name)
     size = np.abs(values)
     beyond = size > form.largest
@@ -146,7 +152,10 @@ def count_lost(values: Array, name: str) -> tuple[int, int]:
 
 
 def _nearest(values: Array, form: Format) -> Array:
-    """Return `values` rounded to the fraction of `form`; larger exponents are kept."""
+    """Return `values` rounded to the fraction of `form`, ties to even.
+
+    Exponents that are too large for the format are kept.
+    """
     kind, fraction, least = BITS[values.dtype.name]
     drop = fraction - form.fraction
     bits: Array = values.view(kind)
@@ -163,7 +172,7 @@ def _nearest(values: Array, form: Format) -> Array:
 
 
 def _to_multiples(values: Array, form: Format) -> Array:
-    """Return `values` rounded by an addition to multiples of the smallest number.
+    """Return `values` rounded to multiples of the format's smallest number.
 
     Subnormal numbers are such multiples. Zeros keep their sign.
     """
@@ -182,7 +191,7 @@ def _towards_zero(values: Array, form: Format) -> Array:
 
 
 def _spacing(values: Array, form: Format) -> Array:
-    """The distance of the format's numbers around each value, as a power of two."""
+    """Return the distance of the format's numbers around each value, a power of two."""
     _, exponent = np.frexp(values)
     exponent = np.maximum(exponent - 1, form.least) - form.fraction
     spacing: Array = np.ldexp(np.ones_like(values), exponent)
@@ -190,7 +199,11 @@ def _spacing(values: Array, form: Format) -> Array:
 
 
 def _limit(rounded: Array, form: Format, saturate: bool) -> None:
-    """Set values beyond the largest number: to it if `saturate`, else ∞ or NaN."""
+    """Limit `rounded` in place to the largest number of the format `form`.
+
+    Larger values become that number if `saturate`, else infinite, or NaN if the format
+    has no infinity.
+    """
     over = np.abs(rounded) > form.largest
     if saturate:
         over &= np.isfinite(rounded) | np.isinf(rounded)
@@ -202,7 +215,10 @@ def _limit(rounded: Array, form: Format, saturate: bool) -> None:
 
 
 def exponent_for(size: float, form: Format) -> int:
-    """The least e for which size / 2^e is no more than the format's largest number."""
+    """Return the least e for which size / 2^e is no more than the largest number.
+
+    The largest number is that of the format `form`.
+    """
     if size == 0.0:
         return 0
     part, power = frexp(size)
@@ -235,10 +251,10 @@ def _narrow(name: str) -> Any:
 
 
 def encode(values: Array, name: str) -> Array:
-    """`values` rounded to nearest even into the storage of format `name`.
+    """Return `values` rounded to nearest even, in the storage dtype of format `name`.
 
-    Many values are rounded a megabyte at a time: rounding takes several times their
-    bytes.
+    Many values are rounded a megabyte at a time, since rounding takes several times
+    their bytes.
     """
     form = get_format(name)
     if form.is_wide:
@@ -259,7 +275,7 @@ def encode(values: Array, name: str) -> Array:
 
 
 def _encode(values: Array, name: str) -> Array:
-    """Encode a few rows as `encode` does, in a format narrower than float32."""
+    """Return a few `values` as `encode` does, in a format narrower than float32."""
     form = get_format(name)
     if name == "tf32" or values.dtype == np.float64:
         values = values.astype(values.dtype, order="C")  # a copy to round, once
@@ -272,7 +288,10 @@ def _encode(values: Array, name: str) -> Array:
 
 
 def decode(stored: Array, name: str, dtype: Any, out: Array | None = None) -> Array:
-    """The values of an array in storage `name`, exactly, as `dtype`."""
+    """Return the values of an array in the storage of format `name`, exactly.
+
+    The result has the dtype `dtype`, or is `out`.
+    """
     if name == "bf16":
         return widen_bf16(stored, dtype, out)
     elements = stored.view(_narrow(name)) if name in NARROW else stored
@@ -283,7 +302,7 @@ def decode(stored: Array, name: str, dtype: Any, out: Array | None = None) -> Ar
 
 
 def widen_bf16(stored: Array, dtype: Any, out: Array | None = None) -> Array:
-    """bf16 bits to float32 or float64: a 16-bit shift, exact."""
+    """Return bf16 bits as float32 or float64, exactly, by a shift of 16 bits."""
     direct = out if out is not None and out.dtype == np.float32 else None
     if direct is None:
         direct = np.empty(stored.shape, dtype=np.float32)
@@ -296,7 +315,10 @@ def widen_bf16(stored: Array, dtype: Any, out: Array | None = None) -> Array:
 
 
 def encode_element(values: Array, name: str, stored: Any, scale: float) -> Array:
-    """`values` / `scale` rounded to nearest even, as the bits that a file holds."""
+    """Return `values` / `scale` rounded to nearest even, as a file's bits.
+
+    `stored` is the dtype of the file.
+    """
     if scale != 1.0:
         values = values / scale
     rounded = values.astype(_narrow(name) if name in NARROW else stored, copy=False)
@@ -304,7 +326,10 @@ def encode_element(values: Array, name: str, stored: Any, scale: float) -> Array
 
 
 def decode_element(stored: Array, name: str, scale: float) -> Array:
-    """The values of a file's elements: float64 of fp64, else float32."""
+    """Return the values of a file's elements, times `scale`.
+
+    They are float64 for fp64, else float32.
+    """
     if name == "bf16":
         values = widen_bf16(stored, np.float32)
     else:

@@ -1,8 +1,9 @@
 """Gradients that are summed before a step (DDP), and batches that grow.
 
 `Gradient` is distributed data parallelism (Li et al., 2020). A rank holds d columns of
-K classes, and t = K·i + f + 1 words of tail: i = 1 with an intercept, f = 1 where
-residuals are scaled, else 0.
+K classes. Behind the gradient it sends a tail of t = K·i + f + 1 words: Σr for the
+intercept (i = 1 with one, else 0), a flag of overflow (f = 1 where residuals are scaled,
+else 0), and the number of rows.
 
 Needs    s = 1, τ = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
          adam, product direct, gather or gather-once, one model, a smooth penalty, and
@@ -83,7 +84,7 @@ from hpcsgd.precision import Precision
 
 @dataclass(frozen=True)
 class Steps:
-    """The step that all replicas take in each exchange of a run."""
+    """The step by the mean gradient that all replicas take in each exchange."""
 
     rule: Rule
     l2: float
@@ -92,13 +93,17 @@ class Steps:
     drops: Callable[[int], int] = lambda step: 0  # step -> milestones that are passed
 
     def moment(self, number: int) -> Moment:
-        """Return the moment of exchange `number` of the run, from 0 on."""
+        """Return epoch, rates and passed milestones of exchange `number`, from 0."""
         now, then = self.rates(number, 2)
         drops = self.drops(number)
         return Moment(number, number // self.each, float(now), float(then), drops)
 
     def prepare(self, state: State, columns: int) -> None:
-        """Allocate what the rule keeps: K words a column, and of the intercept."""
+        """Allocate the optimizer state of the rule, unless `state` has it.
+
+        `columns` is K: each array has K words for each column of the data, and K words
+        for the intercept.
+        """
         for name in self.rule.state_names:
             words = len(state.weights), columns, state.weights.dtype
             state.memory.setdefault(name, self.rule.allocate(name, *words))
@@ -113,7 +118,10 @@ class Steps:
         factor: float,
         moment: Moment,
     ) -> None:
-        """Step some columns by the mean gradient `factor` · `gradient` (destroyed)."""
+        """Step some columns of the weights by the gradient `factor` · `gradient`.
+
+        `factor` makes it the mean gradient. `gradient` is overwritten.
+        """
         arrays = {name: state.memory[name][columns] for name in self.rule.state_names}
         part = ColumnViews(state.weights[columns], arrays)
         self.step(part, gradient, factor, moment)
@@ -121,7 +129,10 @@ class Steps:
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, moment: Moment
     ) -> None:
-        """Step any part of the weights, in whatever arrays it is stored."""
+        """Step the weights and the optimizer state in `part`.
+
+        The mean gradient is `factor` · `gradient`; `gradient` is overwritten.
+        """
         turn = Turn(moment.number, moment.rate)
         self.rule.step(part, gradient, factor, turn, self.l2)
 
@@ -133,12 +144,19 @@ class Steps:
         moment: Moment,
         memory: Memory = HOST,
     ) -> None:
-        """Step words whose velocity lies beside them, in the memory that has them."""
+        """Step a slice of weights and its velocity, which `part` has, in `memory`.
+
+        The mean gradient is `factor` · `gradient`; the memory is that of the host or of
+        a device.
+        """
         turn = Turn(moment.number, moment.rate)
         memory.step(self.rule, self.l2, part, gradient, factor, turn)
 
     def take_intercept(self, state: State, gradient: Array, moment: Moment) -> None:
-        """Step the intercept, without a penalty; `gradient` is the mean, (K,)."""
+        """Step the intercept, without a penalty, by its mean `gradient`, (K,).
+
+        Do nothing if the model has no intercept.
+        """
         if state.intercept is None:
             return
         intercept = state.intercept.reshape(1, -1)  # (states, K) as one column
@@ -158,7 +176,11 @@ class Steps:
 
 
 class UnsentGradient:
-    """The gradient that codecs of earlier replicas had not sent, until a step."""
+    """The gradient that codecs of several replicas had not sent, for one replica.
+
+    A run that resumes on one replica has no codec. It takes the unsent gradient once,
+    with its first step.
+    """
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -166,11 +188,15 @@ class UnsentGradient:
         self._gradient: Array | None = None
 
     def store(self, name: str, saved: Array) -> None:
-        """Store one array that codecs had saved."""
+        """Store one array that codecs had saved in a checkpoint, under its `name`."""
         self._saved[name] = saved
 
     def start(self, state: State, rule: Rule, moment: Moment) -> None:
-        """Step along it, or leave it to the next step; at a rate of 0 none follows."""
+        """Take the unsent gradient as a step, or keep it for the next step.
+
+        It is taken at once if the rule is linear in the state, else `add_to` adds it.
+        At a rate of 0 nothing is done, since no step follows.
+        """
         if not self._saved or not moment.rate:
             return
         config = self._config
@@ -190,7 +216,10 @@ class UnsentGradient:
         state.weights[...] += more.reshape(state.weights.shape)
 
     def add_to(self, tile: Tile, factor: float) -> None:
-        """Add it once to a gradient that is taken `factor` times."""
+        """Add the unsent gradient once to a tile that is multiplied by `factor`.
+
+        Do nothing if there is none, or if it was added before.
+        """
         if self._gradient is None:
             return
         unsent = self._gradient[tile.columns]
@@ -202,24 +231,27 @@ class UnsentGradient:
 
 
 class RowBackend(Protocol):
-    """The protocol of a `Backend`, or of rows on a device, for agreements."""
+    """The methods of a `Backend`, or of rows on a device, that agreements call."""
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """Return weights of this shape, in their format."""
+        """Return zeros of this shape, in the number format of weights."""
 
     def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> Any:
-        """Return the plan that `apply_update` takes."""
+        """Return the plan for `apply_update` on batches of the sizes in `blocks`."""
 
     def some_columns(self, rows: Any, part: slice) -> Any:
-        """Return the rows of these columns alone."""
+        """Return `rows` with only the columns in the slice `part`."""
 
     def scores(self, rows: Any, weights: Any, out: Any) -> Any:
-        """Compute out ← Y w."""
+        """Compute out ← Y w, where Y is the matrix of `rows` and w is `weights`."""
 
     def apply_update(
         self, weights: Any, rows: Any, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr to a gradient."""
+        """Add Yᵀr to `weights`, which is a gradient here.
+
+        Y is the matrix of `rows` and r are the `residuals`; `prepare` returns the plan.
+        """
 
 
 @dataclass(frozen=True)
@@ -237,15 +269,15 @@ class GradientInputs:
     steps : Steps
         The step of all replicas.
     backend : RowBackend
-        What multiplies with rows.
+        The backend that multiplies with rows.
     shapers : tuple of Shaper
-        What the mean gradient is changed by before a step.
+        The functions that change the mean gradient before a step.
     loss_scale : LossScale or None
-        That of residuals, the same on all replicas.
+        The scale of residuals, the same on all replicas.
     role : DeviceRole
-        What a device does for the gradients.
+        The work of a device on the gradients.
     more : object
-        What one kind of agreement alone needs.
+        An input that only one kind of agreement needs.
     """
 
     config: Any
@@ -273,14 +305,17 @@ class GradientInputs:
 
 
 class Adder:
-    """Adds gradients of batches, with a plan for every size of batch."""
+    """Adds gradients of batches to a sum, with one cached plan per batch size."""
 
     def __init__(self, backend: RowBackend) -> None:
         self.backend = backend
         self._plans: dict[int, Any] = {}
 
     def add(self, gradient: Array, rows: Rows, residuals: Array) -> None:
-        """Compute gradient ← gradient + Yᵀr, in place."""
+        """Compute gradient ← gradient + Yᵀr in place.
+
+        Y is the matrix of `rows`, and r are the `residuals`.
+        """
         size = len(residuals)
         if size not in self._plans:
             step = gradient_step()
@@ -298,7 +333,7 @@ class Adder:
 # tiles, each while the rest of Yᵀr is computed, in one order on all replicas.
 
 LOSS_SCALE = "loss_scale"
-OF_CODECS = "codec_"  # names of what they keep
+OF_CODECS = "codec_"  # prefix of the names of arrays that codecs keep
 
 
 @dataclass(frozen=True)
@@ -309,21 +344,21 @@ class SummedSettings(GradientSettings):
 
 
 class Gradient(Agreement):
-    """Takes the gradient of every batch, and steps when those of all are summed.
+    """The agreement of DDP: replicas sum the gradients of a step, then take it alike.
 
-    As a `GradientSink` it is given residuals; the sums go into the buckets that they
-    travel in.
+    As a `GradientSink` it receives the residuals of each batch. Gradients are added up
+    in the buckets that are sent.
     """
 
     settings: ClassVar[type[AgreementSettings]] = SummedSettings
     # A device may add up the sums of all replicas, and take the step.
     sums_on_devices: ClassVar[bool] = True
     steps_on_devices: ClassVar[bool] = True
-    # Where rows are on a device, its steps wait for the host.
+    # Whether the host takes the steps where rows are on a device.
     steps_on_host: ClassVar[bool] = False
-    # Where rows are on a device, it is given these, and adds gradients tile by tile.
+    # Whether gradients of rows on a device are added tile by tile.
     adds_tiles: ClassVar[bool] = False
-    gradients: ClassVar[int] = 1  # that are added up at a time
+    gradients: ClassVar[int] = 1  # sums of gradients that exist at a time
     buffer_kind: ClassVar[type[Buffer]] = Buffer
 
     def __init_subclass__(
@@ -332,7 +367,11 @@ class Gradient(Agreement):
         steps_on_devices: bool = False,
         **more: Any,
     ) -> None:
-        """Take from a subclass whether it leaves sums and steps as they are here."""
+        """Set whether a device may sum gradients and take the steps of a subclass.
+
+        Both are False by default, since a subclass may change how sums and steps are
+        made.
+        """
         super().__init_subclass__(**more)
         cls.sums_on_devices = sums_on_devices
         cls.steps_on_devices = steps_on_devices
@@ -376,42 +415,45 @@ class Gradient(Agreement):
 
     @property
     def takes_at_once(self) -> bool:
-        """Return whether all batches of an exchange are taken as one."""
+        """Return whether the batches of an exchange are computed as one batch."""
         return False
 
     @property
     def holds_weights_on_device(self) -> bool:
-        """Return whether the weights of a run with a device stay there."""
+        """Return whether the weights stay on the device, if the run uses one."""
         return self.inputs.role.linear_step is not None
 
     # A device that adds up gradients reads these properties before the next batch.
 
     @property
     def slices_weights(self) -> bool:
-        """Return whether replicas hold slices of the weights, and not all of them."""
+        """Return whether each replica stores a slice of the weights instead of all."""
         return bool(self.inputs.settings.slices_weights)
 
     @property
     def is_last(self) -> bool:
-        """Return whether a step follows the next batch."""
+        """Return whether the next batch is the last one before a step."""
         return self._left == 1
 
     @property
     def is_full(self) -> bool:
-        """Return whether the next batch completes its sums."""
+        """Return whether the next batch completes the sums that it is added to."""
         return self.is_last
 
     @property
     def sums(self) -> Any:
-        """Return the sums that the next batch is added to."""
+        """Return the sums to which the gradient of the next batch is added."""
         return self.buffer
 
     def ready(self, task: Task, state: State) -> Iterator[slice]:
-        """Yield columns of w, as soon as scores may be read there."""
+        """Yield slices of columns whose weights are ready to compute scores.
+
+        Here it is one slice, of all columns.
+        """
         yield slice(None)
 
     def prepare(self, state: State) -> None:
-        """Allocate the buffer and its buckets, and what codecs keep."""
+        """Allocate buffer, buckets, optimizer state, and the arrays of codecs."""
         self.buffer = self._make_buffer(state)
         if self.inputs.loss_scale is not None:
             state.shared.setdefault(LOSS_SCALE, self.inputs.loss_scale.kept())
@@ -427,7 +469,7 @@ class Gradient(Agreement):
             shaper.prepare(state)
 
     def _make_buffer(self, state: State, tiles: int = 0) -> Buffer:
-        """Return a buffer of so many tiles; 0: of as many as messages have buckets."""
+        """Return a gradient buffer of `tiles` tiles; 0 makes one for each bucket."""
         columns = len(state.weights)
         dtype = state.weights.dtype
         count = tiles or self.tile_count(columns, dtype.itemsize)
@@ -441,10 +483,10 @@ class Gradient(Agreement):
         )
 
     def tile_count(self, columns: int, itemsize: int) -> int:
-        """Return the tiles of a gradient of so many columns.
+        """Return the number of tiles of a gradient of `columns` columns.
 
-        It is 1 if no step waits for single tiles, or if rows are sparse and not in
-        slices, since to cut them would save nothing.
+        It is 1 if no message or copy is sent tile by tile, or if rows are sparse and
+        not sliced, since splitting the gradient would save no time.
         """
         settings = self.inputs.settings
         inputs = self.inputs
@@ -455,13 +497,21 @@ class Gradient(Agreement):
         return bucket_count(columns, self.columns, itemsize, settings.bucket)
 
     def start(self, state: State, exchanges: int) -> None:
-        """Resume with the scale of residuals, and with the gradient not sent yet."""
+        """Restore the scale of residuals, and start with the gradient not sent yet.
+
+        That gradient is what codecs of several replicas had not sent, if this run
+        resumes on one.
+        """
         if self.inputs.loss_scale is not None:
             self.inputs.loss_scale.restore(state.shared[LOSS_SCALE])
         self.unsent.start(state, self.steps.rule, self.steps.moment(exchanges))
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Return the plan of every agreement, and the buckets in their order."""
+        """Return what decides the messages of a run, which replicas compare.
+
+        Besides the entries of every agreement these are the buckets in the order of
+        sending, the codec, and the exchanges of an epoch.
+        """
         tiles = getattr(self, "buffer", ())
         return {
             **super().plan_in_words(state),
@@ -471,14 +521,17 @@ class Gradient(Agreement):
         }
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """Start an exchange of so many batches, whose gradients are one message."""
+        """Start an exchange of `batches` batches, whose gradients are one sum."""
         self._begin(epoch * self.steps.each + index)
         self._left = batches
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
-        """Compute out ← Y w, of the weights that every replica has."""
+        """Compute out ← Y w for the rows Y and the weights w = `point`.
+
+        Every replica has all weights, so that no message is needed.
+        """
         task.backend.scores(rows, point, out)
 
     def apply_update(
@@ -486,8 +539,9 @@ class Gradient(Agreement):
     ) -> None:
         """Add Yᵀr of a batch; after the last one, sum over replicas and step.
 
-        A tile is sent as soon as it is there, and the next one computed meanwhile;
-        where the norm of all tiles is wanted, they are sent after the last one.
+        A tile is sent as soon as it is computed, while the next one is computed. If the
+        codec needs the norm of the whole gradient, all tiles are sent after the last
+        one.
         """
         self._left -= 1
         self._flag_overflow()
@@ -506,35 +560,47 @@ class Gradient(Agreement):
         self._step(state, task)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Take the same step without rows where this replica had none."""
+        """Take the step of the other replicas if this one had no rows; check replicas.
+
+        The check compares arrays of all replicas, after as many exchanges as
+        `run.check_members` sets.
+        """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
             self._join(state)
         self.check.after_exchange(state, exchanges, self._alike(state))
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """Return True where codecs keep nothing: weights never differ."""
+        """Return whether the state of one replica stands for all.
+
+        It does unless codecs keep arrays, which differ: weights and optimizer state are
+        the same on all replicas.
+        """
         codec_names = set(state.memory) - set(self.steps.rule.state_names)
         return self.grid.replicas.size == 1 or not codec_names
 
     def memory(self, state: State) -> dict[str, Array]:
-        """Return arrays of numbers, also of what is kept in eight bits."""
+        """Return the saved arrays of `state`, those in eight bits as plain numbers."""
         return {name: np.asarray(array) for name, array in state.memory.items()}
 
     def inherit(self, state: State, name: str, kept: Array) -> None:
-        """Store what codecs had saved: one replica encodes nothing."""
+        """Store an array that codecs of several replicas had saved; ignore any other.
+
+        A run on one replica has no codec, and takes the unsent gradient in its first
+        step.
+        """
         if name.startswith(OF_CODECS):
             self.unsent.store(name.removeprefix(OF_CODECS), kept)
 
     def agree(self, state: State, purpose: str) -> None:
-        """Do nothing: replicas never disagree."""
+        """Do nothing: the weights of replicas never differ."""
 
     def updates(self, batches: int) -> int:
-        """Return 1: one step of all batches together."""
+        """Return 1: all batches of an exchange make one step."""
         return 1
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report of a run contains."""
+        """Return facts for the report of a run: buckets, codec, transfer times."""
         return {
             **self._shaped(),
             "buckets": len(self.buffer.tiles),
@@ -546,7 +612,7 @@ class Gradient(Agreement):
         }
 
     def _shaped(self) -> dict[str, Any]:
-        """Return what shapers counted, for the report of a run."""
+        """Return the facts of all shapers of the gradient, for the report of a run."""
         facts: dict[str, Any] = {}
         for shaper in self.inputs.shapers:
             facts |= shaper.facts()
@@ -554,47 +620,50 @@ class Gradient(Agreement):
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
-        """Return what one mean gradient sends.
+        """Return what rank 0 sends for the mean gradient of one exchange.
 
-        Return None where the data decide the bytes of a codec, where nodes or racks
-        are the groups of `hierarchical`, and where `sent_for_gradient` has no formula.
+        Return None where the data decide the bytes of a codec, where nodes or racks are
+        the groups of `hierarchical`, and where `sent_for_gradient` has no formula.
         """
         return sent_for_gradient(shape, is_coded(shape.config))
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
-        """Return the arrays of moments and gradient, and of what codecs send."""
+        """Return how many arrays of the size of the weights a rank allocates.
+
+        They are the optimizer state and the gradient, and two for what a codec encodes.
+        """
         return shape.moments + (1 if shape.settings.codec == "identity" else 3)
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield the bytes of states, of gradient and moments, and of codecs."""
+        """Yield name and bytes of states, of gradient and moments, and of codecs."""
         yield from super().holds(shape)
         yield "gradient", cls.vectors(shape) * shape.state
         if shape.replicas > 1:
             yield "codecs", (2 + shape.snapshots) * _kept_by_codecs(shape)
 
     def close(self) -> None:
-        """Close the groups of leaders, if there are some."""
+        """Close the communicators of leaders that `hierarchical` made, if any."""
         if hasattr(self, "sender"):  # not yet, where others have refused
             self.sender.close()
 
     def _alike(self, state: State) -> list[Array]:
-        """Return what is the same on all replicas, besides their weights."""
+        """Return the arrays besides the weights that are the same on all replicas."""
         arrays = list(state.shared.values())
         for name in self.steps.rule.state_names:
             arrays += self.steps.rule.stored(state.memory[name])
         return arrays
 
     def _join(self, state: State) -> None:
-        """Send an empty gradient, and take the step of all others."""
+        """Send zeros for this replica, which has no rows, and take the common step."""
         self.buffer.mark_empty()
         self.sender.begin(self.buffer, self._moment)
         self._send_whole()
         self._step(state, None)
 
     def _send_whole(self) -> None:
-        """Send all tiles, which are complete."""
+        """Send all tiles of the complete gradient; measure its norm if needed."""
         if self.sender.wants_norm:
             self.sender.measure(self.buffer)
         for tile in self.buffer:
@@ -606,10 +675,10 @@ class Gradient(Agreement):
         self._done = number
 
     def _finish_sums(self, state: State) -> None:
-        """Change Σr of this exchange, which is complete."""
+        """Change Σr, the complete gradient of the intercept; a hook of subclasses."""
 
     def _finish_tile(self, state: State, tile: Tile) -> None:
-        """Change Yᵀr of a tile, which is complete and sent next."""
+        """Change Yᵀr of a complete tile before it is sent; a hook of subclasses."""
 
     def add_gradient(self, gradient: Array, rows: Rows, residuals: Array) -> None:
         """Add Yᵀr of some rows of this replica to `gradient`, in place."""
@@ -618,7 +687,11 @@ class Gradient(Agreement):
     def _computed(
         self, task: Task, tiles: Iterable[Tile], rows: Rows, residuals: Array
     ) -> Iterator[Tile]:
-        """Yield each tile when Yᵀr is added to it; its sum is booked by the ledger."""
+        """Yield each tile after Yᵀr of the last batch is added to it.
+
+        The time that the caller takes for sending is not counted as "update": the
+        ledger counts it.
+        """
         for tile in tiles:
             self.add_gradient(tile.gradient, self._columns(rows, tile), residuals)
             task.clock.lap("update")
@@ -626,13 +699,16 @@ class Gradient(Agreement):
             task.clock.start()
 
     def _columns(self, rows: Rows, tile: Tile) -> Rows:
-        """Return the rows of one tile; all columns where there is one tile."""
+        """Return `rows` with the columns of one tile, or all if there is one tile."""
         if len(self.buffer.tiles) > 1:
             rows = self.backend.some_columns(rows, tile.columns)
         return rows
 
     def _step(self, state: State, task: Task | None) -> None:
-        """Step tile by tile, as they arrive; at once where shapers come first."""
+        """Take the step tile by tile, as the sums of tiles arrive.
+
+        With shapers, wait for all tiles and shape the mean gradient before the step.
+        """
         if self.linear is not None:
             self._step_on_device(state, self.linear)
             return
@@ -652,15 +728,17 @@ class Gradient(Agreement):
             self._step_intercept(state)
 
     def _step_on_device(self, state: State, linear: LinearStep) -> None:
-        """Take x ← M x + u Σ s / n where the weights are.
+        """Take the step x ← M x + u Σ s / n on the device, which has the weights.
 
-        They may be divided by a power of two.
+        M and u are those of the linear update, Σ s is the sum of gradients, and n the
+        number of their rows. The device may store the weights divided by the power of
+        two `state.scale`.
         """
-        cast(PlainSender, self.sender).finish(self.buffer)  # nothing is encoded there
+        cast(PlainSender, self.sender).finish(self.buffer)  # a device has no codec
         rate = self._moment.rate
         update = self.steps.rule.linear
         tail = self._tail()
-        assert update is not None  # others get no `linear_step`
+        assert update is not None  # other rules get no `linear_step`
         carry = update.transition(rate, self.steps.l2)
         gain = update.gain(rate, 1) / tail[-1] / state.scale
         linear.to(state.on_device("weights"), carry, gain)
@@ -670,7 +748,8 @@ class Gradient(Agreement):
     def _step_intercept(self, state: State, tail: Array | None = None) -> None:
         """Step the intercept along its mean gradient, the same on all members.
 
-        `tail`: Σ [Σr | … | count] over replicas; None: the members agree on it first.
+        `tail` is Σ [Σr | … | count] over replicas, the same on all members. If it is
+        None, the members synchronize their tails first.
         """
         if state.intercept is not None:
             tail = self._tail() if tail is None else tail
@@ -678,7 +757,7 @@ class Gradient(Agreement):
             self.steps.take_intercept(state, mean, self._moment)
 
     def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
-        """Step one tile."""
+        """Step the weights of one tile, with the unsent gradient added, if any."""
         if task is not None:
             task.clock.start()
         self.unsent.add_to(tile, factor)
@@ -687,13 +766,19 @@ class Gradient(Agreement):
             task.clock.lap("update")
 
     def _flag_overflow(self) -> None:
-        """Flag an exchange whose residuals overflowed: no replica may take its step."""
+        """Mark the exchange if residuals of this replica overflowed.
+
+        No replica then takes the step.
+        """
         scale = self.inputs.loss_scale
         if scale is not None and scale.overflowed:
             self.buffer.flag()
 
     def _counts(self, state: State) -> bool:
-        """Return whether the residuals of all replicas fitted; adapt their scale."""
+        """Return whether no residual of any replica overflowed; adapt the loss scale.
+
+        If one did, the step is left out.
+        """
         scale = self.inputs.loss_scale
         if scale is None:
             return True
@@ -704,7 +789,10 @@ class Gradient(Agreement):
         return not overflowed
 
     def _receive(self, tile: Tile) -> float:
-        """Wait for a tile; the mean gradient is what it holds, times the result."""
+        """Wait for the sum of a tile, and return a factor.
+
+        The factor times the tile's gradient is the mean gradient.
+        """
         return self.sender.receive(self.buffer, tile)
 
     def _receive_all(self) -> None:
@@ -713,13 +801,13 @@ class Gradient(Agreement):
             tile.gradient[...] *= tile.gradient.dtype.type(factor)
 
     def _shape(self, counts: bool) -> None:
-        """Shape the mean gradient, unless its step is left out."""
+        """Shape the mean gradient, unless its step is left out (`counts` is False)."""
         if counts:
             self._shape_mean(self.buffer.gradient)
 
     @property
     def _columns_of_mean(self) -> slice | Array:
-        """Return which of all columns the mean gradient has here."""
+        """Return which columns of the data the mean gradient of this rank has."""
         return self.inputs.shard.columns
 
     def _shape_mean(self, mean: Array) -> None:
@@ -728,11 +816,14 @@ class Gradient(Agreement):
             shaper.shape(mean, whole, self._moment)
 
     def _total(self, words: Array) -> Array:
-        """Sum words over members, which have other columns of the mean gradient."""
+        """Return `words` summed over members, each of which has other columns."""
         return self.grid.members.sum(words, PURPOSE)
 
     def _tail(self) -> Array:
-        """Return Σ [Σr | count], the same on all members."""
+        """Return Σ [Σr | … | count] over replicas, the same on all members, in float64.
+
+        Σr is the gradient of the intercept and count the number of rows.
+        """
         return self._same_on_members(self.sender.tail())
 
     def _same_on_members(self, tail: Array) -> Array:
@@ -753,9 +844,10 @@ class Gradient(Agreement):
 def sent_for_gradient(
     shape: RunShape, coded: bool = False, partition: float = inf
 ) -> Sequence[SentWords] | None:
-    """Return the collectives of rank 0; None where sizes and settings do not decide.
+    """Return the collectives of rank 0 for one mean gradient.
 
-    `partition`: MiB of the pieces that buckets are summed in, where they are not coded.
+    Return None if sizes and settings alone do not decide them. `partition` is the size
+    in MiB of the pieces in which buckets without a codec are summed.
     """
     hierarchy = shape.settings.hierarchical
     inside = 1
@@ -786,7 +878,10 @@ def sent_for_gradient(
 
 
 def sent_in_place(shape: RunShape, partition: float = inf) -> list[SentWords]:
-    """Return the sums of all buckets, or of their pieces; one takes the tail along."""
+    """Return the sums of all buckets without a codec, or of their pieces.
+
+    The tail is sent with the first bucket.
+    """
     first, *others = shape.tile_words
     return [
         sent
@@ -797,7 +892,11 @@ def sent_in_place(shape: RunShape, partition: float = inf) -> list[SentWords]:
 
 
 def _sent_coded(shape: RunShape, ranks: int) -> list[SentWords] | None:
-    """Return what so many replicas, or leaders of their groups, send by a codec."""
+    """Return what rank 0 sends to sum the tail and all buckets by a codec.
+
+    `ranks` is the number of replicas, or of leaders of groups, that sum. Return None if
+    the bytes depend on the data.
+    """
     if shape.reproducible:
         return None  # a codec may gather or sum: how often is its own affair
     sent = [shape.sent(shape.tail, 8)]
@@ -858,7 +957,7 @@ class GrowingSettings(GradientSettings):
 
     @property
     def batches_of_first_step(self) -> int:
-        """Return 1: steps have more rows later, at a larger rate."""
+        """Return 1: a step has one batch at first, and more later at a larger rate."""
         return 1
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
@@ -870,7 +969,11 @@ class GrowingSettings(GradientSettings):
 
 
 class Growing(Gradient, sums_on_devices=True):
-    """A gradient agreement whose exchange is several steps at first."""
+    """The agreement of batches that grow (Accordion): small steps, then large ones.
+
+    At first, each batch of an exchange is a step. Once gradients change little, all
+    batches of an exchange together are one step.
+    """
 
     settings: ClassVar[type[AgreementSettings]] = GrowingSettings
 
@@ -884,7 +987,10 @@ class Growing(Gradient, sums_on_devices=True):
         self._step_in = 0  # steps that this exchange has taken
 
     def prepare(self, state: State) -> None:
-        """Allocate also the sum of watched gradients, which outlives the grid."""
+        """Allocate also the sum of watched gradients, which a checkpoint saves.
+
+        A run that resumes on another grid keeps it.
+        """
         super().prepare(state)
         settings = self.accordion
         total = state.remember(TOTAL, self.columns)
@@ -893,7 +999,11 @@ class Growing(Gradient, sums_on_devices=True):
         self.regime.record = state.shared.setdefault(NAME, record)[:, 0]
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
-        """Start an exchange of one message for each batch, or of one for all."""
+        """Start an exchange of `batches` batches.
+
+        Each batch has a sum and a step of its own; once batches have grown, there is
+        one for all.
+        """
         super().begin(epoch, index, batches)
         if self.regime.is_low:
             self._left = 1
@@ -901,14 +1011,20 @@ class Growing(Gradient, sums_on_devices=True):
     def apply_update(
         self, task: Task, state: State, rows: Rows, residuals: Array, plan: Any
     ) -> None:
-        """Add Yᵀr of a batch; step after every batch, or after the last."""
+        """Add Yᵀr of a batch, and step after each batch, or after the last one.
+
+        The latter holds once batches have grown.
+        """
         super().apply_update(task, state, rows, residuals, plan)
         if self._step_in and self._step_in < self._steps_of(self._done):
             self._begin_step(self._done)
             self._left = 1
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Take the steps of other replicas; check gradients at the end of an epoch."""
+        """Take steps that only other replicas had rows for; check gradients.
+
+        Gradients are checked at the end of an epoch in which they were summed.
+        """
         number = exchanges - 1
         if self._done != number:
             self._begin(number)
@@ -920,22 +1036,25 @@ class Growing(Gradient, sums_on_devices=True):
             self._look(exchanges)
 
     def holds_one_state(self, state: State, exchanges: int) -> bool:
-        """Return what `Gradient` does: the watched sum is the same everywhere."""
+        """Return whether the state of one replica stands for all, as `Gradient` does.
+
+        The sum of watched gradients does not count: it is the same on all replicas.
+        """
         others = replace(
             state, memory={k: v for k, v in state.memory.items() if k != TOTAL}
         )
         return super().holds_one_state(others, exchanges)
 
     def updates(self, batches: int) -> int:
-        """Return the steps of an exchange: one for each batch, or one."""
+        """Return the steps of an exchange: one for each batch, or 1 once grown."""
         return batches if self.regime.is_low else 1
 
     def steps_taken(self, planned: int) -> int:
-        """Return the steps that were counted."""
+        """Return the steps taken so far, which are counted and not planned."""
         return int(self.regime.record[LOWS] + self.regime.record[HIGHS])
 
     def facts(self) -> dict[str, Any]:
-        """Return what the report contains, and the steps of either kind."""
+        """Return the facts of `Gradient`, with the numbers of small and large steps."""
         record = self.regime.record
         counts = {"small_steps": int(record[LOWS]), "large_steps": int(record[HIGHS])}
         return super().facts() | counts
@@ -947,7 +1066,7 @@ class Growing(Gradient, sums_on_devices=True):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield the bytes of `Gradient`, and of the sum of watched gradients."""
+        """Yield name and bytes of all arrays, those of the watched sum included."""
         yield from super().holds(shape)
         if shape.replicas > 1:
             yield "watched gradients", (2 + shape.snapshots) * shape.vector
@@ -957,7 +1076,11 @@ class Growing(Gradient, sums_on_devices=True):
         self._begin_step(number)
 
     def _begin_step(self, number: int) -> None:
-        """Start a step, numbered through; the rate is that of the exchange."""
+        """Start a step of exchange `number` with an empty buffer.
+
+        The step's number counts all steps of the run. The rate is that of the exchange,
+        times A if batches have grown and `accordion.scale_rate` is set.
+        """
         super()._begin(number)
         grows = not self.regime.is_low and self.accordion.scale_rate
         factor = self.times if grows else 1
@@ -985,18 +1108,24 @@ class Growing(Gradient, sums_on_devices=True):
         super()._shape(counts)
 
     def _watch(self, tile: Tile, factor: float) -> None:
-        """Sum the gradients that steps are taken by, before they are shaped."""
+        """Add the mean gradient of a tile, before it is shaped, to the watched sum.
+
+        Do nothing in epochs that are not watched.
+        """
         if self.regime.watches(self._moment):
             self.regime.total[tile.columns] += factor * tile.gradient
 
     def _steps_of(self, number: int) -> int:
-        """Return the steps of all replicas in this exchange."""
+        """Return the steps that all replicas take in exchange `number`."""
         if not self.regime.is_low:
             return 1
         return self.batches[number % self.steps.each]
 
     def _look(self, exchanges: int) -> None:
-        """Have rank 0 decide by |G|², which members sum, whether batches grow."""
+        """Decide whether batches grow, from |G|² of the watched sum G of gradients.
+
+        Members sum |G|², and rank 0 broadcasts its decision to all ranks.
+        """
         regime = self.regime
         moment = self.steps.moment(exchanges)
         square = float(self._total(np.array([regime.take_square()]))[0])

@@ -49,8 +49,9 @@ from hpcsgd.formats import Array
 
 
 class MpiMail:
-    """Messages of a watchdog over its own communicator; opened and closed by
-    all ranks.
+    """Messages of a watchdog over its own MPI communicator.
+
+    All ranks must open and close it together.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -66,15 +67,16 @@ class MpiMail:
         }
 
     def post(self, rank: int, message: Any) -> None:
-        """Hand `message` to MPI; a rank that cannot be reached gets none."""
+        """Start to send `message` to `rank`; drop it if the rank cannot be reached."""
         self._leaving = [sent for sent in self._leaving if not _has_left(sent)]
         # The watchdog finds by the rank's silence that it is gone.
         with suppress(RuntimeError):
             self._leaving.append(self.comm.isend((self.rank, message), rank))
 
     def fetch(self) -> tuple[int, Any] | None:
-        """Return (sender, message) of the next message that is complete, or None at
-        once.
+        """Return (sender, message) of the next complete message, or None.
+
+        The call never waits.
         """
         try:
             while (letter := self.comm.improbe()) is not None:
@@ -90,14 +92,13 @@ class MpiMail:
         return None
 
     def poll(self, rank: int) -> str:
-        """Return the state of a rank's process from /proc, "" for a rank on another
-        node.
-        """
+        """Return the state of a rank's process from /proc; "" on another node."""
         return process_state(self._mates[rank]) if rank in self._mates else ""
 
     def close(self) -> None:
-        """Discard late messages and free the communicator, after all ranks stopped
-        posting.
+        """Discard late messages and free the communicator. Collective.
+
+        Call it after all ranks stopped posting.
         """
         while self.fetch() is not None:
             continue
@@ -105,7 +106,7 @@ class MpiMail:
 
 
 def _has_left(request: Any) -> bool:
-    """Return whether the request of a message is done: it was sent, or it cannot be."""
+    """Return whether a send request is done, or can never be done."""
     try:
         return bool(request.Test())
     except RuntimeError:  # its receiver is gone
@@ -133,10 +134,11 @@ def meet(
     end: Callable[[int], object],
     say: Callable[[str], None] | None = None,
 ) -> None:
-    """Return when all ranks of `comm` have called this.
+    """Return when all ranks of `comm` have called this function. Collective.
 
-    Those that have not after `timeout` seconds (0 = wait for ever) are named in a
-    warning, and after `limit` seconds in the sentence with which `end` is called.
+    After `timeout` seconds (0 = wait for ever) a rank that waits logs a warning that
+    names the missing ranks. After `limit` seconds it passes a sentence that names them
+    to `say`, and calls `end` with the exit code 1.
     """
     arrived = comm.Ibarrier()
     if timeout <= 0:
@@ -183,7 +185,7 @@ def _sentence(comm: Any, waited: float, missing: list[int]) -> str:
 
 
 class _Words:
-    """The words that waiting ranks send each other, to show that they are present."""
+    """The one-byte messages with which waiting ranks show that they are present."""
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi = mpi
@@ -194,13 +196,14 @@ class _Words:
         self._sent: list[Any] = []
 
     def call(self) -> None:
-        """Send the word of this rank to all others that do not have it."""
+        """Send this rank's message to all ranks to which it was not sent yet."""
         for rank in set(range(self._comm.size)) - self._told:
             self._tell(rank)
 
     def answer(self) -> None:
-        """Receive the words that have arrived, and answer ranks without this rank's
-        word.
+        """Receive the messages that have arrived, and answer their senders.
+
+        A rank that already has this rank's message gets no second one.
         """
         status = self._mpi.Status()
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, TAG, status):
@@ -211,7 +214,7 @@ class _Words:
                 self._tell(rank)
 
     def missing(self) -> list[int]:
-        """Return the ranks that have sent no word."""
+        """Return the ranks from which no message has arrived."""
         return sorted(set(range(self._comm.size)) - self._present)
 
     def _tell(self, rank: int) -> None:
@@ -235,9 +238,9 @@ SITE = (
 
 
 def why_not_loaded(error: ImportError | RuntimeError) -> str:
-    """Return why mpi4py cannot be used, in the loader's words, with the remedy.
+    """Return why mpi4py cannot be used, with the loader's error and the remedy.
 
-    A site's MPI is never to be replaced: an installed mpi4py is pointed at it.
+    The remedy never replaces the MPI of a site: it points an installed mpi4py to it.
     """
     if isinstance(error, ModuleNotFoundError):
         return (
@@ -251,8 +254,8 @@ def why_not_loaded(error: ImportError | RuntimeError) -> str:
 def load_mpi(timeout: float = TIMEOUT) -> Any:
     """Return mpi4py's MPI module, initialised within `start_seconds(timeout)`.
 
-    A rank whose time is over is ended with one sentence, because the others have ended
-    or never begun.
+    A rank that takes longer is ended with one sentence, because the other ranks have
+    ended or never started.
     """
     if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
         loaded = sys.modules["mpi4py.MPI"]
@@ -280,7 +283,7 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
 
 
 class MpiCommunicator(Communicator):
-    """A group of MPI ranks; owns the mpi4py communicator it is given."""
+    """A communicator of MPI ranks, which owns the mpi4py communicator `comm`."""
 
     waits_busily = True
 
@@ -304,19 +307,22 @@ class MpiCommunicator(Communicator):
 
     @property
     def mpi_handle(self) -> Any:
-        """Return the communicator of mpi4py."""
+        """Return the mpi4py communicator that this object owns."""
         return self._comm
 
     def has_lost_ranks(self, error: BaseException) -> bool:
-        """Return whether an MPI with ULFM reports lost ranks by `error`."""
+        """Return whether `error` is a report of lost ranks by an MPI with ULFM."""
         return is_loss(self._mpi, error)
 
     def exit_abruptly(self) -> None:
-        """Kill this process, which an MPI with ULFM notices."""
+        """Kill this process, so that an MPI with ULFM notices the loss of a rank."""
         kill_process()
 
     def survivors(self) -> "MpiCommunicator":
-        """Return the group of the ranks that are left, in their order. Collective."""
+        """Return a communicator of the remaining ranks, in rank order. Collective.
+
+        It replaces this communicator after a loss of ranks.
+        """
         groups = [group for group in self._groups if group]
         if self._watchdog is not None:
             self._watchdog.stop()
@@ -328,7 +334,10 @@ class MpiCommunicator(Communicator):
         return MpiCommunicator(left, Ledger(), self.reproducible)
 
     def watch(self, timeout: float) -> None:
-        """Start a watchdog beside the thread that calls this."""
+        """Start a watchdog thread that watches the calling thread. Collective.
+
+        `timeout` is in seconds. Nothing is started for one rank, or if it is 0.
+        """
         super().watch(timeout)
         if self.size == 1 or timeout <= 0 or self._watchdog is not None:
             return
@@ -343,8 +352,9 @@ class MpiCommunicator(Communicator):
                 dog.mail = self._mail = MpiMail(self._comm.Dup())
 
     def unwatch(self) -> None:
-        """Stop the watchdog after a barrier of all ranks, the last wait that it
-        watches.
+        """Stop the watchdog after a barrier of all ranks. Collective.
+
+        The barrier is the last wait that the watchdog checks.
         """
         super().unwatch()
         dog = self._watchdog
@@ -360,7 +370,10 @@ class MpiCommunicator(Communicator):
             self._mail = None
 
     def split(self, color: int, key: int) -> "MpiCommunicator":
-        """Return the group of the ranks with this color, ordered by key. Collective."""
+        """Return a communicator of the ranks with this color. Collective.
+
+        Its ranks are ordered by `key`.
+        """
         with self.enter("split", "control"):
             part = self._comm.Split(color, key)
             # Without those that are closed: a world may outlive thousands of runs.
@@ -372,13 +385,17 @@ class MpiCommunicator(Communicator):
         return group
 
     def close(self) -> None:
-        """Free the communicator, with all other ranks."""
+        """Stop the watchdog and free the communicator. Collective."""
         self.unwatch()
         self._ways.close()
         self._comm.Free()
 
     def abort(self, code: int = 1) -> NoReturn:
-        """End the whole job by MPI_Abort, also from a group of it or after `close`."""
+        """End all ranks of the job by MPI_Abort, with the exit code `code`.
+
+        It ends the whole job also if this communicator has only some of its ranks, or
+        is closed.
+        """
         try:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -387,7 +404,10 @@ class MpiCommunicator(Communicator):
         raise SystemExit(code)
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Start the call of MPI for the collective, non-blocking unless `blocking`."""
+        """Start the MPI call of a collective, and return its transfer.
+
+        The call is non-blocking unless `blocking`; then it is complete on return.
+        """
         kind = collective.kind
         if blocking and kind == "sum":  # the shortest way for what repeats most
             self._comm.Allreduce(self._mpi.IN_PLACE, collective.receive)
@@ -505,15 +525,16 @@ OTHERS: dict[str, Callable[[MpiCommunicator, Collective], Transfer]] = {
 
 
 def _sendable(array: Array) -> Array:
-    """Return 16-bit floats as integers of the same bits, which MPI can send."""
+    """Return the array with 16-bit floats viewed as integers, which MPI can send."""
     if array.dtype.char == "e" or array.dtype.kind == "V":
         return array.view(f"u{array.dtype.itemsize}")
     return array
 
 
 def _are_equal(counts: Sequence[int]) -> bool:
-    """Return whether counts are equal: MPI's calls for these take half as long as
-    others.
+    """Return whether all counts are equal.
+
+    MPI's calls for equal counts take half as long as those for different counts.
     """
     return min(counts) == max(counts)
 
@@ -521,12 +542,13 @@ def _are_equal(counts: Sequence[int]) -> bool:
 def open_mpi_world(
     reproducible: bool = False, comm: Any = None, timeout: float = TIMEOUT
 ) -> MpiCommunicator:
-    """Return all ranks of `comm`, by default of MPI, in a new communicator. Collective.
+    """Return a new communicator of all ranks of `comm`. Collective.
 
-    An uncaught exception on any rank ends them all, and so does a rank that does not
-    call this within `start_seconds(timeout)`, or, where a program gives `comm` and may
-    do other things before, within PATIENCE times as long. A warning names that rank
-    after `timeout` seconds.
+    `comm` is an mpi4py communicator, by default MPI.COMM_WORLD. An uncaught exception
+    on any rank ends all ranks. The ranks also end if one of them does not call this
+    function within `start_seconds(timeout)`, or PATIENCE times as long if the program
+    passes `comm`, since it may do other things before. A warning names that rank after
+    `timeout` seconds.
     """
     if comm is not None:
         _check_usable(comm)
@@ -547,9 +569,9 @@ def _end_all(mpi: Any, code: int) -> None:
 
 
 def _check_usable(comm: Any) -> None:
-    """Refuse a communicator of the caller that is empty, or while MPI does not run.
+    """Refuse a `comm` without ranks, or any if MPI is not initialised or finalised.
 
-    MPI would end the interpreter at the first use of it.
+    MPI would end the interpreter when such a communicator is used.
     """
     from mpi4py import MPI
 
@@ -592,7 +614,7 @@ CHOICES = (
 
 
 def mpi_facts() -> dict[str, str]:
-    """Return what `info` prints about MPI, without initialising it."""
+    """Return what `hpcsgd info` prints about MPI, without initialising MPI."""
     try:
         import mpi4py
 
@@ -610,12 +632,12 @@ def mpi_facts() -> dict[str, str]:
 
 
 def provider_of(version: str, environment: Mapping[str, str]) -> str:
-    """Return what carries messages between nodes, as far as it can be known.
+    """Return what sends messages between nodes, as far as it can be known.
 
     `version` is the result of MPI_Get_library_version. MPICH names its device and the
     network modules that were built in; it takes the first unless MPIR_CVAR_CH4_NETMOD
-    names another. libfabric and UCX do not report what they choose: the variables that
-    restrict them are shown.
+    names another. libfabric and UCX do not report what they choose: the variables of
+    `environment` that restrict them are shown.
     """
     facts = []
     device = re.search(r"MPICH Device:\s*(\w+):(.*)", version)
@@ -629,9 +651,10 @@ def provider_of(version: str, environment: Mapping[str, str]) -> str:
 
 
 def reads_device_memory() -> bool | None:
-    """Return whether MPI, once it is started, reports support of CUDA; None: unknown.
+    """Return whether MPI reports support of CUDA; None if it is not known.
 
-    The function is an extension of MPICH and Open MPI, which mpi4py does not have.
+    The function starts MPI if necessary. It calls MPIX_Query_cuda_support, an extension
+    of MPICH and Open MPI that mpi4py does not have.
     """
     try:
         ask = ctypes.CDLL(load_mpi().__file__).MPIX_Query_cuda_support
@@ -641,7 +664,10 @@ def reads_device_memory() -> bool | None:
 
 
 def _cuda_aware(mpi: Any) -> str:
-    """Return yes, no or unknown, by the library's version text and the environment."""
+    """Return "yes", "no" or "unknown": whether MPI reads GPU memory.
+
+    The library's version text and environment variables decide.
+    """
     version = mpi.Get_library_version()
     if "Open MPI" in version:
         value = os.environ.get("OMPI_MCA_opal_cuda_support")  # noqa: SIM112

@@ -28,7 +28,10 @@ WORKS, STOPPED, GONE = "RD", "Tt", "ZX-"  # states of a process, as in /proc
 
 @dataclass(frozen=True)
 class RankLocation:
-    """Where the main thread of a rank is."""
+    """The collective in which the main thread of a rank waits, and for how long.
+
+    It is a rank's answer to a roll call. `spot` is None outside of collectives.
+    """
 
     spot: Spot | None
     before: Spot | None  # the last collective that it left
@@ -41,7 +44,7 @@ class RankLocation:
 
 
 class Action(Enum):
-    """The action of a watchdog for the job."""
+    """What a watchdog does with the job: wait on, warn, or end it."""
 
     GO_ON = "go on"  # the others move
     BE_PATIENT = "be patient"  # some rank works
@@ -50,7 +53,7 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The action, its reasons, and the ranks whose stacks are to be printed."""
+    """A watchdog's action, its reasons, and the ranks that are to print stacks."""
 
     action: Action
     reasons: tuple[str, ...] = ()
@@ -64,9 +67,10 @@ def judge(
     answers: Mapping[int, RankLocation],
     silent: Mapping[int, str],
 ) -> Verdict:
-    """Return the verdict of a rank that has `waited` seconds in `own`.
+    """Return the verdict of a rank that has waited in the collective `own`.
 
-    `answers`: rank -> its location; `silent`: other rank -> the state of its process.
+    `waited` and `timeout` are in seconds. `answers` has the location of each rank that
+    answered, and `silent` the process state of each other rank that did not.
     """
     moving = [r for r, a in answers.items() if a.since < timeout]
     away = {r: a for r, a in answers.items() if a.spot is None and a.since >= timeout}
@@ -87,8 +91,10 @@ def judge(
 def _all_wait(
     own: Spot, waited: float, timeout: float, answers: Mapping[int, RankLocation]
 ) -> Verdict:
-    """Return the verdict where all ranks wait: the network is slow, or collectives
-    differ.
+    """Return the verdict if all ranks wait in collectives.
+
+    If they wait in the same one, the network is slow; else the program calls different
+    collectives, and the action is to end.
     """
     spots = {r: a.spot for r, a in sorted(answers.items()) if a.spot is not None}
     present = Counter([own, *spots.values()])
@@ -115,7 +121,7 @@ def _absence(answer: RankLocation) -> str:
 
 
 def is_of(state: str, kind: str) -> bool:
-    """Return whether a state is known and one of the kind."""
+    """Return whether a process state is known and one of the letters of `kind`."""
     return state != "" and state in kind
 
 
@@ -128,7 +134,7 @@ def _look(state: str) -> str:
 
 
 def _some(sentences: list[str]) -> str:
-    """Return the first sentences, and how many more there are."""
+    """Return the first NAMED sentences in one text, and how many more there are."""
     more = len(sentences) - NAMED
     shown = sentences[:NAMED] + ([f"and {more} more"] if more > 0 else [])
     return "; ".join(shown)
@@ -142,7 +148,11 @@ TRAFFIC = 1 << 16  # bytes; the samples themselves read some hundred
 
 
 class Usage:
-    """Samples of CPU time and traffic, for the thread that creates it."""
+    """Samples of CPU time and of bytes read and written.
+
+    The CPU time is that of the thread that creates the object, the bytes are those of
+    its process.
+    """
 
     def __init__(self) -> None:
         self._cpu_clock = _cpu_clock(threading.get_ident())
@@ -150,11 +160,11 @@ class Usage:
         self.sample()
 
     def sample(self) -> None:
-        """Store what has been used so far."""
+        """Store the CPU time and the traffic so far; old samples are dropped."""
         self._samples.append(self._read())
 
     def is_busy(self) -> bool:
-        """Return whether the last seconds, up to now, show work."""
+        """Return whether CPU time or traffic since the oldest sample shows work."""
         began, cpu, traffic = self._samples[0]
         now, cpu_now, traffic_now = self._read()
         share = (cpu_now - cpu) / max(now - began, 1e-9)
@@ -168,8 +178,9 @@ class Usage:
 
 
 def process_state(pid: int | str = "self") -> str:
-    """Return R, S, D, T, Z ...; "-" for a process that is gone, "" if it is
-    not known.
+    """Return the letter of a process state in /proc, such as R, S, D, T or Z.
+
+    Return "-" for a process that is gone, and "" on a system without /proc.
     """
     if not os.path.exists("/proc/self/stat"):
         return ""
@@ -193,7 +204,7 @@ def _cpu_clock(thread: int) -> int | None:
 
 
 def _traffic() -> int:
-    """Return the bytes that this process has read and written."""
+    """Return the bytes that this process has read and written; 0 if not known."""
     with suppress(OSError, ValueError), open("/proc/self/io") as file:
         return sum(int(line.split()[1]) for line in list(file)[:2])
     return 0
@@ -215,7 +226,7 @@ STACKS = 1.0  # seconds for the suspects to print their stacks
 
 
 class Mail(Protocol):
-    """Short messages between watchdogs; neither method ever waits."""
+    """The protocol of short messages between watchdogs; no method ever waits."""
 
     rank: int
     size: int
@@ -227,14 +238,15 @@ class Mail(Protocol):
         """Return (sender, message), if one has arrived, else None."""
 
     def poll(self, rank: int) -> str:
-        """Return the state of a rank's process, "" where it is not visible from this
-        node.
-        """
+        """Return the state of a rank's process; "" if it is not visible here."""
 
 
 @dataclass
 class RollCall:
-    """A question to all others, and what came back."""
+    """A roll call: the request for locations that a late rank sends to all others.
+
+    `answers` collects the locations that arrive.
+    """
 
     number: int
     spot: tuple[Spot | None, float]  # the wait that it is about
@@ -244,7 +256,10 @@ class RollCall:
 
 
 class Watchdog:
-    """Watches the main thread of one rank; its thread calls `step` again and again."""
+    """Watches the main thread of one rank, from a thread of its own.
+
+    That thread calls `step` repeatedly.
+    """
 
     def __init__(
         self,
@@ -292,7 +307,11 @@ class Watchdog:
             self._thread.join()
 
     def step(self) -> None:
-        """Check the time, answer messages, and act on a wait that is too long."""
+        """Check how long the main thread waits, answer messages, and act.
+
+        It acts, by a roll call, a warning or the end of the job, on a wait longer than
+        `timeout`.
+        """
         now = self.clock()
         if now - self.looked > max(4 * self.tick, 2.0):
             self.resumed = now  # this process was stopped: no time to be blamed for
@@ -329,7 +348,7 @@ class Watchdog:
         return self._waited() >= self.timeout
 
     def _answer(self) -> None:
-        """Receive all messages, and answer them."""
+        """Receive all messages of other watchdogs, and answer those that ask for it."""
         while self.mail is not None and (letter := self.mail.fetch()) is not None:
             sender, (kind, number, content) = letter
             self.alert_until = self.clock() + MANNERS
@@ -375,7 +394,9 @@ class Watchdog:
         return complete or self.clock() - call.started_at >= HEARING
 
     def _judge(self, call: RollCall) -> None:
-        """Act on the answers; a silent rank counts after a second roll call, or if its
+        """Act on the answers to a roll call.
+
+        A rank that did not answer is judged only after a second roll call, or if its
         process is stopped or gone.
         """
         self.call = None
@@ -399,8 +420,9 @@ class Watchdog:
             self.quiet_until = self.clock() + self.tick  # one roll a tick is enough
 
     def _state(self, rank: int, call: RollCall) -> str:
-        """Return the state of a silent rank's process, as this rank or one on its node
-        sees it.
+        """Return the process state of a rank that did not answer; "" if not known.
+
+        This rank, or a rank on the same node that answered, reads it.
         """
         seen = [
             a.visible_states[rank]
@@ -422,8 +444,9 @@ class Watchdog:
         self.end(1)
 
     def _alone(self) -> None:
-        """Act without answers: which rank is missing, and whether it works, is not
-        known.
+        """Warn or end the job without a roll call, since no messages can be sent.
+
+        Which rank is missing, and whether it works, is then not known.
         """
         reasons = (
             "who is missing is not known and cannot be asked (a run that has not begun"
@@ -436,7 +459,7 @@ class Watchdog:
         self._end(Verdict(Action.END, reasons))
 
     def _warn(self, reasons: tuple[str, ...]) -> None:
-        """Warn once for each wait."""
+        """Log a warning with the reasons, once for each wait."""
         if self.warned_of == self.place.spot():
             return
         self.warned_of = self.place.spot()
@@ -464,7 +487,8 @@ class Watchdog:
 
 
 def _say(text: str) -> None:
-    """Write a text to stderr at once, without Python's buffers, whose locks a stuck
-    thread may hold.
+    """Write a text to stderr at once, bypassing Python's buffers.
+
+    A thread that hangs may hold the locks of the buffers.
     """
     os.write(2, (text + "\n").encode())

@@ -33,7 +33,10 @@ class Fingerprint:
         self.weigh = weigh or _weigh
 
     def add(self, block: Array, first_row: int, first_col: int) -> None:
-        """Add a dense block of X, in the dtype in which it was read."""
+        """Add a dense block of X to the checksum, in the dtype in which it was read.
+
+        `first_row` and `first_col` are the position of the block in X.
+        """
         column = odd_numbers(first_col, block.shape[1])
         for start in range(0, len(block), ROWS_AT_ONCE):
             bits = _bits(block[start : start + ROWS_AT_ONCE])
@@ -42,7 +45,10 @@ class Fingerprint:
                 self.value += self.weigh(bits, row, column)
 
     def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
-        """Add a sparse block of X, like the dense block: zeros add nothing."""
+        """Add a sparse block of X to the checksum; zeros of a dense block add nothing.
+
+        The result is the same for a dense and a sparse block.
+        """
         few = block.nnz < block.width  # then b_j of stored values only
         column = None if few else odd_numbers(first_col, block.width)
         for start in range(0, len(block), ROWS_AT_ONCE):
@@ -63,7 +69,10 @@ class Fingerprint:
             self.add(values.reshape(-1, 1), first_row, SIDE + number)
 
     def total(self, rows: int, cols: int, exchange: Callable[[Any], list[Any]]) -> str:
-        """Return the checksum of all ranks' blocks, as text. All ranks must call it."""
+        """Return the checksum of all ranks' blocks, as text. Collective.
+
+        `exchange` returns the values of all ranks for that of this rank.
+        """
         whole = sum(exchange(int(self.value))) % 2**64
         return f"{rows}x{cols}-{whole:016x}"
 
@@ -84,8 +93,9 @@ def _bits(block: Array) -> Array:
 def odd_numbers(first: int, count: int) -> Array:
     """Return the odd factors of `count` positions from `first` on, uint64, read-only.
 
-    At most FEW of them are cached, since X and then y need those of the same rows;
-    longer arrays, as for the columns of wide data, would occupy memory until the end.
+    Arrays of at most FEW positions are cached, since X and then y need the factors of
+    the same rows. Longer arrays, such as those for the columns of wide data, are not
+    cached: they would occupy memory until the end.
     """
     return (_kept if count <= FEW else _frozen)(first, count)
 
@@ -103,9 +113,10 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the step of SplitMix64
 
 
 def mix64(x: Array) -> Array:
-    """Return the output function of SplitMix64, a bijection of 64-bit numbers.
+    """Return the output function of SplitMix64 of each 64-bit number in `x`.
 
-    It has the same bits on every machine (Steele, Lea and Flood, 2014).
+    It is a bijection, with the same bits on every machine (Steele, Lea and Flood,
+    2014).
     """
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -114,7 +125,7 @@ def mix64(x: Array) -> Array:
 
 
 def _odd(position: Array) -> Array:
-    """splitmix64 of each position, made odd: odd numbers have inverses mod 2⁶⁴."""
+    """Return SplitMix64 of each position, made odd: invertible mod 2⁶⁴."""
     with np.errstate(over="ignore"):
         z = (position.astype(np.uint64) + np.uint64(1)) * GOLDEN
     odd: Array = mix64(z) | np.uint64(1)

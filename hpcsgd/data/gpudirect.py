@@ -19,7 +19,7 @@ from hpcsgd.formats import Array
 
 
 def need_kvikio() -> Any:
-    """Return the module kvikio; raise MissingPackage with a command to install it."""
+    """Import and return kvikio; raise MissingPackage, with a remedy, without it."""
     try:
         import kvikio
     except (ImportError, OSError) as missing:  # OSError: a library of CUDA is missing
@@ -31,7 +31,10 @@ def need_kvikio() -> Any:
 
 
 def has_gds() -> bool:
-    """Return whether GPUDirect Storage is available; without, kvikio uses the host."""
+    """Return whether GPUDirect Storage is available.
+
+    Without it, kvikio reads through host memory.
+    """
     try:
         driver = need_kvikio().cufile_driver
         if hasattr(driver, "get"):
@@ -64,11 +67,12 @@ class DirectReader:
         self._file = self._asked(kvikio.CuFile, str(self.path), "r")
 
     def read_into(self, out: Any, rows: slice, cols: slice) -> None:
-        """Fill `out` with a block as it is stored.
+        """Fill `out` with a block of rows and columns, as the file stores it.
 
         `out` is an array of NumPy or CuPy, C-contiguous, of the shape of the block and
         of this reader's `dtype`. Whole tile columns, and whole rows of a contiguous
-        matrix, are read in place; others by way of a buffer beside `out`.
+        matrix, are read directly into `out`; others through a buffer of the same
+        library.
         """
         self._check(out, rows, cols)
         if rows.start == rows.stop:
@@ -90,7 +94,10 @@ class DirectReader:
         self._file.close()
 
     def _fill(self, part: Any, i: int, skipped: int, cols: slice) -> None:
-        """Fill `part` with rows of tile row i, from row `skipped` of the tiles on."""
+        """Fill `part` with rows of the tiles in tile row `i`.
+
+        The first row of `part` is row `skipped` of these tiles.
+        """
         width = self.tile[1]
         tiles = range(cols.start // width, -(-cols.stop // width))
         in_place = self.reads_in_place(cols)
@@ -118,7 +125,10 @@ class DirectReader:
                 raise self._cut(f"it ends within the {size} bytes from byte {at}")
 
     def _asked(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a call of kvikio; raise DataError if the call fails."""
+        """Call a function of kvikio and return its result.
+
+        Raise DataError if the call fails.
+        """
         try:
             return call(*arguments)
         except (RuntimeError, OSError) as error:
@@ -145,7 +155,10 @@ class DirectReader:
 
 
 def _where(path: Path, dataset: Any) -> tuple[Any, tuple[int, int], Array]:
-    """Return the dtype, the shape of a tile, and the byte offsets of all tiles."""
+    """Return the dtype, the shape of a tile, and the byte offsets of all tiles.
+
+    Raise DataError if /X cannot be read without HDF5.
+    """
     if not hasattr(dataset, "chunks") or not is_plain(dataset):
         raise DataError(
             f"{path}: /X is sparse, compressed or not of native numbers, which cannot"

@@ -17,7 +17,7 @@ BLOCK = 2048  # rows drawn by one generator: the first rows of any two sizes agr
 
 @dataclass(frozen=True)
 class SyntheticShape:
-    """The shape of a synthetic data set: its size, task, unit rows and signal."""
+    """The kind of a synthetic data set: default size, task, unit rows and signal."""
 
     rows: int
     cols: int
@@ -28,7 +28,7 @@ class SyntheticShape:
 
 @dataclass(frozen=True)
 class Knobs:
-    """Settings that make a data set harder; the defaults do not change its bits."""
+    """Settings that make a data set harder; the defaults change nothing in it."""
 
     condition: float = 1.0  # of the columns' variances: larger = slower to learn
     correlation: float = 0.0  # of neighbouring columns, fading with their distance
@@ -37,7 +37,7 @@ class Knobs:
     balance: float | None = None  # share of the label 1; None: as the scores give
 
     def check(self, task: str) -> None:
-        """Raise ConfigError if a value is impossible for this task."""
+        """Raise ConfigError if a value is impossible, or impossible for this task."""
         sound = {
             "condition": 1 <= self.condition < float("inf"),
             "correlation": -1 < self.correlation < 1,
@@ -64,7 +64,7 @@ class Knobs:
 
 
 class PlantedData:
-    """One synthetic data set: its true weights, and any of its blocks of rows."""
+    """A synthetic data set: its true weights, and its blocks of rows on request."""
 
     def __init__(
         self, kind: SyntheticShape, cols: int, seed: int, knobs: Knobs
@@ -82,9 +82,10 @@ class PlantedData:
             self.intercept = _shift(kind.signal, knobs.balance)
 
     def block(self, number: int) -> tuple[Any, Array]:
-        """Return BLOCK rows from number·BLOCK on: X float32 (CSR if density < 1) and y.
+        """Return block `number`: BLOCK rows from row number·BLOCK on, as (X, y).
 
-        A block is always drawn whole, so that it does not depend on the number of rows.
+        X is float32, a CSR array if the density is below 1. A block is always drawn
+        whole, so that it does not depend on the number of rows.
         """
         rng = np.random.default_rng((self.seed, 1, number))
         X = self._sparse(rng) if self.knobs.density < 1 else self._dense(rng)
@@ -104,7 +105,10 @@ class PlantedData:
         return X
 
     def _sparse(self, rng: np.random.Generator) -> Any:
-        """Return a CSR block; columns drawn more than once in a row count once."""
+        """Return X of a block as CSR, drawn with `rng`.
+
+        A column that is drawn more than once in a row counts once.
+        """
         draws = _draws(self.cols, self.knobs.density)
         counts = rng.poisson(draws, size=BLOCK)
         rows = np.repeat(np.arange(BLOCK, dtype=np.int64), counts)
@@ -133,7 +137,10 @@ class PlantedData:
         return y
 
     def _spread(self, w: Array) -> float:
-        """Return √(wᵀ Cov w), the spread of scores before they are scaled."""
+        """Return √(wᵀ Cov w), the standard deviation of the scores of weights w.
+
+        Cov is the covariance of the columns.
+        """
         knobs = self.knobs
         if knobs == Knobs(noise=knobs.noise, balance=knobs.balance):
             return float(np.linalg.norm(w))
@@ -144,20 +151,27 @@ class PlantedData:
 
 
 def _column_scales(cols: int, condition: float) -> Array:
-    """Return scales from 1 down to 1/√condition: variances span `condition`."""
+    """Return scales of the columns, falling from 1 to 1/√condition.
+
+    The largest variance of a column is then `condition` times the smallest.
+    """
     return np.geomspace(1.0, condition**-0.5, cols)
 
 
 def _draws(cols: int, density: float) -> float:
-    """Return the mean Poisson number of draws that hit a share `density` of columns.
+    """Return how many columns to draw for a row, so that a share `density` is hit.
 
-    A column is then missed with probability exp(−draws / cols).
+    It is the mean of a Poisson distribution: a column is missed with probability
+    exp(−draws / cols).
     """
     return float(-cols * np.log1p(-density))
 
 
 def _shift(signal: float, balance: float) -> float:
-    """Return b with E sigmoid(s + b) = balance for normal scores s of this spread."""
+    """Return the intercept b with E sigmoid(s + b) = `balance`.
+
+    The scores s are normal with the standard deviation `signal`.
+    """
     from scipy.optimize import brentq  # takes half a second
     from scipy.special import expit
 
@@ -171,7 +185,7 @@ def _shift(signal: float, balance: float) -> float:
 
 
 def add_running_sum(share: float, values: Any) -> Any:
-    """Return s_j = values_j + share · s_{j−1} along the last axis."""
+    """Return s with s_j = values_j + share · s_{j−1} along the last axis."""
     from scipy.signal import lfilter  # takes half a second
 
     return lfilter([1.0], [1.0, -share], values)
@@ -203,8 +217,8 @@ def plant(
 ) -> PlantedData:
     """Return the data set of a shape, with its true `weights` and `block(number)`.
 
-    Every block has its own generator, so that a rank draws the blocks of its rows only
-    and the data do not depend on the number of ranks.
+    Every block has a random generator of its own. A rank therefore draws only the
+    blocks of its rows, and the data do not depend on the number of ranks.
     """
     kind, _, cols = _resolve(shape, None, cols, seed)
     return PlantedData(kind, cols, seed, knobs or Knobs())
@@ -219,8 +233,9 @@ def make_synthetic(
 ) -> Iterator[tuple[Any, Array]]:
     """Yield (X float32, y float64) of consecutive blocks; X is CSR if density < 1.
 
-    Scores are drawn around a planted w and labels at random given the score, so that
-    classes overlap and the optimum is finite as long as rows outnumber columns well.
+    The scores are those of planted weights, and labels are drawn at random given the
+    score. Classes therefore overlap, and the optimum is finite if there are many more
+    rows than columns.
     """
     kind, rows, cols = _resolve(shape, rows, cols, seed)
     return _blocks(PlantedData(kind, cols, seed, knobs or Knobs()), rows)
@@ -260,10 +275,11 @@ def write_synthetic(
     progress: Callable[[int, int], None] | None = None,
     knobs: Knobs | None = None,
 ) -> None:
-    """Write `rows` of a shape to a store; the file appears complete or not at all.
+    """Write `rows` rows of a data set to a store, complete or not at all.
 
     `progress` is called with (rows written, rows in all) after each block. The true
-    weights are `plant(...).weights`, and if they fit, the attribute `true_weights`.
+    weights are `plant(...).weights`; up to ATTRIBUTE_COLUMNS of them are also stored in
+    the attribute `true_weights`.
     """
     from hpcsgd.data.store import StoreWriter
 

@@ -65,7 +65,7 @@ class Alphas:
     eps: float
 
     def check(self) -> None:
-        """Raise ConfigError for numbers that make no path."""
+        """Raise ConfigError if the arguments do not describe a path."""
         if self.count < 1 or not 0.0 < self.eps < 1.0:
             raise ConfigError(
                 f"n_alphas = {self.count} must be at least 1, and eps = {self.eps!r}"
@@ -78,10 +78,10 @@ class Alphas:
                 raise ConfigError("alphas must be finite numbers above 0")
 
     def choose(self, l1_ratio: float, steepest: Callable[[], float]) -> Array:
-        """Return the penalties in descending order.
+        """Return the penalties in descending order, and store them in `chosen`.
 
-        `steepest` returns the largest slope of a column at the null model; it is called
-        where no penalties are given.
+        `steepest` returns the largest slope of a column at the null model. It is called
+        only if the caller gave no penalties.
         """
         if self.given is not None:
             self.chosen: Array = np.sort(np.asarray(self.given, dtype=float))[::-1]
@@ -98,7 +98,7 @@ class Alphas:
 
 @dataclass
 class PathFit:
-    """Fits of the models of a path on the ranks of a world."""
+    """Fits the models of a path on the ranks of a communicator."""
 
     world: Communicator
     rows: FitRows
@@ -107,18 +107,24 @@ class PathFit:
     warm: bool
 
     def check(self, grid: Alphas) -> None:
-        """Refuse penalties and arguments that make no problem."""
+        """Raise ConfigError for penalties or arguments that make no problem."""
         grid.check()
         self.arguments.problem()
 
     def has_form(self, solver: str) -> bool:
-        """Return whether `solver` is a coordinate form; "auto" is one if one exists."""
+        """Return whether models are fitted by coordinate descent.
+
+        "auto" chooses it if one of its forms supports the problem.
+        """
         if solver == "auto":
             return fits(self._settings(self.arguments))
         return solver == COORDINATE
 
     def by_coordinates(self, grid: Alphas) -> list[Result]:
-        """Fit all models by coordinate descent; open data and compute Gram once."""
+        """Fit all models by coordinate descent.
+
+        Data are opened once, and a Gram matrix is computed once for all models.
+        """
         config = self._settings(self.arguments)
         data = self._open(config)
 
@@ -133,7 +139,7 @@ class PathFit:
         return list(along(config, self.world, data.open_reader, problems, self.warm))
 
     def by_fits(self, grid: Alphas) -> list[Result]:
-        """Fit each model by `hpcsgd.fit`, from the weights of the one before."""
+        """Fit each model by `hpcsgd.fit`, with a warm start from the one before."""
         results: list[Result] = []
         for alpha in grid.choose(self.arguments.l1_ratio, self._steepest).tolist():
             start = results[-1] if results and self.warm else None
@@ -147,7 +153,10 @@ class PathFit:
         return replace(self.arguments, alpha=alpha)
 
     def _steepest(self) -> float:
-        """Return the largest slope of a column where only an intercept is fitted."""
+        """Return the largest slope of a column at the null model, over all ranks.
+
+        The null model has an intercept only.
+        """
         ridge = self._settings(replace(self.arguments, l1_ratio=0.0))
         config = replace(ridge, update=RunConfig().update)
         data = self._open(config)
@@ -176,7 +185,10 @@ class PathFit:
         )
 
     def _settings(self, arguments: FitArguments) -> RunConfig:
-        """Return the settings of a coordinate form, which `fits` may then refuse."""
+        """Return the settings of coordinate descent for these arguments.
+
+        `fits` tells whether one of its forms supports them.
+        """
         family = arguments.family
         ratio = arguments.l1_ratio
         tables: dict[str, dict[str, Any]] = {
@@ -263,39 +275,42 @@ class Path:
 
     @cached_property
     def coefs(self) -> Array:
-        """Weights of all models."""
+        """Weights of all models, (n, d) or (n, d, K)."""
         return np.stack([result.weights for result in self.results])
 
     @cached_property
     def intercepts(self) -> Array | None:
-        """Intercepts of all models, or None."""
+        """Intercepts of all models, (n,) or (n, K); None if none is fitted."""
         if self.results[0].intercept is None:
             return None
         return np.stack([np.asarray(result.intercept) for result in self.results])
 
     @cached_property
     def losses(self) -> Array:
-        """F of all models."""
+        """Objective F of each model, (n,)."""
         return np.array([result.loss for result in self.results])
 
     @cached_property
     def gaps(self) -> Array:
-        """Upper bounds of F − F* at the last evaluation."""
+        """Upper bound of F − F* of each model at its last evaluation, or NaN, (n,)."""
         return self._last("gap")
 
     @cached_property
     def gradients(self) -> Array:
-        """Norms of the gradient at the last evaluation."""
+        """Norm of the smallest subgradient of each model, or NaN, (n,).
+
+        It is the one of the last evaluation.
+        """
         return self._last("gradient")
 
     @cached_property
     def n_iter(self) -> Array:
-        """Epochs of all models."""
+        """Number of epochs of each model, (n,)."""
         return np.array([result.history[-1]["epoch"] for result in self.results])
 
     @cached_property
     def messages(self) -> Array:
-        """All-reduces for products of all models."""
+        """Number of all-reduces for products of each model, (n,)."""
         return np.array([result.ledger["products"]["calls"] for result in self.results])
 
     def at(self, alpha: float) -> Result:
@@ -316,7 +331,7 @@ class Path:
         return self.results[int(np.argmin(away))]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the table: one row for each alpha."""
+        """Return the table of models as a list with a dict for each alpha."""
         nonzeros = np.count_nonzero(self.coefs.reshape(len(self.alphas), -1), axis=1)
         columns = {
             "alpha": self.alphas,
@@ -378,12 +393,12 @@ class Path:
         return ax
 
     def _repr_html_(self) -> str:
-        """Return the table and the path for a notebook."""
+        """Return the table of models and a plot of the path as HTML, for a notebook."""
         title = f"Path of {len(self.alphas)} models"
         return html(title, self.rows(), lambda ax: self.plot(ax=ax))
 
     def _names(self) -> list[str]:
-        """Return a name for every coefficient; of several classes with the class."""
+        """Return a name for every coefficient, with its class if there are several."""
         first = self.results[0]
         rows = coefficient_rows(
             self.coefs[0], first.feature_names, first.report.get("labels")

@@ -48,7 +48,10 @@ def is_labelled(family: str) -> bool:
 
 @dataclass(frozen=True)
 class Formula:
-    """A family and its coefficients, of which `coef` has a row for each column of t."""
+    """The family and the coefficients of a fitted model, which compute predictions.
+
+    `coef` is (d,), or (K, d) with one row for each score of a row of X.
+    """
 
     family: str
     coef: Array  # (d,) or (K, d)
@@ -58,7 +61,10 @@ class Formula:
 
     @property
     def model(self) -> TrainedModel:
-        """Return the model in the form of a Result's predictions: w is (d, K)."""
+        """Return the model in the form that predictions of a Result use.
+
+        Its weights are (d, K).
+        """
         family = get_family(self.family)
         coef = np.atleast_2d(np.asarray(self.coef, dtype=np.float64))
         intercept = np.asarray(self.intercept, dtype=np.float64).reshape(-1)
@@ -74,7 +80,7 @@ class Formula:
         )
 
     def scores(self, X: Any, offset: Array | None = None) -> Array:
-        """Return the scores t of the rows of X, (n, K)."""
+        """Return the scores t = Xw + intercept + offset of the rows of X, (n, K)."""
         model = self.model
         if is_on_device(X):
             return _scores_there(model, X, offset)
@@ -87,7 +93,7 @@ class Formula:
     def decision(self, X: Any, offset: Array | None = None) -> Array:
         """Return the scores by which a classifier decides, (n,) or (n, K).
 
-        Two classes have one score for each row, which is positive for the second class.
+        For two classes it is one score for each row, positive for the second class.
         """
         scores = self.scores(X, offset)
         if scores.shape[1] == 1:
@@ -96,21 +102,24 @@ class Formula:
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def means(self, X: Any, offset: Array | None = None) -> Array:
-        """Return the means μ(t) of the rows of X, (n,)."""
+        """Return the mean of the target of each row of X, (n,)."""
         return KINDS["mean"](self.model, self.scores(X, offset))
 
     def labels(self, X: Any, offset: Array | None = None) -> Array:
-        """Return the likeliest label of each row, (n,)."""
+        """Return the most probable label of each row of X, (n,)."""
         decision = self.decision(X, offset)
         places = decision.argmax(axis=1) if decision.ndim > 1 else decision > 0
         return np.asarray(self.classes)[places.astype(np.intp)]
 
     def probabilities(self, X: Any, offset: Array | None = None) -> Array:
-        """Return the probabilities (n, K), a column for each class."""
+        """Return the probability of each class for the rows of X, (n, K)."""
         return KINDS["probability"](self.model, self.scores(X, offset))
 
     def log_probabilities(self, X: Any, offset: Array | None = None) -> Array:
-        """Return the log-probabilities, finite where a probability underflows."""
+        """Return the logarithms of the probabilities, (n, K).
+
+        They are finite also where a probability underflows.
+        """
         scores = self.scores(X, offset)
         if scores.shape[1] > 1:
             return np.asarray(log_softmax(scores, axis=1))
@@ -143,14 +152,14 @@ def _scores_there(model: TrainedModel, X: Any, offset: Array | None) -> Array:
 
 
 def preparation_of_runs(results: Result | list[Result] | None) -> Preparation:
-    """Return what was done to the rows that these runs were trained on."""
+    """Return how the rows were prepared that the first of these runs trained on."""
     runs = results if isinstance(results, list) else [results]
     first = runs[0] if runs else None
     return RAW if first is None else first.preparation or RAW
 
 
 def is_on_device(X: Any) -> bool:
-    """Return True for an array in the memory of a GPU."""
+    """Return whether X is an array in the memory of a GPU."""
     return hasattr(X, "__cuda_array_interface__")
 
 
@@ -225,28 +234,34 @@ class Predictor:
 
     @property
     def classes_(self) -> Array | None:
-        """Labels in ascending order, of a classifier."""
+        """Labels of a classifier in ascending order; None for a regression."""
         return self.formula.classes
 
     def predict(self, X: Any, offset: Any = None, exposure: Any = None) -> Array:
-        """Means of the rows, or their likeliest classes, (n,)."""
+        """Return the mean of the target of each row, or a classifier's label, (n,).
+
+        The label is the most probable one.
+        """
         X, total = self._rows(X, offset, exposure)
         if self.formula.classes is None:
             return self.formula.means(X, total)
         return self.formula.labels(X, total)
 
     def decision_function(self, X: Any, offset: Any = None) -> Array:
-        """Scores of a classifier: (n,) of the second of two classes, else (n, K)."""
+        """Return the scores of a classifier.
+
+        For two classes it is the score of the second one, (n,); else they are (n, K).
+        """
         self._need(self.formula.classes is not None, "decision function")
         return self.formula.decision(*self._rows(X, offset))
 
     def predict_proba(self, X: Any, offset: Any = None) -> Array:
-        """Probabilities, a column for each class."""
+        """Return the probability of each class for the rows of X, (n, K)."""
         self._need(self.formula.family in PROBABLE, "probabilities")
         return self.formula.probabilities(*self._rows(X, offset))
 
     def predict_log_proba(self, X: Any, offset: Any = None) -> Array:
-        """Logarithms of the probabilities, a column for each class."""
+        """Return the logarithm of the probability of each class, (n, K)."""
         self._need(self.formula.family in PROBABLE, "probabilities")
         return self.formula.log_probabilities(*self._rows(X, offset))
 
@@ -295,7 +310,7 @@ PLACED = ("coef_", "intercept_", "classes_", "feature_names_in_", "result_")
 
 
 def save(estimator: Any, path: str | PathLike[str]) -> None:
-    """Write a fitted estimator into the file `path`, whole or not at all."""
+    """Write a fitted estimator to the file `path`, complete or not at all."""
     results = estimator.result_
     document = {
         "class": _known_class(estimator),
@@ -406,7 +421,10 @@ def _read(path: Path) -> Predictor:
 def _formula(
     path: Path, document: Any, arrays: Mapping[str, Array], preparation: Preparation
 ) -> Formula:
-    """Return the coefficients of a file; raise DataError if they make no model."""
+    """Return the model from the arrays of a file.
+
+    Raise DataError if they make no model.
+    """
     coef = arrays.get("coef")
     intercept = arrays.get("intercept")
     classes = None
@@ -433,7 +451,10 @@ def _formula(
 
 
 def _estimator(predictor: Predictor) -> Any:
-    """Return the estimator that was saved, without parameters that no longer exist."""
+    """Return the scikit-learn estimator that was saved.
+
+    Parameters that its class no longer has are left out.
+    """
     import hpcsgd.estimators as home
 
     kind = getattr(home, predictor.name)
@@ -517,7 +538,7 @@ def _dtype(path: Path, name: str) -> Any:
 
 
 def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that JSON can store, without callbacks and objects."""
+    """Return the parameters that JSON can store; others are left out."""
     plain = {}
     for name, value in parameters.items():
         value = _listed(value)
@@ -527,9 +548,9 @@ def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(value: Any) -> Any:
-    """Return `value` with lists and numbers of Python in place of those of NumPy.
+    """Return `value` with arrays, tuples and NumPy numbers as Python lists and numbers.
 
-    A dict with other keys than strings becomes a list of pairs.
+    A dict whose keys are not all strings becomes {"pairs": list of [key, value]}.
     """
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
@@ -541,7 +562,7 @@ def _listed(value: Any) -> Any:
 
 
 def _unlisted(value: Any) -> Any:
-    """Return `value`, as a dict if `_listed` made pairs of it."""
+    """Return `value`, or the dict that `_listed` converted to pairs."""
     if isinstance(value, dict) and value.keys() == {PAIRS}:
         return dict(value[PAIRS])
     return value

@@ -21,7 +21,11 @@ from hpcsgd.settings import Settings, setting
 
 @dataclass(frozen=True)
 class LinearUpdate(ABC):
-    """Protocol of an update that is affine in the state, such as SGD with momentum."""
+    """Protocol of an update that is affine in the state, such as SGD with momentum.
+
+    Step k takes the state x, which is w alone or w and a velocity, to M_k x + u_k A_kᵀ
+    r_k. A_k is the batch of step k, and r_k its residuals, computed from scores at q·x.
+    """
 
     momentum: float = 0.0
     states = 1  # w alone, or (w, v)
@@ -29,21 +33,27 @@ class LinearUpdate(ABC):
 
     @abstractmethod
     def transition(self, rate: float, l2: float) -> Array:
-        """Return M_k, (states, states)."""
+        """Return the matrix M_k for a rate and a penalty λ = `l2`, (states, states)."""
 
     @abstractmethod
     def gain(self, rate: float, count: int) -> Array:
-        """Return u_k, what one unit of A_kᵀ r_k adds to each state."""
+        """Return u_k, the factors of A_kᵀ r_k in each state, (states,).
+
+        `count` is the number of rows of the batch.
+        """
 
     def probe(self) -> Array:
-        """Return q, the combination of states at which scores are read."""
+        """Return q, (states,): scores are computed at the states combined by q."""
         first: Array = np.eye(self.states)[0]
         return first
 
 
 @dataclass(frozen=True)
 class Sgd(LinearUpdate):
-    """w ← (1 − ηλ) w − h Aᵀr."""
+    """SGD: w ← (1 − ηλ) w − h Aᵀr, with the rate η and h = η / rows of the batch.
+
+    A is the batch, r are its residuals, and λ is the ridge penalty.
+    """
 
     def transition(self, rate: float, l2: float) -> Array:
         return np.array([[1.0 - rate * l2]])
@@ -54,7 +64,10 @@ class Sgd(LinearUpdate):
 
 @dataclass(frozen=True)
 class HeavyBall(LinearUpdate):
-    """v ← μv + g,  w ← w − ηv."""
+    """Momentum: v ← μv + g, w ← w − ηv.
+
+    v is the velocity, μ the momentum, η the rate, and g the mean gradient with penalty.
+    """
 
     states = 2
 
@@ -68,7 +81,10 @@ class HeavyBall(LinearUpdate):
 
 @dataclass(frozen=True)
 class Nesterov(LinearUpdate):
-    """v ← μv + g,  w ← w − η(g + μv): the form deep-learning frameworks use."""
+    """Nesterov momentum as in deep learning: v ← μv + g, w ← w − η(g + μv).
+
+    v is the velocity, μ the momentum, η the rate, and g the mean gradient with penalty.
+    """
 
     states = 2
 
@@ -83,7 +99,10 @@ class Nesterov(LinearUpdate):
 
 @dataclass(frozen=True)
 class NesterovClassic(LinearUpdate):
-    """Gradient at w + μv;  v ← μv − ηg,  w ← w + v."""
+    """Classic Nesterov momentum: v ← μv − ηg, w ← w + v, with g at w + μv.
+
+    v is the velocity, μ the momentum, η the rate, and g the mean gradient with penalty.
+    """
 
     states = 2
 
@@ -109,7 +128,7 @@ class NesterovClassic(LinearUpdate):
 
 @dataclass(frozen=True)
 class ColumnViews:
-    """Some columns: views that a step writes to."""
+    """Views of the weights and optimizer state of some columns, for a step."""
 
     weights: Array  # (columns, states · K)
     arrays: Mapping[str, Any]  # (columns, K) each, by `Rule.state_names`
@@ -124,8 +143,9 @@ class Turn:
 
 
 class Rule(ABC):
-    """Protocol of a step with the mean gradient; its optimizer state begins
-    as zeros.
+    """Base class of a step rule: how weights move by the mean gradient.
+
+    All replicas take the same step. The optimizer state begins as zeros.
     """
 
     states: int = 1  # of K columns each, in the weights: 2 with a velocity beside them
@@ -134,44 +154,54 @@ class Rule(ABC):
 
     @property
     def linear(self) -> LinearUpdate | None:
-        """Return the linear update of the weights that the rule is, or None."""
+        """Return the rule as an update that is affine in the state, or None."""
         return None
 
     def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
-        """Return an array for the state `name`, or one whose slices are arrays."""
+        """Return an array of zeros, (columns, width), for the optimizer state `name`.
+
+        A subclass may return another object, whose slices can be converted to arrays.
+        """
         return np.zeros((columns, width), dtype)
 
     def stored(self, array: Any) -> list[Array]:
-        """Return what an array of `allocate` consists of."""
+        """Return the NumPy arrays that an object from `allocate` consists of."""
         return [array]
 
     @abstractmethod
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """Step along g = `factor` · `gradient` (destroyed) plus the penalty, λw."""
+        """Step the weights in `part` along g = `factor` · `gradient` + λw.
+
+        λ is `l2`, `turn` has the number and the rate of the step, and `gradient` is
+        overwritten.
+        """
 
 
 @dataclass(frozen=True)
 class LinearRule(Rule):
-    """x ← M x + u g: plain SGD and its momenta."""
+    """The rule x ← M x + u g of a linear update: plain SGD and its momenta.
+
+    x are the weights, with their velocity if there is one, and g is the mean gradient.
+    """
 
     update: LinearUpdate
 
     @property
     def states(self) -> int:  # type: ignore[override]
-        """Return the number of states of the update."""
+        """Return the number of states of the update: 1, or 2 with a velocity."""
         return self.update.states
 
     @property
     def linear(self) -> LinearUpdate:
-        """Return the update of this rule."""
+        """Return the linear update of this rule."""
         return self.update
 
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """Take one step x ← M x + u g, as the recurrence takes it."""
+        """Take one step x ← M x + u g, with the result of the s-step recurrence."""
         weights = part.weights
         carry = self.update.transition(turn.rate, l2)
         gain = self.update.gain(turn.rate, 1) * factor
@@ -195,7 +225,10 @@ class LinearRule(Rule):
 def whole_gradient(
     part: ColumnViews, gradient: Array, factor: float, l2: float
 ) -> Array:
-    """Return `factor` · `gradient` + λw, computed in place in `gradient`."""
+    """Return `factor` · `gradient` + λw with λ = `l2`, computed in place.
+
+    w are the weights of `part`, and the result is `gradient` itself.
+    """
     gradient *= gradient.dtype.type(factor)
     if l2:
         gradient += gradient.dtype.type(l2) * part.weights
@@ -204,7 +237,10 @@ def whole_gradient(
 
 @dataclass(frozen=True)
 class Adagrad(Rule):
-    """h ← h + g²;  w ← w − η g / (√h + ε)."""
+    """Adagrad: h ← h + g²; w ← w − η g / (√h + ε), entry by entry.
+
+    h is the optimizer state, g the mean gradient with penalty, and η the rate.
+    """
 
     epsilon: float = 1e-8
     state_names: ClassVar[tuple[str, ...]] = ("adagrad_h",)
@@ -212,7 +248,7 @@ class Adagrad(Rule):
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """Update h and the weights, entry by entry."""
+        """Update h and the weights of `part`, entry by entry."""
         g = whole_gradient(part, gradient, factor, l2)
         h = part.arrays["adagrad_h"]
         h += np.square(g)
@@ -225,7 +261,11 @@ class Adagrad(Rule):
 
 @dataclass(frozen=True)
 class Adam(Rule):
-    """m ← β₁m + (1 − β₁)g;  v ← β₂v + (1 − β₂)g²;  w ← w − η m̂ / (√v̂ + ε)."""
+    """Adam: w ← w − η m̂ / (√v̂ + ε), with means m of gradients g and v of g².
+
+    m ← β₁m + (1 − β₁)g and v ← β₂v + (1 − β₂)g². m̂ and v̂ are m and v after the bias
+    correction, η is the rate, and g includes the penalty.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -235,8 +275,9 @@ class Adam(Rule):
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """Update m, v and the weights, with the bias corrections of step `turn.number`
-        + 1.
+        """Update m, v and the weights of `part`, entry by entry.
+
+        The bias corrections are those of step `turn.number` + 1.
         """
         g = whole_gradient(part, gradient, factor, l2)
         m = part.arrays["adam_m"]
@@ -250,7 +291,7 @@ class Adam(Rule):
         self.walk(part, turn)
 
     def walk(self, part: ColumnViews, turn: Turn) -> None:
-        """w ← w − η m̂ / (√v̂ + ε)."""
+        """Compute w ← w − η m̂ / (√v̂ + ε) in place, without a change of m and v."""
         m = part.arrays["adam_m"]
         v = part.arrays["adam_v"]
         real = m.dtype.type
@@ -273,7 +314,10 @@ BLOCK = 256  # columns that share a scale, score by score
 
 
 def _decades(bits: int) -> Array:
-    """Return the positive values, ascending; `bits` are those of the first decade."""
+    """Return the positive values of the 8-bit table, ascending.
+
+    The uppermost decade has 2 ** `bits` of them, and each decade below half as many.
+    """
     decades = [
         10.0**-e * (0.1 + 0.9 * np.arange(1, 2**f + 1) / 2**f)
         for e, f in enumerate(range(bits, -1, -1))
@@ -290,7 +334,7 @@ def _table(signed: bool) -> Array:
 
 @dataclass(frozen=True)
 class Code:
-    """A table and the bounds between its values."""
+    """A table of 256 values in [−1, 1], and the bounds for rounding to them."""
 
     values: Array
     bounds: Array
@@ -299,13 +343,19 @@ class Code:
 
     @classmethod
     def of(cls, signed: bool) -> "Code":
-        """Return the code of signed or unsigned values; ties go to the larger value."""
+        """Return the code of signed values in [−1, 1], or of unsigned ones in [0, 1].
+
+        A number in the middle of two values rounds to the larger one.
+        """
         values = _table(signed)
         bounds = (values[1:] + values[:-1]) / 2
         return cls(values, bounds, int(np.searchsorted(values, 0.0)), not signed)
 
     def nearest(self, numbers: Array) -> NDArray[np.uint8]:
-        """Return the indices of the values nearest to numbers in [−1, 1]."""
+        """Return the index of the value nearest to each number in [−1, 1].
+
+        The unsigned code maps only 0 to the value 0.
+        """
         places = np.searchsorted(self.bounds, numbers, side="right")
         if self.rooted:
             places += (places == self.zero) & (numbers > 0.0)
@@ -317,9 +367,10 @@ SIGNED, UNSIGNED = Code.of(signed=True), Code.of(signed=False)
 
 @dataclass
 class EightBitArray:
-    """A (columns, K) array in eight bits a word; slices of whole blocks are views.
+    """A (columns, K) array with eight bits for each number, and a scale for each block.
 
-    `rooted`: the numbers are squares, stored as their roots, which span fewer decades.
+    If `rooted`, the numbers are squares, and their roots are stored, which span fewer
+    decades. A slice of whole blocks is a view.
     """
 
     codes: NDArray[np.uint8]  # (columns, K)
@@ -346,7 +397,10 @@ class EightBitArray:
         return int(self.codes.nbytes + self.scales.nbytes)
 
     def __getitem__(self, columns: slice) -> "EightBitArray":
-        """Return a view of these columns: whole blocks, or up to the end."""
+        """Return a view of a slice of columns, which begins at a block.
+
+        It ends at a block or at the last column.
+        """
         first = columns.start // BLOCK
         last = -(-columns.stop // BLOCK)
         return EightBitArray(self.codes[columns], self.scales[first:last], self.rooted)
@@ -354,7 +408,7 @@ class EightBitArray:
     def __setitem__(
         self, everything: EllipsisType, other: "EightBitArray | Array"
     ) -> None:
-        """Take over the codes of a `copy`, or encode other numbers."""
+        """Copy the codes and scales of another `EightBitArray`, or encode an array."""
         if isinstance(other, EightBitArray):
             self.codes[...] = other.codes
             self.scales[...] = other.scales
@@ -362,23 +416,24 @@ class EightBitArray:
             self.encode(other)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """Return the numbers, for `numpy.asarray`."""
+        """Return the decoded numbers, for `numpy.asarray`."""
         return np.asarray(self.decoded(), dtype=dtype)
 
     def copy(self) -> "EightBitArray":
-        """Return a copy, which `array[...] = copy` restores to the bit."""
+        """Return a copy of the array; `array[...] = copy` restores the same bits."""
         return EightBitArray(self.codes.copy(), self.scales.copy(), self.rooted)
 
     def decoded(self) -> Array:
-        """Return the numbers, in the dtype of the scales."""
+        """Return the numbers as an array, in the dtype of the scales."""
         code = UNSIGNED if self.rooted else SIGNED
         values: Array = code.values.astype(self.scales.dtype)[self.codes]
         values *= np.repeat(self.scales, BLOCK, axis=0)[: len(values)]
         return np.square(values) if self.rooted else values
 
     def encode(self, numbers: Array) -> None:
-        """Store other numbers; one that is not finite leaves none finite in
-        its block.
+        """Encode `numbers`, which replace all numbers of the array.
+
+        If a number is not finite, none of its block is.
         """
         code = UNSIGNED if self.rooted else SIGNED
         values = np.sqrt(numbers) if self.rooted else numbers
@@ -398,24 +453,27 @@ SQUARES = ("adam_v", "adagrad_h")  # names of states that are never negative
 
 @dataclass(frozen=True)
 class InEightBits(Rule):
-    """A rule whose state is decoded, stepped and encoded again, tile by tile."""
+    """The rule `inner`, whose optimizer state is stored in eight bits.
+
+    A step decodes the state of some columns, updates it, and encodes it again.
+    """
 
     inner: Rule
     alignment: ClassVar[int] = BLOCK
 
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return the names of the inner rule's state."""
+        """Return the names of the arrays of the inner rule's optimizer state."""
         return self.inner.state_names
 
     def stored(self, array: Any) -> list[Array]:
-        """Return codes and scales, or the array itself where it is wide."""
+        """Return codes and scales of an `EightBitArray`, or a plain array itself."""
         if isinstance(array, EightBitArray):
             return [array.codes, array.scales]
         return [array]
 
     def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
-        """Allocate the state `name`: in eight bits, or wide where it is small."""
+        """Return zeros for the state `name` in eight bits, or plain if it is small."""
         if columns * width < SMALL:
             return np.zeros((columns, width), dtype)
         return EightBitArray.zeros(columns, width, dtype, name in SQUARES)
@@ -423,9 +481,7 @@ class InEightBits(Rule):
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """Take the step of the inner rule on the decoded state, and encode
-        that again.
-        """
+        """Take the step of the inner rule on decoded state, then encode the state."""
         wide = {name: np.asarray(array) for name, array in part.arrays.items()}
         self.inner.step(ColumnViews(part.weights, wide), gradient, factor, turn, l2)
         for name, array in part.arrays.items():
@@ -435,7 +491,11 @@ class InEightBits(Rule):
 
 @dataclass(frozen=True)
 class Velocity(Rule):
-    """v ← μv + g;  w ← w − ηv, or w − η(g + μv): momentum that is kept beside w."""
+    """Momentum with the velocity v in an array beside w: v ← μv + g; w ← w − ηv.
+
+    If `looks_ahead`, w ← w − η(g + μv). μ is the momentum, η the rate, and g the mean
+    gradient with penalty.
+    """
 
     momentum: float
     looks_ahead: bool = False
@@ -444,7 +504,7 @@ class Velocity(Rule):
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """Update v and the weights, entry by entry."""
+        """Update v and the weights of `part`, entry by entry."""
         g = whole_gradient(part, gradient, factor, l2)
         v = part.arrays["velocity"]
         real = g.dtype.type
@@ -465,7 +525,11 @@ class Velocity(Rule):
 
 @dataclass(frozen=True)
 class Svrg(LinearUpdate):
-    """w ← (1 − ηλ) w − ημ̃ − h Aᵀ(r(w) − r(w̃))."""
+    """SVRG: w ← (1 − ηλ) w − ημ̃ − h Aᵀ(r(w) − r(w̃)), with h = η / rows of the batch.
+
+    w̃ is the last snapshot, μ̃ the full gradient there without the penalty λ, r the
+    residuals of the batch A, and η the rate.
+    """
 
     states = 3
     is_anchored = True
@@ -563,7 +627,7 @@ class RateConfig(Settings, section="rate"):
     )
 
     def conflicts(self) -> Iterator[str]:
-        """Yield what is wrong with the milestones and with the rows of the value."""
+        """Yield a sentence for each fault of `per_batch` and of the milestones."""
         if self.per_batch and self.is_open:
             yield (
                 f"[rate] per_batch = {self.per_batch} must be the rows of a step that"
@@ -584,36 +648,38 @@ class RateConfig(Settings, section="rate"):
 
     @property
     def is_open(self) -> bool:
-        """True where the first rate is to be found from the data."""
+        """True where the first rate is automatic: a run derives it from the data."""
         return self.value == 0.0
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The rates of a whole run."""
+    """The learning rate of every step of a run."""
 
     config: RateConfig
     total_steps: int
     epochs: int = 1  # of these steps
 
     def passed(self, steps: Array) -> Array:
-        """Return how many milestones lie at or before the beginning of each step."""
+        """Return how many milestones are at or before the beginning of each step.
+
+        `steps` are numbers of steps, from 0 on.
+        """
         places = np.array(self.config.milestones) * self.total_steps
         counts: Array = np.searchsorted(places, steps * self.epochs, side="right")
         return counts
 
     def drops(self, step: int) -> int:
-        """Return how often the rate has dropped when `step` begins; smooth rates never
-        drop.
+        """Return how many milestones have lowered the rate when `step` begins.
+
+        The result is 0 for smooth schedules.
         """
         if self.config.kind != "milestones":
             return 0
         return int(self.passed(np.array([step]))[0])
 
     def at(self, first_step: int, count: int) -> Array:
-        """Return the rates of steps first_step .. first_step + count − 1, in
-        float64.
-        """
+        """Return the rates of `count` steps from `first_step` on, in float64."""
         config = self.config
         if config.kind == "constant" and not config.warmup:
             return np.full(count, config.value)
@@ -626,7 +692,10 @@ class Rate:
 
 
 def make_rate(config: RateConfig, total_steps: int, epochs: int = 1) -> Rate:
-    """Return the rates of a run of `total_steps` steps in `epochs` epochs."""
+    """Return the rates of a run of `total_steps` steps in `epochs` epochs.
+
+    Raise ConfigError if the rate is automatic and not derived from the data yet.
+    """
     if config.is_open:
         raise ConfigError(
             "[rate] value = 'auto' is found by a run, from all of its rows; give a"

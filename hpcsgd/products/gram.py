@@ -29,7 +29,11 @@ Part = Callable[[], None]
 
 
 class Gram(Product):
-    """CA-SGD: one sum of b² s (s−1)/2 + m·K·states words per s steps."""
+    """CA-SGD: members sum a Gram matrix once, and then take s steps without messages.
+
+    For batches of b rows, m = b s rows in all, and K scores, the sum has b² s (s−1)/2 +
+    m·K·states words; `states` is 1, or 2 with momentum.
+    """
 
     has_recurrence = True
     is_monitored = True
@@ -40,7 +44,10 @@ class Gram(Product):
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
-        """Yield one sum of G and z, or two where their formats differ."""
+        """Yield one message of the Gram G and the margins z.
+
+        They are two messages if their number formats differ.
+        """
         gram = shape.gram
         margins = shape.margins
         if shape.one_message:
@@ -50,7 +57,7 @@ class Gram(Product):
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of the arrays of an exchange."""
+        """Yield name and bytes of each group of arrays that an exchange needs."""
         yield "rows", shape.own_rows()
         yield shape.message()
         yield shape.vectors()
@@ -58,7 +65,7 @@ class Gram(Product):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Compute Gram and margins, sum them over members, and take s steps.
 
-        Return the state.
+        Return the state, which is changed in place.
         """
         x = self.exchanges.exchange(group.blocks)
         x.load(group)
@@ -76,7 +83,7 @@ class Gram(Product):
 def run_watched(
     task: Task, state: State, group: Group, x: Exchange, parts: PartSequence
 ) -> bool:
-    """Run an exchange part by part, and check its steps with the monitor of `task`.
+    """Run an exchange part by part, and check its steps with the task's monitor.
 
     Return False, without running a part, if no check is due.
     """
@@ -103,7 +110,11 @@ NO_MARGINS: Array = np.empty(0)
 
 
 class CachedGram(Product):
-    """The product `gram` in epoch 1; later one sum of m·K·states words and no Gram."""
+    """The product `gram` in epoch 1, whose Grams are kept for later epochs.
+
+    Later epochs sum margins only: m·K·states words for m rows and K scores in an
+    exchange, with `states` 1, or 2 with momentum.
+    """
 
     has_recurrence = True
     is_monitored = True
@@ -116,9 +127,9 @@ class CachedGram(Product):
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
-        """Yield the messages of `gram` for new rows, else a sum of z alone.
+        """Yield the messages of `gram` for new rows, else one of the margins z.
 
-        If a run resumes after the first epoch, new rows need both.
+        New rows after the first epoch, which occur if a run resumes, need both.
         """
         if not shape.is_kept:
             yield from Gram.messages(shape)
@@ -133,7 +144,10 @@ class CachedGram(Product):
         yield "kept", shape.all_gram_words * shape.gram_size
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Take s steps with the kept Gram, or first sum it; return the state."""
+        """Take s steps with the kept Gram of these rows, or first sum and keep it.
+
+        Return the state, which is changed in place.
+        """
         x = self.exchanges.exchange(group.blocks)
         x.load(group)
         x.attach(state)
@@ -159,7 +173,7 @@ class CachedGram(Product):
         return state
 
     def _sum_and_keep(self, x: Exchange) -> Any:
-        """Sum the products of new rows, and return their Gram for later epochs."""
+        """Sum Gram and margins of new rows; return the Gram for later epochs."""
         sums = x.messages("gram", "margins")
         before = x.sample, x.products
         self.exchanges.sequence(x, before, sums, (), once=True).run()
@@ -185,7 +199,12 @@ class AheadGroup:
 
 
 class LookAheadGram(Product):
-    """CA-SGD with two sums per exchange: m·K·states words, and the Gram, hidden."""
+    """CA-SGD with two sums in each exchange, of which one is hidden behind work.
+
+    Members sum the margins, m·K·states words for m rows and K scores, with `states` 1,
+    or 2 with momentum, and wait for them. The sum of the Gram of the next exchange
+    overlaps with the steps.
+    """
 
     has_recurrence = True
     is_monitored = True
@@ -199,12 +218,15 @@ class LookAheadGram(Product):
 
     @staticmethod
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
-        """Yield a sum of z and one of G, which begins in the exchange before."""
+        """Yield a message of the margins z and one of the Gram G.
+
+        The sum of G begins in the exchange before.
+        """
         yield from (shape.margins, shape.gram)
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of the arrays of two exchanges, one in transit."""
+        """Yield name and bytes of the arrays of two exchanges, one of them ahead."""
         yield "rows", shape.own_rows() * (1 if shape.density is not None else 2)
         yield shape.message(ahead=True)
         yield shape.vectors()
@@ -212,7 +234,7 @@ class LookAheadGram(Product):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Start the sum of the margins, start the next Gram, then take the s steps.
 
-        Return the state.
+        Return the state, which is changed in place.
         """
         ready = self._take(group)
         x = ready.exchange
@@ -228,7 +250,7 @@ class LookAheadGram(Product):
         return state
 
     def finish(self) -> None:
-        """Wait for the sum of a Gram that will not be used."""
+        """Wait for the sum of a Gram that was started and will not be used."""
         if self.prepared is not None:
             self.prepared.gram.wait()
             self.prepared = None
@@ -253,7 +275,7 @@ class LookAheadGram(Product):
         return ready
 
     def _ahead(self, group: Group) -> tuple[Exchange, PartSequence]:
-        """Return an exchange of these rows, and the parts that make its Gram."""
+        """Return an exchange with the rows of `group`, and the parts for its Gram."""
         x = self.exchanges.exchange(group.blocks, self.turn)
         self.turn = 1 - self.turn
         x.load(group)

@@ -38,16 +38,19 @@ def unit(name: str) -> float:
 
 
 def grown(u: float, terms: float) -> float:
-    """Return u (1 + n u), the roundoff of a sum of n terms.
+    """Return u (1 + n u), the roundoff of a sum of n = `terms` terms.
 
-    The factor contains the bias of a sum that stops growing.
+    The factor accounts for the bias of a sum that stops growing.
     """
     return u * (1.0 + terms * u)
 
 
 @dataclass(frozen=True)
 class RoundoffModel:
-    """Variances of fresh products minus the recurrence, in units of `unit`²."""
+    """Variances by rounding of fresh scores minus those of the recurrence.
+
+    They are in units of `unit`².
+    """
 
     precision: Precision
     blocks: Blocks
@@ -59,7 +62,7 @@ class RoundoffModel:
 
     @cached_property
     def unit(self) -> float:
-        """Return the coarsest roundoff of sums, weights and recurrence.
+        """Return the coarsest unit roundoff of sums, weights and recurrence.
 
         The value is the same on all members.
         """
@@ -68,9 +71,10 @@ class RoundoffModel:
 
     @cached_property
     def of_weights(self) -> float:
-        """Return the factor of ‖y∘w‖² in the variance of a score.
+        """Return the factor of ‖y∘w‖² in the variance of the score of a row y.
 
-        It covers the sum of a member, that over members, and w rounded in every step.
+        It covers the sum of a member, the sum over members, and w rounded in every
+        step.
         """
         add = grown(self._unit("margin_sum"), self.terms)
         summed = add**2 * (self.terms / 6 + self.members)
@@ -79,9 +83,10 @@ class RoundoffModel:
 
     @cached_property
     def of_steps(self) -> float:
-        """Return the factor of ‖y∘Δw‖² in the variance of a score.
+        """Return the factor of ‖y∘Δw‖² in the variance of the score of a row y.
 
-        It covers the sums of the Gram, its message, gradients and their factors.
+        Δw is the change of w in an exchange. The factor covers the sums of the Gram,
+        its message, gradients and their factors.
         """
         m = self.blocks.rows
         largest = max(self.blocks.sizes)
@@ -93,10 +98,11 @@ class RoundoffModel:
         return float((gram + wire + step * min(m, largest) + factors) / self.unit**2)
 
     def of_products(self, led: Array, correction: Array, total: Array) -> Array:
-        """Return the absolute variance of every score from the summed products, (m, K).
+        """Return the variance of every score from the summed products, (m, K).
 
-        `led` is the size of the terms of margins, `correction` that of the terms of
-        the Gram, and `total` the scores.
+        The variance is absolute, not in units of `unit`². `led` is the size of the
+        terms of margins, `correction` that of the terms of the Gram, and `total` the
+        scores.
         """
         sums = grown(self._unit("margin_sum"), self.terms) ** 2
         gram = grown(self._unit("gram_sum"), self.terms) ** 2
@@ -107,7 +113,7 @@ class RoundoffModel:
         return whole
 
     def flushed(self, pushed: Array) -> Array:
-        """Return a bound, by row, of the parts of sums that underflow in their formats.
+        """Return a bound, for each row, of what sums lose to underflow.
 
         `pushed` is the size of the factors of the Gram in each row.
         """
@@ -121,7 +127,7 @@ class RoundoffModel:
 def recurrence_error(
     precision: Precision, blocks: Blocks, parts: Iterable[Any], size: Array
 ) -> Array:
-    """Return the error that rounding to `inner` may cause in every score.
+    """Return the error of every score by rounding to the format `inner`.
 
     A score is the sum of `parts` and of a correction, whose terms have the size `size`.
     """
@@ -138,7 +144,10 @@ def recurrence_error(
 def model_of(
     precision: Precision, blocks: Blocks, terms: float, members: int
 ) -> RoundoffModel:
-    """Return the `RoundoffModel` of these arguments; a run has two or three."""
+    """Return the `RoundoffModel` of these arguments, cached.
+
+    A run needs two or three.
+    """
     return RoundoffModel(precision, blocks, terms, members)
 
 
@@ -153,12 +162,15 @@ PROBES = 64  # least rows in an estimate of sizes; fewer rows are repeated
 
 
 def words_of(sizes: tuple[int, ...]) -> int:
-    """Return the words of a check: the largest batch size b, but at least two."""
+    """Return the words of a check: the largest batch size, but at least two.
+
+    `sizes` are the rows of each batch.
+    """
     return max(*sizes, 2)
 
 
 class Fold:
-    """A map of (m, K) scores to few words, each a sum of rows with random signs."""
+    """A map of (m, K) scores to few words, each a sum of scores with random signs."""
 
     def __init__(self, blocks: Blocks, columns: int, seed: tuple[int, ...]) -> None:
         rng = np.random.default_rng(seed)
@@ -170,11 +182,11 @@ class Fold:
         self.place = np.concatenate(rows) % self.places
 
     def signed(self, values: Array) -> Array:
-        """Return one word for each place: the sum of (m, K) `values` with signs."""
+        """Return each word of the fold: a sum of (m, K) `values` with random signs."""
         return self.added(self.signs * values)
 
     def added(self, values: Array) -> Array:
-        """Return one word for each place: the sum of (m, K) `values` without signs."""
+        """Return each word of the fold as a sum of (m, K) `values` without signs."""
         total: Array = np.bincount(
             self.place, values.sum(axis=1, dtype=np.float64), self.places
         )
@@ -182,9 +194,9 @@ class Fold:
 
 
 def terms(task: Task) -> float:
-    """Return how many products a member adds for one score.
+    """Return how many products a member adds up for one score.
 
-    With dense rows, the number is that of the widest member.
+    With dense rows, it is the number of columns of the member with most of them.
     """
     shard = task.shard
     if not shard.matrix.is_sparse:
@@ -202,10 +214,10 @@ def recompute_scores(
     model: RoundoffModel,
     number: int,
 ) -> tuple[Array, float]:
-    """Return this member's recomputed scores, folded, and a bound of their rounding
-    errors.
+    """Return this member's recomputed scores, folded, and a bound of rounding.
 
-    The bound is in units of `model.unit`, the largest of all places.
+    The bound is the largest standard deviation of a word by rounding, in units of
+    `model.unit`.
     """
     weights = state.weights.copy()
     starts = group.blocks.starts
@@ -230,7 +242,7 @@ def recompute_scores(
 def _squares(
     task: Task, rows: Rows, spread: Array, fold: Fold, seed: tuple[int, ...]
 ) -> Array:
-    """Return ‖y ∘ spread‖² of every row, (m, K).
+    """Return ‖y ∘ spread‖² of every row y, (m, K).
 
     It is estimated as the mean square of products with random signs.
     """
@@ -253,7 +265,11 @@ def _squares(
 
 @dataclass(frozen=True)
 class Corrections:
-    """Σ_{i<j} g_ji G_ji r_i of every row, and how large its terms are."""
+    """The corrections of scores by earlier steps, and how large their terms are.
+
+    The correction of a row of step j is Σ_{i<j} g_ji G_ji r_i, with factors g_ji of the
+    recurrence, the Gram G, and the residuals r_i of step i.
+    """
 
     total: Array  # (m, K)
     size: Array  # (m, K), the root of the sum of squares of the terms
@@ -261,7 +277,10 @@ class Corrections:
 
 
 def lead(unrolled: UnrolledSteps, blocks: Blocks, margins: Array) -> Array:
-    """Return Σ_k lead_k z_k for all rows, (m, K)."""
+    """Return Σ_k lead_k z_k for all rows, (m, K).
+
+    z_k are the margins at state k, and lead_k the factors of the recurrence.
+    """
     return _led(unrolled.lead, blocks, margins)
 
 
@@ -282,7 +301,7 @@ def _led(factors: Array, blocks: Blocks, margins: Array) -> Array:
 def corrections(
     unrolled: UnrolledSteps, blocks: Blocks, gram: Array, residuals: Array
 ) -> Corrections:
-    """Return the corrections of all rows, from the summed G and the residuals used."""
+    """Return the corrections of all rows from the summed Gram and the residuals."""
     exact = residuals.astype(np.float64)
     total = np.zeros_like(exact)
     size = np.zeros_like(exact)
@@ -304,7 +323,10 @@ def corrections(
 def intercepts(
     unrolled: UnrolledSteps, blocks: Blocks, start: Array | None, residuals: Array
 ) -> Array | float:
-    """Return q·β at the step of every row, for an exchange that began with `start`."""
+    """Return the intercept q·β at the step of every row, (m, K).
+
+    The exchange began with the intercept's states `start`. Return 0 if that is None.
+    """
     if start is None:
         return 0.0
     exact = residuals.astype(np.float64)
@@ -324,7 +346,10 @@ def intercepts(
 def residuals_at(
     family: Family, scores: Array, targets: Array, weights: Array | None, dtype: Any
 ) -> Array:
-    """Return ∂ℓ/∂t · c in float64, with scores clipped where a run in `dtype` clips."""
+    """Return the residuals c ∂ℓ/∂t at the `scores` t, in float64.
+
+    c are the sample weights. Scores are clipped where a run in `dtype` clips them.
+    """
     at = scores
     if not np.isfinite(family.curvature):
         bound = exp_bound(np.dtype(dtype))
@@ -338,7 +363,7 @@ def residuals_at(
 
 
 def task_of_model(number: int, task: Task, group: Group) -> tuple[Task, Group]:
-    """Return the task and the group of model `number`."""
+    """Return the task and the group of one model, `number`, of several."""
     models = task.models
     coefficients = group.coefficients
     assert models is not None and isinstance(coefficients, ManyCoefficients)
@@ -361,7 +386,10 @@ def state_of(number: int, task: Task, state: State) -> State:
 
 
 def columns_of(number: int, task: Task, values: Array) -> Array:
-    """Return the columns of model `number`, state by state, of those of all models."""
+    """Return the columns of model `number` among the columns of all models.
+
+    Every state has columns for each model; the result has those of all states in order.
+    """
     models = task.models
     assert models is not None
     parts = values.reshape(len(values), -1, len(models), models.scores)
@@ -398,7 +426,7 @@ class StepsBefore:
 
 @dataclass(frozen=True)
 class PendingCheck:
-    """The words of a check in the next message, their expected sum, and its errors."""
+    """A check whose words are sent in the next message, and what it expects."""
 
     number: int
     own: Array  # this member's words
@@ -409,9 +437,10 @@ class PendingCheck:
 
 
 class GapMonitor:
-    """The monitor of one member, which checks one exchange in `every`.
+    """The monitor of the recurrence error on one member.
 
-    See `hpcsgd.backends.task.Monitor`. Its alarm is for all ranks.
+    It checks one exchange in `every`; see `hpcsgd.backends.task.Monitor`. All ranks
+    learn of its alarm at their next poll.
     """
 
     def __init__(self, every: int, exchanges_per_epoch: int, seed: int) -> None:
@@ -426,7 +455,7 @@ class GapMonitor:
 
     @property
     def words(self) -> int:
-        """Return how many words of this member wait for the next message."""
+        """Return how many words of this member are to be sent in the next message."""
         return self.blank if self.waiting is None else len(self.waiting.own)
 
     def begin(
@@ -437,8 +466,10 @@ class GapMonitor:
     ) -> None:
         """Resume after exchange `done`, with the checks of a run without interruption.
 
-        Messages keep their sizes, so that sums have the same bits: the words of a
-        check that was not judged any more are sent as zeros.
+        `plans` are the batch sizes of each exchange of an epoch, and `trains` returns
+        whether this replica takes part in an exchange. If the words of a check were not
+        sent before the interruption, zeros are sent in their place: messages keep their
+        sizes, so that sums have the same bits.
         """
         each = self.exchanges_per_epoch
         count = len(plans)
@@ -454,11 +485,14 @@ class GapMonitor:
             self.blank = words_of(plans[(self.last - 1) % each])
 
     def post(self, room: Array) -> None:
-        """Write the waiting words, or zeros, into their place `room` in the message."""
+        """Write the words of the pending check, or zeros, to `room` in the message."""
         room[...] = 0.0 if self.waiting is None else self.waiting.own
 
     def judge(self, total: Array) -> None:
-        """Compare the sum of the words with its expectation, and note large errors."""
+        """Compare the summed words with those expected; set the alarm if they differ.
+
+        Rounding alone may explain small differences.
+        """
         check = self.waiting
         self.waiting = None
         self.blank = 0
@@ -472,7 +506,10 @@ class GapMonitor:
         self.note("scores", check.number, gap, SAFETY * spread + check.flushed)
 
     def before(self, state: State, group: Group, margins: Array) -> StepsBefore | None:
-        """Return copies of margins and intercept ahead of the steps; None: no check."""
+        """Return copies of margins and intercept from before the steps.
+
+        Return None if no check of this exchange is due.
+        """
         number = self._number(group)
         last = self.last
         self.last = number
@@ -490,7 +527,10 @@ class GapMonitor:
         rows: Rows,
         gram: Array,
     ) -> None:
-        """Check the residuals, recompute scores, store words for the next message."""
+        """Check the residuals, recompute scores, and store words for the next message.
+
+        `seen` is the result of `before`.
+        """
         if task.models is not None:  # one model a check: models share their faults
             number = seen.number // self.every % len(task.models)
             seen = seen.of(number, task)
@@ -535,10 +575,11 @@ class GapMonitor:
         return number // self.every > last // self.every
 
     def note(self, what: str, number: int, gap: Array, allowed: Array) -> None:
-        """Raise the alarm where the recurrence error `gap` is above what is `allowed`.
+        """Set the alarm if a recurrence error `gap` is above `allowed`.
 
-        The alarm names the worst place. Entries whose bound is not finite are left to
-        other checks, and only the first alarm of a run is kept.
+        The alarm names the entry with the largest ratio of the two. Entries whose bound
+        is not finite are left to other checks, and only the first alarm of a run is
+        kept.
         """
         wrong = ~(gap <= allowed)
         if self.alarm is not None or not wrong.any():
@@ -557,7 +598,10 @@ class GapMonitor:
 
 @dataclass(frozen=True)
 class Exact:
-    """The recurrence in float64, from the products and residuals of the run."""
+    """The recurrence of one exchange in float64.
+
+    It is computed from the products and the residuals of the run.
+    """
 
     scores: Array  # (m, K), of the margins as they were summed
     led_size: Array  # Σ_k |lead_k z_k|
@@ -585,7 +629,7 @@ class Exact:
     def residual_gap(
         self, task: Task, group: Group, residuals: Array
     ) -> tuple[Array, Array]:
-        """Return the errors of the residuals and their bounds, both (m, K)."""
+        """Return errors of the residuals and their rounding bounds, both (m, K)."""
         batch = batch_of(task, group.rows)
         form = task.precision
         offset = 0.0 if batch.offsets is None else batch.offsets.astype(np.float64)
@@ -615,7 +659,10 @@ class Exact:
 def _rounded(
     task: Task, targets: Array, weights: Array | None, expected: Array
 ) -> Array:
-    """Return a bound of rounding errors of residuals, each a mean minus a target."""
+    """Return a bound of the rounding errors of residuals, (m, K).
+
+    A residual is a mean minus a target, times the sample weight.
+    """
     form = task.precision
     real = task.family.targets in NUMBERS
     target = np.maximum(np.abs(targets), 1.0) if real else 1.0

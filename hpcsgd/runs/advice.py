@@ -28,8 +28,9 @@ FLAT = 1e-4  # relative change of the loss in an epoch that counts as none
 
 
 def loss_falls(result: Result) -> list[tuple[int, float]]:
-    """Return (epoch, relative fall per epoch until then) of each stretch of the
-    history.
+    """Return how fast the loss fell between each two recorded epochs.
+
+    Each entry is (epoch at the end, relative fall of the loss per epoch).
     """
     records = _looks(result)
     falls = []
@@ -54,13 +55,16 @@ def describe_motion(result: Result) -> str:
 
 
 def _whole_fall(result: Result) -> str:
-    """Return the loss at the start in words: "from" or, if it rose, "up from" it."""
+    """Return the first loss in words: "from", or "up from" if the loss rose."""
     first = result.history[0]["loss"] if result.history else result.loss
     return f"{'from' if result.loss <= first else 'up from'} {first:.4g} at the start"
 
 
 def flat_since(result: Result) -> int:
-    """The epoch after which no stretch changed the loss."""
+    """Return the epoch after which the loss did not change any more.
+
+    Relative changes below FLAT per epoch do not count.
+    """
     since = epochs_done(result)
     records = _looks(result)
     for before, (_, fall) in zip(
@@ -103,7 +107,7 @@ def _looks(result: Result) -> list[dict[str, Any]]:
 
 
 def epochs_done(result: Result) -> int:
-    """Return the epochs that the run has done, from its last record; 0 without one."""
+    """Return the number of epochs that the run has done; 0 without a history."""
     return int(result.history[-1]["epoch"]) if result.history else 0
 
 
@@ -119,17 +123,20 @@ DOMINATES = 0.5  # share of the training time worth doing something about
 
 
 def waiting(result: Result) -> float:
-    """The share of the training time spent in sums and agreements, on rank 0."""
+    """Return the share of the training time that rank 0 spent in collectives.
+
+    They are those for products and agreements.
+    """
     return waiting_for(result, "products") + waiting_for(result, "agreement")
 
 
 def waiting_for(result: Result, purpose: str) -> float:
-    """The share of the training time spent in the collectives of `purpose`."""
+    """Return the share of the training time in the collectives of `purpose`."""
     return _share(result, result.ledger[purpose]["seconds"])
 
 
 def advise_fewer_messages(result: Result) -> str:
-    """Return the next setting to try for fewer messages between replicas."""
+    """Return advice on the setting that saves messages between replicas."""
     agreement = result.config.get("agreement", {})
     kind = settings_of(agreement.get("kind", "auto"))
     if kind.slices:
@@ -157,10 +164,10 @@ def advise_fewer_messages(result: Result) -> str:
 
 
 def _instead_of_slices(result: Result) -> str:
-    """Return advice for sharded replicas that mostly wait for each other.
+    """Return advice for replicas with sliced weights that mostly wait for messages.
 
-    Members store as little, and send fewer words if the global batch has fewer rows
-    than the data has columns.
+    If the global batch has fewer rows than the data has columns, members instead of
+    replicas store as little and send fewer words.
     """
     report = result.report
     ranks = report["ranks"]
@@ -196,7 +203,7 @@ def about_time(result: Result) -> Iterator[str]:
 
 
 def _about_steps(result: Result) -> Iterator[str]:
-    """Yield advice to double or halve s if that may save time, else on look-ahead."""
+    """Yield advice to double or halve s, or to use look-ahead, if it may save time."""
     steps = result.report["schedule"]["steps"]
     longest = _longest(result)
     for other, number in ((2 * steps, "half as many"), (steps // 2, "twice as many")):
@@ -216,16 +223,20 @@ def _about_steps(result: Result) -> Iterator[str]:
 
 
 def _longest(result: Result) -> int:
-    """Return the most steps of an exchange, which are those of an epoch."""
+    """Return the largest number of steps that an exchange can have.
+
+    It is the number of steps in an epoch.
+    """
     return max(result.iterations // max(epochs_done(result), 1), 1)
 
 
 def saving(result: Result, steps: int) -> float:
-    """Share of the training time that s = `steps` would save, by this run's figures.
+    """Return the share of the training time that s = `steps` would save.
 
-    With k = steps / s: the latency of all sums shrinks by k, what their words take
-    grows with the words, and the Gram's arithmetic grows by k. The words are charged
-    to the bandwidth that was seen, or to that of a plain network if that is more.
+    It is an estimate from the figures of this run. With k = `steps` / s of the run, the
+    latency of all sums is divided by k, the time to send their words grows with the
+    words, and that of the Gram's arithmetic is multiplied by k. Words are sent at the
+    bandwidth that the run reached, or at that of a plain network if it is larger.
     """
     products = result.ledger["products"]
     report = result.report
@@ -247,10 +258,11 @@ def saving(result: Result, steps: int) -> float:
 
 
 def gram_words(result: Result, steps: int) -> float:
-    """Words of Gram in the whole run with s = `steps`, ragged batches left out.
+    """Return the words of Gram that a whole run with s = `steps` would sum.
 
-    An exchange of s steps sends b² s (s−1)/2, a step therefore b² (s−1)/2; `cached`
-    sends them in the first epoch only, and `gather` rows instead.
+    An exchange of s steps with b rows each sums b² s (s−1)/2 words, and thus b² (s−1)/2
+    for each step. `cached` sums them in the first epoch only, and `gather` sums none.
+    Smaller last batches of an epoch are not considered.
     """
     batch = result.report["schedule"]["batch"]
     product = result.report["products"]
@@ -298,11 +310,12 @@ UNFINISHED = {
 def name_remedies(
     live: AssembledRun, status: Status, is_from_data: bool
 ) -> dict[str, Any]:
-    """Return `remedies` for the report of a run that ended badly, else nothing.
+    """Return entries for the report of a run that ended badly, else {}. Collective.
 
-    A run ends badly where it diverges, ends above where it began, hardly moves, or
-    where its finisher does not come to the optimum. Collective; a pass or two over the
-    rows, booked under "control" and "evaluate", in that case alone.
+    `remedies` is a list of advice, and `advice` a sentence if the loss hardly moved. A
+    run ends badly if it diverges, ends above its first loss, hardly moves, or if its
+    finisher does not reach the optimum. Only then a pass or two over the rows are made,
+    which the ledger counts as "control" and "evaluate".
 
     Parameters
     ----------
@@ -334,7 +347,7 @@ def name_remedies(
 
 
 def _is_stalled(live: AssembledRun, status: Status) -> bool:
-    """Return whether no evaluation of a whole run differs from the first one."""
+    """Return whether the loss of a completed run never left its first value."""
     losses = [record["loss"] for record in live.view.history]
     if status is not Status.COMPLETED or len(losses) < 2 or not losses[0]:
         return False
@@ -342,7 +355,11 @@ def _is_stalled(live: AssembledRun, status: Status) -> bool:
 
 
 def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
-    """Return the rate from the data, where it is a very different one."""
+    """Return advice to take the rate from the data, or [].
+
+    It is given if that rate is larger than that of a stalled run, or smaller than that
+    of another run, by a factor above OTHER.
+    """
     config = live.config
     if ignores_length(config.update):
         return []
@@ -360,7 +377,7 @@ def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
 
 
 def _about_columns(live: AssembledRun) -> list[str]:
-    """Return what columns of unlike spreads, or far from 0, ask for."""
+    """Return advice to standardize columns of unlike spreads or far from 0, or []."""
     if live.loaded.preparation.columns != "raw":
         return []
     spreads, means = _moments(live)
@@ -390,7 +407,10 @@ def _about_columns(live: AssembledRun) -> list[str]:
 
 
 def _moments(live: AssembledRun) -> tuple[Any, Any]:
-    """Return the spread and the mean of each local column, over all replicas."""
+    """Return the standard deviation and the mean of each local column.
+
+    They are those over the rows of all replicas.
+    """
     shard = live.loaded.shard
     sums = np.zeros((2, shard.width))
     step = block_rows(shard.total_columns)
@@ -407,7 +427,10 @@ def _moments(live: AssembledRun) -> tuple[Any, Any]:
 
 
 def _about_finisher(config: RunConfig) -> list[str]:
-    """Return the finisher, where F is smooth and a rank may hold all weights."""
+    """Return advice to use the finisher, or [] where it cannot run.
+
+    F must be smooth, and a rank must have all weights of its columns.
+    """
     is_split = config.agreement.slices_weights
     if not config.problem.is_smooth or config.sampling.hold_out or is_split:
         return []
@@ -415,7 +438,11 @@ def _about_finisher(config: RunConfig) -> list[str]:
 
 
 def _about_intercept(live: AssembledRun) -> list[str]:
-    """Return an intercept, where the null model alone gains by one."""
+    """Return advice to learn an intercept, or [].
+
+    It is given if an intercept lowers the loss of the null model, which has all weights
+    0.
+    """
     if live.config.problem.intercept:
         return []
     rows = open_rows(live.evaluation.objective)
@@ -431,7 +458,7 @@ def _about_intercept(live: AssembledRun) -> list[str]:
 
 @dataclass(frozen=True)
 class SettingNames:
-    """The names under which the advice for one caller mentions settings."""
+    """The names of settings in the advice, as one kind of caller knows them."""
 
     alpha: str
     epochs: str
@@ -477,11 +504,13 @@ BOUNDS = {"lower", "upper"}
 
 
 def judge_fit(result: Result, tol: float = TOL, names: SettingNames = OF_TRAIN) -> None:
-    """Put into the report how near the optimum is: `converged`, `gap`, `advice`.
+    """Write into the report how near the optimum the fit is, and what to change.
 
-    `certified` is True where the gap F − F* is at most tol · max(|F|, 1e-3 · F₀), False
-    where it is known to be larger, None where the family or the penalty has no gap.
-    The advice calls settings by `names`.
+    `converged` says whether the goal is reached, `gap` is the last upper bound of F −
+    F*, and `advice` is a sentence if the goal is not reached, in which settings have
+    the names `names`. `certified` is True if the gap is at most tol · max(|F|, 1e-3 ·
+    F₀), False if it is known to be larger, and None if the family or the penalty has no
+    gap.
     """
     report = result.report
     report["gap"] = result.history[-1].get("gap") if result.history else None
@@ -524,9 +553,9 @@ def _sentence(result: Result, names: SettingNames) -> str:
 
 
 def _without_minimum(result: Result, names: SettingNames) -> str:
-    """Return the sentence on an F without a minimum, "" for any other.
+    """Return a sentence if F has no minimum, else "".
 
-    F has come down to its bound 0, which no finite weights reach, or is unbounded.
+    F then has reached its bound 0, which no finite weights reach, or is unbounded.
     """
     problem = result.config["problem"]
     rows = result.report["rows"]
@@ -610,7 +639,10 @@ _ONCE = _Once()  # a logger adds the same filter once only
 
 @contextmanager
 def suppress_repeated_logs() -> Iterator[None]:
-    """Filter the log of a run whose status is judged afterwards."""
+    """Drop log records below ERROR that repeat what a fit warns of.
+
+    The context is for a run whose status is judged and reported afterwards.
+    """
     for name in SPEAKERS:
         logging.getLogger(name).addFilter(_ONCE)
     before = _fits.set(True)
@@ -624,7 +656,7 @@ def suppress_repeated_logs() -> Iterator[None]:
 
 
 def in_short(result: Result) -> dict[str, str]:
-    """Return a sentence each on the loss, the cost and the next thing to try."""
+    """Return three sentences: the loss reached, the cost, and what to try next."""
     return {"reached": reached(result), "cost": cost(result), "next": advise(result)}
 
 
@@ -667,7 +699,10 @@ def cost(result: Result) -> str:
 
 
 def advise(result: Result) -> str:
-    """Return what to try next: the advice for a bad ending, else on loss and time."""
+    """Return what to try next.
+
+    It is the advice for a run that ended badly, else advice on loss and time.
+    """
     report = result.report
     is_judged = "remedies" in report or report.get("converged") is False
     if result.is_worse or not result.status.is_good or is_judged:
@@ -704,8 +739,9 @@ ADAPT = {
 
 
 def unreached_phase(config: RunConfig, exchanges: int) -> str:
-    """Return a sentence on the phase that a run of so many exchanges never reaches; ""
-    if it reaches all.
+    """Return a sentence on a later phase of the method that the run never reached.
+
+    The run had `exchanges` exchanges. Return "" if it reached all phases.
     """
     if config.grid.replicas == 1:
         return ""
@@ -727,14 +763,17 @@ def unreached_phase(config: RunConfig, exchanges: int) -> str:
 
 
 def _until_a_look(config: RunConfig) -> str:
-    """Describe a run before it compares gradients of epochs; "" if it never does."""
+    """Describe a run before it first compares gradients of epochs.
+
+    Return "" if its method never compares them.
+    """
     if "accordion" in config.agreement.reads:
         return "its batches were small"
     return "it compressed little" if config.agreement.codec == "accordion" else ""
 
 
 def _beginnings(config: RunConfig) -> Iterator[tuple[str, int, str]]:
-    """Yield (setting, exchanges of the first phase of a method, its description)."""
+    """Yield (setting, exchanges, description) of the first phase of a method."""
     agreement = config.agreement
     codec = config.codec
     name = config.accordion.codec if agreement.codec == "accordion" else agreement.codec

@@ -152,7 +152,9 @@ FEATURES = {  # fields of Supports
 def check_configuration(
     config: RunConfig, given: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Refuse, all at once, what a run would not read and what does not go together.
+    """Refuse settings that a run would not read, or that do not go together.
+
+    All of them are refused at once.
 
     Parameters
     ----------
@@ -174,7 +176,7 @@ def check_configuration(
 
 
 def refusals(config: RunConfig) -> Iterator[str]:
-    """Yield a sentence for each thing in a configuration that does not go together."""
+    """Yield a sentence for each combination of settings that does not work."""
     if config.update.kind == COORDINATE:
         yield (
             f"--update {COORDINATE} takes no steps of SGD, which this is about; use"
@@ -190,7 +192,7 @@ def refusals(config: RunConfig) -> Iterator[str]:
 
 
 def _of_epochs(config: RunConfig) -> Iterator[str]:
-    """Yield why no epoch, or open ones, do not go with the other settings."""
+    """Yield a refusal of no epochs, or automatic ones, if nothing else trains."""
     schedule = config.schedule
     if schedule.epochs <= 0 and config.polish.kind == "none":
         epochs = "'auto'" if schedule.has_open_epochs else schedule.epochs
@@ -202,7 +204,11 @@ def _of_epochs(config: RunConfig) -> Iterator[str]:
 
 
 def _of_products(config: RunConfig) -> Iterator[str]:
-    """Yield why the product, or its open steps, do not go with the other settings."""
+    """Yield refusals of the product, and of automatic steps.
+
+    The product may need batches that come again. Automatic steps are refused if they
+    would change what several replicas learn.
+    """
     name = config.products.kind
     mode = config.sampling.mode
     if name != AUTO:
@@ -224,7 +230,7 @@ def _of_products(config: RunConfig) -> Iterator[str]:
 
 
 def _raised_by(call: Callable[[], Any]) -> Iterator[str]:
-    """Yield the sentence with which a call refuses something."""
+    """Call `call`, and yield the message of the ConfigError that it raises, if any."""
     try:
         call()
     except ConfigError as error:
@@ -232,7 +238,7 @@ def _raised_by(call: Callable[[], Any]) -> Iterator[str]:
 
 
 def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
-    """Yield a sentence for each thing that the agreement of a run does not go with."""
+    """Yield a sentence for each setting that does not go with the agreement."""
     agreement = config.agreement
     subject = f"[agreement] kind = {agreement.kind!r}"
     if agreement.shares_gradients:
@@ -268,7 +274,7 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
 
 
 def _requirements(config: RunConfig, precision: Precision) -> Iterator[str]:
-    """Yield the ends of sentences on what the agreement needs and does not get."""
+    """Yield an end of a sentence for each unmet requirement of the agreement."""
     needs = config.agreement.requires
     schedule = config.schedule
     update = config.update.kind
@@ -313,7 +319,10 @@ def _requirements(config: RunConfig, precision: Precision) -> Iterator[str]:
 def _of_gradients(
     config: RunConfig, precision: Precision
 ) -> Iterator[tuple[bool, str]]:
-    """Yield what no agreement on gradients does, whatever its kind."""
+    """Yield (whether it is violated, end of a sentence) for rules on gradients.
+
+    The rules hold for every agreement on gradients.
+    """
     update = config.update
     codec = config.agreement.codec
     residual = precision.residual
@@ -365,8 +374,10 @@ log = logging.getLogger(__name__)
 
 
 def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
-    """Return `config` with a replica on each rank where its method is about replicas
-    and no grid was given: members of one would agree on nothing.
+    """Return `config` with one replica on each rank if its method is for replicas.
+
+    `config` itself is returned for any other method, and if the user chose a grid.
+    Without replicas such a method does nothing.
     """
     is_open = config.grid == GridConfig() and not config.run.emulate_members
     is_other = config.update.kind == COORDINATE or not is_for_replicas(config)
@@ -394,7 +405,7 @@ def grid_reason(config: RunConfig) -> str:
 
 
 def is_for_replicas(config: RunConfig) -> bool:
-    """Return whether an agreement was named that does nothing on one replica."""
+    """Return whether the user chose an agreement that needs several replicas."""
     return config.agreement.kind != AUTO and not config.agreement.works_alone
 
 
@@ -408,7 +419,7 @@ def _name(config: RunConfig) -> str:
 
 
 def warn_of_one_replica(config: RunConfig, replicas: int, ranks: int) -> None:
-    """Warn of a method for replicas if all ranks are members of one replica."""
+    """Warn if the method is for replicas and all ranks are members of one."""
     if replicas > 1 or ranks == 1 or not is_for_replicas(config):
         return
     log.warning(
@@ -425,7 +436,7 @@ def warn_of_one_replica(config: RunConfig, replicas: int, ranks: int) -> None:
 
 
 def _of_sweep(config: RunConfig) -> Iterator[str]:
-    """Yield what is not offered for several models."""
+    """Yield a sentence for each setting that several models do not support."""
     if not config.sweep.is_many:
         return
     residual = config.precision.resolve().residual
@@ -464,7 +475,10 @@ def _of_sweep(config: RunConfig) -> Iterator[str]:
 
 
 def penalty_of(problem: ProblemConfig, columns: int) -> Penalty:
-    """Return the penalty of all columns; refuse bounds for another number of them."""
+    """Return the penalty of all columns.
+
+    Raise ConfigError if bounds are given for another number of columns.
+    """
     bounds: dict[str, Any] = {"lower": -np.inf, "upper": np.inf}
     for name in bounds:
         value = getattr(problem, name)
@@ -481,14 +495,17 @@ def penalty_of(problem: ProblemConfig, columns: int) -> Penalty:
 
 
 def takes_one_step(config: RunConfig) -> bool:
-    """Return whether an exchange has one step, after which l1 or bounds act."""
+    """Return whether l1 or bounds act after every step.
+
+    An exchange then has one step.
+    """
     problem = config.problem
     bent = not problem.is_smooth and problem.l1_at == STEP
     return bent and config.update.kind != COORDINATE
 
 
 def _of_steps(config: RunConfig) -> Iterator[str]:
-    """Yield why l1 and bounds cannot act: no step's end is known."""
+    """Yield refusals of l1 and bounds with a sweep or with several steps."""
     steps = config.schedule.steps
     if config.sweep.is_many and not config.problem.is_smooth:
         yield (
@@ -506,7 +523,10 @@ def _of_steps(config: RunConfig) -> Iterator[str]:
 def proximal_observers(
     config: RunConfig, columns: int, held: slice, classes: int, backend: Backend
 ) -> list[Observer]:
-    """Return the observer of l1 and bounds; none where F is smooth."""
+    """Return the observer that applies l1 and bounds; none if F is smooth.
+
+    `held` is the slice of columns of this member.
+    """
     if config.problem.is_smooth:
         return []
     penalty = penalty_of(config.problem, columns).of(held)
@@ -520,7 +540,7 @@ KIND = "svrg"
 
 
 def _of_svrg(config: RunConfig) -> Iterator[str]:
-    """Yield what would not be SVRG."""
+    """Yield a sentence for each setting that the update svrg does not support."""
     if config.update.kind != KIND:
         return
     refused = (

@@ -16,9 +16,10 @@ LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, not with a package
 
 
 def gpu_counter(address: str, library: Any = None) -> Callable[[], int]:
-    """Return a function that reads the millijoules of a GPU since its driver loaded.
+    """Return a function that reads the millijoules used by a GPU.
 
-    `address` is that of the GPU on its bus. Raises OSError without such a counter.
+    They count from the start of its driver. `address` is the PCI bus address of the
+    GPU. OSError is raised if its counter cannot be read.
     """
     nvml = library or open_library()
     _check(nvml, nvml.nvmlInit_v2(), "opened")
@@ -75,7 +76,11 @@ class Counter:
     period: int = 0  # counts after which it begins again at 0; 0 = never
 
     def gained(self, before: int, after: int) -> float:
-        """Return the joules between two readings; the counter may have wrapped once."""
+        """Return the joules between two readings of the counter.
+
+        A counter with a `period` may have wrapped around once. OSError is raised if
+        another one went back.
+        """
         counts = after - before
         if counts < 0:
             if not self.period:
@@ -112,14 +117,15 @@ class EnergyMeter:
         self._before = None
 
     def count_if_due(self) -> None:
-        """Read the counters if the last reading is old: no counter may wrap around
-        twice unseen.
+        """Read the counters if the last reading is more than OFTEN seconds old.
+
+        No counter can then wrap around twice between two readings.
         """
         if self._before is not None and self._clock() - self._read_at > OFTEN:
             self._count()
 
     def report(self) -> "EnergyReport":
-        """Return the energy measured by this rank, to be gathered."""
+        """Return the energy that this rank has measured, for rank 0 to add up."""
         gains = [
             Gain(c.node, c.name, c.source, joules)
             for c, joules in zip(self.counters, self.joules, strict=True)
@@ -149,7 +155,10 @@ class EnergyMeter:
             return []
 
     def _give_up(self, reason: str) -> None:
-        """Drop all counters, with a reason: a part of the energy is of no use."""
+        """Stop measuring and store the reason.
+
+        The energy of only some counters, or of some of the time, is of no use.
+        """
         self.counters = ()
         self.joules = []
         self.reason = reason
@@ -157,7 +166,7 @@ class EnergyMeter:
 
 @dataclass(frozen=True)
 class Gain:
-    """The energy that one counter has counted, in joules."""
+    """The energy that one counter has measured in training, in joules."""
 
     node: str
     name: str
@@ -167,7 +176,10 @@ class Gain:
 
 @dataclass(frozen=True)
 class EnergyReport:
-    """The energy counted by one rank; no gains if another rank reads the counters."""
+    """The energy measured by one rank.
+
+    It is empty if another rank of the node reads the counters.
+    """
 
     gains: tuple[Gain, ...] = ()
     seconds: float = 0.0
@@ -175,7 +187,10 @@ class EnergyReport:
 
 
 def total(everyone: Iterable[EnergyReport]) -> tuple[dict[str, Any] | None, str]:
-    """Return the energy of all nodes, or None, and the reason for None."""
+    """Return (energy of all nodes, ""), or (None, reason) if it is not complete.
+
+    `everyone` are the reports of all ranks.
+    """
     ranks = list(everyone)
     reasons = [report.reason for report in ranks if report.reason]
     if reasons:
@@ -196,7 +211,10 @@ def make_meter(
     environment: Mapping[str, str] = os.environ,
     powercap: Path = POWERCAP,
 ) -> EnergyMeter:
-    """Return the meter of this rank; one rank of a node reads its processors.
+    """Return the meter of this rank.
+
+    Rank 0 of each node reads the counters of its processors, and each rank that of its
+    GPU.
 
     Parameters
     ----------
@@ -218,7 +236,10 @@ def make_meter(
 
 
 def rapl(node: str, powercap: Path = POWERCAP) -> list[Counter]:
-    """The processors' own counters, one for each package (or die) of the node."""
+    """Return the energy counters of the node's processors, one for each package.
+
+    OSError is raised if there are none, or if they cannot be read.
+    """
     counters: dict[str, Counter] = {}
     for domain in sorted(powercap.glob("intel-rapl*:*")):
         name = _text(domain / "name")

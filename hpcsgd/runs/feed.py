@@ -31,10 +31,11 @@ class Feed:
     one_step: bool = False  # the batches of an exchange are one step together
 
     def groups(self, done: int = 0) -> Iterator[Group | None]:
-        """The groups after exchange `done`; None where this replica has no more rows.
+        """Yield the groups of batches after exchange `done`, one for each exchange.
 
-        The sequence depends on seed, epoch and replica alone, never on s, the product
-        or C: every member agrees on it without a message.
+        Yield None for exchanges in which this replica has no rows. The order of the
+        rows depends on seed, epoch and replica, and not on s, the product or C. All
+        members of the replica therefore use the same rows without a message.
         """
         begun, skip = divmod(done, self.exchanges_per_epoch)
         for epoch in range(begun, self.epochs):
@@ -42,7 +43,7 @@ class Feed:
             skip = 0
 
     def progress(self, done: int) -> tuple[int, int]:
-        """Steps and rows behind this replica after exchange `done` of the run."""
+        """Return (steps, rows) that this replica has taken after exchange `done`."""
         epochs, rest = divmod(done, self.exchanges_per_epoch)
         begun = self.plans[:rest]
         count = len if self.one_step else steps_in
@@ -70,12 +71,12 @@ class Feed:
 
 @dataclass(frozen=True)
 class RoundFeed(Feed):
-    """A feed of rounds, each of which takes the next rows of a stream."""
+    """A feed of rounds of a fixed time, which take the next rows of a stream."""
 
     stream: Stream | None = None
 
     def progress(self, done: int) -> tuple[int, int]:
-        """Return the rounds done, which are steps, and the rows taken of the stream."""
+        """Return (rounds, rows): each round is one step, and rows are those so far."""
         stream = self.stream
         return done, stream.rows_in(0, stream.taken) if stream is not None else 0
 
@@ -118,7 +119,10 @@ def make_feed(
 
 
 def steps_together(config: RunConfig) -> int:
-    """Return the batches of an exchange: steps, or those that travel together."""
+    """Return the number of batches of an exchange.
+
+    It is s, or the batches whose gradients an agreement on gradients sums together.
+    """
     agreement = config.agreement
     if agreement.shares_gradients:
         return agreement.batches_together
@@ -128,7 +132,10 @@ def steps_together(config: RunConfig) -> int:
 def rates_of(
     config: RateConfig, models: Models | None, total_steps: int, epochs: int
 ) -> Callable[[int, int], Array]:
-    """(first step, count) -> rates, (s,) of one model or (s, settings) of several."""
+    """Return a function of (first step, count) to the learning rates.
+
+    It returns (s,) rates for one model, and (s, settings) for several.
+    """
     if models is None:
         return make_rate(config, total_steps, epochs).at
     shape = make_rate(replace(config, value=1.0), total_steps, epochs)
@@ -137,10 +144,11 @@ def rates_of(
 
 
 def last_rate(config: RunConfig, rows: int) -> Callable[[int], float]:
-    """Return what gives the rate of the last step of exchange k = 1, 2, ... of a run.
+    """Return a function of k that returns the rate of the last step of exchange k.
 
-    `rows` are those of the largest replica. Models of a sweep have rates in one
-    proportion: theirs is that of `[rate] value`, or of 1 where it names none.
+    k counts from 1 on, and `rows` are those of the largest replica. The rates of
+    several models differ by constant factors; the result is that for `[rate] value`, or
+    for a first rate of 1 if the value is automatic.
     """
     schedule = config.schedule
     value = config.rate.value or 1.0
@@ -157,10 +165,10 @@ def last_rate(config: RunConfig, rows: int) -> Callable[[int], float]:
 
 
 def steps_in(plans: list[tuple[int, ...]]) -> int:
-    """SGD steps of an epoch."""
+    """Return the SGD steps of an epoch, one for each batch in `plans`."""
     return sum(map(len, plans))
 
 
 def rows_in(plans: list[tuple[int, ...]]) -> int:
-    """Rows of an epoch."""
+    """Return the rows of an epoch: the sum of all batch sizes in `plans`."""
     return sum(map(sum, plans))

@@ -16,7 +16,7 @@ RANK = "rank_"  # before the names of what is each rank's own
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The arrays of a run at one moment, and what was known of the run then.
+    """The arrays of a run at one moment, and facts of the run at that moment.
 
     Attributes
     ----------
@@ -33,32 +33,38 @@ class Snapshot:
 
     @property
     def exchanges(self) -> int:
-        """Return the exchanges that were done."""
+        """Return how many exchanges were done at the moment of the snapshot."""
         return int(self.document["exchanges"])
 
     @classmethod
     def of(cls, state: State, document: dict[str, Any]) -> "Snapshot":
-        """Copy all arrays of `state`; those of a device stay there as they are."""
+        """Return a snapshot of `state`, with copies of all arrays on the host.
+
+        Arrays on a device are copied to the host and are not changed.
+        """
         arrays = arrays_of(state.host_state())
         return cls(document, {name: array.copy() for name, array in arrays.items()})
 
     def put_into(self, state: State) -> None:
-        """Write the arrays into those of `state`."""
+        """Write the arrays of the snapshot into the arrays of `state`."""
         for name, array in self.arrays.items():
             _array(state, name)[...] = array
 
     def write(self, path: Path) -> None:
-        """Write a whole file, or none; OSError if there is no space."""
+        """Write the snapshot to a file, complete or not at all.
+
+        OSError is raised if there is no space.
+        """
         write_sealed(path, KIND, VERSION, self.document, self.arrays)
 
     @classmethod
     def read(cls, path: Path) -> "Snapshot":
-        """Read a whole file; DataError for any other file."""
+        """Read a snapshot from a file; raise DataError if it is damaged or another."""
         return cls(*read_sealed(path, KIND, VERSION))
 
 
 def arrays_of(state: State) -> dict[str, Array]:
-    """Return the arrays of `state` themselves, by their names in a snapshot."""
+    """Return the arrays of `state`, not copies, by their names in a snapshot."""
     arrays = {"weights": state.weights}
     if state.intercept is not None:
         arrays["intercept"] = state.intercept
@@ -69,7 +75,10 @@ def arrays_of(state: State) -> dict[str, Array]:
 
 
 def _array(state: State, name: str) -> Array:
-    """Return one array of `state`, and fetch no other one from a device."""
+    """Return the array of `state` with this name in a snapshot.
+
+    No other array is copied from a device.
+    """
     for prefix, arrays in (
         (MEMORY, state.memory),
         (SHARED, state.shared),

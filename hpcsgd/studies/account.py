@@ -17,12 +17,13 @@ from hpcsgd.studies.plan import StudyPlan, StudyPoint
 class AccountRow:
     """Medians over the repeats and seeds of one setting on one number of ranks.
 
-    Four speed-ups have four baselines: `speed_up` has the same setting on its fewest
-    ranks, `speed_up_sgd` has sgd on the fewest ranks of the study, `gain` has sgd on as
-    many ranks, and `speed_up_one_rank` has the fastest setting of any method on one
-    rank. A baseline ran on the same processors, and a run of more ranks than cores is
-    the baseline of such runs only. In a weak study the work grows with the ranks, so
-    that the ratio of the times is multiplied by the ratio of the ranks.
+    A speed-up is the time of a baseline divided by that of this row. The baseline of
+    `speed_up` is the same setting on its fewest ranks, that of `speed_up_sgd` is sgd on
+    the fewest ranks of the study, that of `gain` is sgd on as many ranks, and that of
+    `speed_up_one_rank` is the fastest setting of any method on one rank. A baseline ran
+    on the same processors. Runs with more ranks than cores are baselines only for such
+    runs. In a weak study the work grows with the ranks, so that the ratio of the times
+    is multiplied by the ratio of the ranks.
     """
 
     setting: str  # the key of its points without seed and repeat
@@ -94,9 +95,10 @@ class Account:
 
     @property
     def best(self) -> AccountRow | None:
-        """The fastest setting without emulated ranks; None before the first result.
+        """The row of the fastest setting, or None before the first result.
 
-        In a weak study, the best setting has the most rows per second.
+        Emulated ranks do not count. In a weak study, the fastest setting has the most
+        rows per second.
         """
         timed = [r for r in self.rows if r.seconds is not None and not r.emulated]
         return min(timed, key=self._seconds_of_work, default=None)
@@ -106,7 +108,7 @@ class Account:
         return (row.seconds or 0.0) / work
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all results as a JSON object."""
+        """Return all results as a dict that JSON can represent."""
         return {
             "study": self.kind,
             "folder": self.folder,
@@ -121,11 +123,11 @@ class Account:
         }
 
     def json(self) -> str:
-        """Return the JSON document; numbers that are not finite become null."""
+        """Return all results as JSON text; numbers that are not finite become null."""
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
 
     def to_frame(self) -> Any:
-        """Return the table as a pandas.DataFrame, one row for each setting."""
+        """Return the rows as a pandas.DataFrame, one for each setting."""
         return to_frame([asdict(row) for row in self.rows], index="setting")
 
     def plot(self, ax: Any = None) -> Any:
@@ -178,7 +180,7 @@ class Account:
         return ax
 
     def _repr_html_(self) -> str:
-        """Return the table and a picture for a notebook."""
+        """Return the table and a picture of the account as HTML, for a notebook."""
         names = (
             *("method", "ranks", "grid", "steps", "seconds"),
             *("speed_up", "gain", "calls", "words", "loss"),
@@ -203,7 +205,10 @@ class Account:
 
 
 def _label(row: AccountRow, over: str, rows: list[AccountRow]) -> str:
-    """Return the name of a row's curve: the method, and what its curves differ in."""
+    """Return the name of the curve of `row` in a plot over the quantity `over`.
+
+    It has the method, and what tells the curves of this method apart.
+    """
     words = [row.method]
     x = getattr(row, over)
     same_x = [o for o in rows if o.method == row.method and getattr(o, over) == x]
@@ -214,7 +219,7 @@ def _label(row: AccountRow, over: str, rows: list[AccountRow]) -> str:
 
 
 class _Times:
-    """Median seconds of every setting of a study, and its baselines."""
+    """The median seconds of every setting of a study, from which baselines follow."""
 
     def __init__(self, plan: StudyPlan, lines: Mapping[str, Line]) -> None:
         self.plan = plan
@@ -238,9 +243,10 @@ class _Times:
         return median(seconds) if seconds else None
 
     def fewest_ranks(self, point: StudyPoint) -> tuple[int, float] | None:
-        """Return ranks and seconds of the same setting on its fewest ranks.
+        """Return (ranks, seconds) of the same method, s and recipe on fewest ranks.
 
-        Of several grids on these ranks, the fastest counts.
+        Of several grids on these ranks, the fastest counts. Return None without a
+        finished run.
         """
         return self._fewest(
             p
@@ -250,7 +256,10 @@ class _Times:
         )
 
     def sgd(self, point: StudyPoint, ranks: int) -> float | None:
-        """Return the seconds of sgd on `ranks` ranks, in the plan's first recipe."""
+        """Return the seconds of sgd on `ranks` ranks, in the plan's first recipe.
+
+        Return None without a finished run.
+        """
         first = self.plan.precision[0]
         fewest = self._fewest(
             p
@@ -260,7 +269,10 @@ class _Times:
         return fewest[1] if fewest else None
 
     def one_rank(self, point: StudyPoint) -> float | None:
-        """Return the seconds of the fastest setting of any method on one rank."""
+        """Return the seconds of the fastest setting of any method on one rank.
+
+        Return None without a finished run.
+        """
         medians = [
             self.median(p.setting)
             for p in self._comparable(point)
@@ -269,9 +281,10 @@ class _Times:
         return min((seconds for seconds in medians if seconds), default=None)
 
     def _comparable(self, point: StudyPoint) -> Iterable[StudyPoint]:
-        """Yield the points on the same processors with as many rows in a step.
+        """Yield the points that can be baselines of `point`.
 
-        Where the batch grows with the ranks, they have as many rows for each rank.
+        They ran on the same processors with as many rows in a step, or as many rows for
+        each rank if the batch grows with the ranks.
         """
         for other in self.points.values():
             # The time of a run with too few cores is no baseline for one with enough.
@@ -291,7 +304,7 @@ class _Times:
 
 
 def account(plan: StudyPlan, lines: Mapping[str, Line], folder: str) -> Account:
-    """Return the account of a plan from the lines of its runs."""
+    """Return the account of a study's plan, from the result lines of its runs."""
     times = _Times(plan, lines)
     by_setting: dict[str, list[StudyPoint]] = {}
     for point in plan.runs():
@@ -368,14 +381,21 @@ def _row(
 def _speed_up(
     before: float | None, now: float | None, work: float = 1.0
 ) -> float | None:
-    """Return `before` / `now`, times the ratio of the work of the two runs."""
+    """Return `before` / `now` times `work`, or None if a time is missing.
+
+    `work` is the ratio of the work of the two runs.
+    """
     if not before or not now:
         return None
     return before / now * work
 
 
 def traffic(lines: Iterable[Line], figure: str) -> int | None:
-    """Return rank 0's calls or words of products and agreements, of the first line."""
+    """Return the calls or words of rank 0 for products and agreements.
+
+    `figure` is "calls" or "words". The first line with a ledger counts; return None if
+    there is none.
+    """
     for line in lines:
         if line["ledger"]:
             return sum(int(line["ledger"][purpose][figure]) for purpose in TRAINING)
@@ -383,7 +403,7 @@ def traffic(lines: Iterable[Line], figure: str) -> int | None:
 
 
 def is_expected(lines: Iterable[Line]) -> bool | None:
-    """Return whether every ledger has the calls and words of the formulas.
+    """Return whether every ledger has the calls and words that formulas predict.
 
     The result is None if no line has a formula.
     """

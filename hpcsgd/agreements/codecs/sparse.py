@@ -25,7 +25,11 @@ from hpcsgd.formats import Array
 
 
 class Sparse(Codec):
-    """Base class of sparse codecs: the number of words, and the way to send all."""
+    """Base class of sparse codecs, with what they share.
+
+    It computes how many words of a bucket are sent, and starts the sum of all words
+    where sparse records would be larger.
+    """
 
     unbiased = False
     wants_feedback = True
@@ -36,22 +40,27 @@ class Sparse(Codec):
 
     @property
     def dense_exchanges(self) -> int:
-        """Return the exchanges that sent all words, since this process began."""
+        """Return in how many exchanges of this process all words were sent."""
         return self._dense
 
     def share(self, moment: Moment) -> float:
-        """Return share^((e + 1) / (W + 1)) in epoch e of W that warm up, then share."""
+        """Return the share of the words that is sent in the exchange of `moment`.
+
+        In epoch e of W warm-up epochs it is share^((e + 1) / (W + 1)), and then the
+        setting `share`.
+        """
         done = min((moment.epoch + 1) / (self.config.warm_up + 1), 1.0)
         return float(self.config.share**done)
 
     def count(self, moment: Moment) -> int:
-        """Return k, the share of the words that is sent, at least one."""
+        """Return k, the number of words that are sent: a share of all, at least one."""
         return max(round(self.share(moment) * self.bucket.words), 1)
 
     def start_dense(self, part: Array, line: BucketChannel, ahead: int = 0) -> Finish:
-        """Start the sum of all words, which loses nothing.
+        """Start the sum of all words of `part` over replicas, which loses nothing.
 
-        `ahead` bytes were sent before, and count in the payload.
+        `ahead` is the number of bytes that were already sent in this exchange; they
+        count in the payload. `part` is overwritten.
         """
         self._dense += 1
         part /= line.size
@@ -59,22 +68,29 @@ class Sparse(Codec):
         return lambda: Decoded(arrive(), None, ahead + part.nbytes)
 
     def nothing(self) -> Array:
-        """Return a part of zeros."""
+        """Return an array of zeros, one for each word of the bucket."""
         return np.zeros(self.bucket.words, dtype=self.bucket.dtype)
 
 
 class RecordCodec(Sparse):
-    """Base class of sparse codecs whose records all replicas gather and add.
+    """Base class of sparse codecs whose replicas all-gather their records.
 
-    They add records in rank order.
+    Every replica adds the records of all replicas in rank order.
     """
 
     def add(self, record: Array, head: Array, total: Array) -> None:
-        """Compute total ← total + the words of a record; `head` has their number."""
+        """Compute total ← total + the words of a record, in place.
+
+        `head[0]` is the number of words in the record.
+        """
         add_record(record, int(head[0]), total)
 
     def is_dense_smaller(self, lengths: list[int]) -> bool:
-        """Return whether all words by a sum are fewer bytes than these records."""
+        """Return whether an all-reduce of all words is to replace the records.
+
+        It is if it moves no more bytes than an all-gather of records with these
+        `lengths`, in bytes, and `codec.dense` is "auto".
+        """
         words = self.bucket.words
         size = self.bucket.dtype.itemsize
         is_smaller = is_sparse_smaller(lengths, words, size)
@@ -88,7 +104,11 @@ class RecordCodec(Sparse):
         line: BucketChannel,
         ahead: int = 0,
     ) -> Finish:
-        """Begin to gather records of known lengths, after so many bytes of heads."""
+        """Start the all-gather of the records, whose `lengths` in bytes are known.
+
+        `heads` are the counts of words of each replica's record, and `ahead` is the
+        number of bytes that were sent for them.
+        """
         arrive = line.start_gather(record, lengths)
 
         def finish() -> Decoded:
@@ -113,24 +133,30 @@ class RecordCodec(Sparse):
 
 
 def index_type(words: int) -> np.dtype[Any]:
-    """Return the narrowest integer type for the indices of so many words."""
+    """Return the narrowest unsigned integer type for an index into `words` words."""
     if words <= 2**16:
         return np.dtype(np.uint16)
     return np.dtype(np.uint32 if words <= 2**32 else np.uint64)
 
 
 def index_bytes(count: int, words: int) -> int:
-    """Return the bytes of so many indices, or of the map if it is shorter."""
+    """Return the bytes that `count` packed indices into `words` words take.
+
+    They are those of a bit map of all words if it is shorter than the indices.
+    """
     return min(count * index_type(words).itemsize, -(-words // 8))
 
 
 def record_bytes(count: int, words: int, itemsize: int) -> int:
-    """Return the bytes of a record of `count` words in a bucket of `words`."""
+    """Return the bytes of a record of `count` words from a bucket of `words` words."""
     return count * itemsize + index_bytes(count, words)
 
 
 def pack_indices(indices: Array, words: int) -> Array:
-    """Return indices, which are in rising order, as bytes."""
+    """Return ascending indices into `words` words as bytes.
+
+    The bytes are the indices themselves, or a bit map of all words if it is shorter.
+    """
     kind = index_type(words)
     if indices.size * kind.itemsize <= -(-words // 8):
         return indices.astype(kind).view(np.uint8)
@@ -140,7 +166,7 @@ def pack_indices(indices: Array, words: int) -> Array:
 
 
 def unpack_indices(packed: Array, count: int, words: int) -> Array:
-    """Return the indices that `pack_indices` has packed."""
+    """Return the `count` indices that `pack_indices` has packed."""
     kind = index_type(words)
     if count * kind.itemsize <= -(-words // 8):
         return packed.view(kind).astype(np.intp)
@@ -148,13 +174,19 @@ def unpack_indices(packed: Array, count: int, words: int) -> Array:
 
 
 def pack(part: Array, indices: Array) -> Array:
-    """Return the record of the words of `part` at `indices`, in rising order."""
+    """Return a record, as bytes: the words of `part` at `indices`, and the indices.
+
+    The indices must be ascending.
+    """
     values = part[indices].view(np.uint8)
     return np.concatenate([values, pack_indices(indices, part.size)])
 
 
 def add_record(record: Array, count: int, total: Array) -> None:
-    """Compute total ← total + the words of a record, in which no index is twice."""
+    """Compute total ← total + the `count` words of a record, in place.
+
+    The record names no index twice.
+    """
     cut = count * total.itemsize
     indices = unpack_indices(record[cut:], count, total.size)
     total[indices] += record[:cut].view(total.dtype)
@@ -163,9 +195,9 @@ def add_record(record: Array, count: int, total: Array) -> None:
 def is_sparse_smaller(lengths: list[int], words: int, itemsize: int) -> bool:
     """Return whether a gather of records moves fewer bytes than a sum of all words.
 
-    `lengths`: bytes of the records. Over all R replicas a gather moves (R − 1) Σ
-    lengths, a ring sum of N bytes 2 (R − 1) N: every replica knows both and decides
-    alike.
+    `lengths` are the bytes of the records of all R replicas. A gather moves (R − 1) Σ
+    lengths bytes over all replicas, and a ring sum of N bytes 2 (R − 1) N. Every
+    replica knows both numbers, and all make the same decision.
     """
     return sum(lengths) < 2 * words * itemsize
 
@@ -182,7 +214,10 @@ MOST = 0.1  # of all words; a larger selection is as fast without a sample
 
 
 def largest(part: Array, count: int) -> Array:
-    """Return the indices of the largest |words|, rising; NaN counts as the largest."""
+    """Return the ascending indices of the `count` words with the largest |word|.
+
+    NaN counts as the largest.
+    """
     if count == part.size:
         return np.arange(count)
     sizes = np.abs(part)
@@ -203,7 +238,10 @@ def _selected(sizes: Array, count: int) -> Array:
 
 
 def _low(sizes: Array, count: int) -> Any:
-    """Return a size that somewhat more than `count` words reach, by a sample."""
+    """Return a lower bound of the sizes to select from, estimated by a sample.
+
+    Somewhat more than `count` of the `sizes` should be at least as large.
+    """
     sample = sizes[::EVERY]
     above = min(int(WIDER * count / EVERY) + 4, sample.size - 1)
     return np.partition(sample, sample.size - above)[sample.size - above]
@@ -213,7 +251,10 @@ class TopK(RecordCodec):
     """Top-k: every replica sends its k largest words and their indices to all."""
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Select the largest words, and start to gather their records."""
+        """Select the k largest words of `part`, and start to all-gather the records.
+
+        All words are summed instead if that moves fewer bytes.
+        """
         count = self.count(moment)
         if self._is_dense(count, line.size):
             return self.start_dense(part, line)
@@ -222,9 +263,9 @@ class TopK(RecordCodec):
         return self.start_records(record, heads, [record.size] * line.size, line)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return the bytes of k words and their indices, or of all words.
+        """Return the bytes of k words and their indices, or of all words if fewer.
 
-        Return None with a warm-up, which changes k.
+        Return None with a warm-up, since k then changes from epoch to epoch.
         """
         if self.config.warm_up:
             return None
@@ -249,7 +290,7 @@ class TopK(RecordCodec):
 
 
 class RandomK(Sparse):
-    """Random k: one sum of k words, which all replicas draw alike."""
+    """Random-k: all replicas draw the same k words, and sum only these."""
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)
@@ -274,7 +315,11 @@ class RandomK(Sparse):
         return self.count(Moment(0, 0, 1.0, 1.0)) * self.bucket.dtype.itemsize
 
     def variance(self, part: Array) -> Array | None:
-        """Return a² (D/k − 1) with k after the warm-up; None if biased."""
+        """Return the variance a² (D/k − 1) of each encoded word a of `part`.
+
+        D is the number of words, and k that of the words sent after the warm-up. Return
+        None if the codec is biased.
+        """
         if not self.unbiased:
             return None
         rare = part.size / self.count(Moment(0, self.config.warm_up, 1.0, 1.0))
@@ -300,10 +345,14 @@ SAMPLE = 4096  # words; up to this size, τ is computed from all of them
 
 
 class Threshold(RecordCodec):
-    """Threshold: every replica sends the words of at least size τ to all."""
+    """Threshold: every replica sends its words of size τ or larger to all replicas."""
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Select the words, gather their counts, and start to gather the records."""
+        """Select the words of size τ or larger, and start to all-gather the records.
+
+        The counts of words are all-gathered before. All words are summed instead if
+        that moves fewer bytes.
+        """
         size = self._size(part, moment, 1 + line.rank)
         # NaN is not smaller: it is sent, so that the run notices it.
         chosen = np.flatnonzero(~(np.abs(part) < size) & (part != 0.0))
@@ -321,7 +370,11 @@ class Threshold(RecordCodec):
         return None
 
     def _size(self, part: Array, moment: Moment, who: int) -> float:
-        """Return τ, fixed or estimated such that the share of the words is as large."""
+        """Return the threshold τ for the sizes of words.
+
+        It is the setting, or the estimate, made from a sample that replica `who` − 1
+        draws, for which the share of words to send is at least as large.
+        """
         if self.config.threshold:
             return self.config.threshold
         sizes = np.abs(part)
@@ -342,7 +395,10 @@ HEAD = 3 * 8  # bytes: the expected length, and the counts of both kinds of word
 
 
 def magnitude_of_share(sizes: Array, count: float) -> float:
-    """Return m with Σ min(|a| / m, 1) = `count`; 0 if fewer words are not zero."""
+    """Return m such that Σ min(|a| / m, 1), the expected number of words, is `count`.
+
+    `sizes` are the |a|. Return 0 if fewer words than that are not zero.
+    """
     falling = np.sort(sizes)[::-1]
     sure = np.arange(falling.size)  # words that are always sent
     rest = np.cumsum(falling[::-1])[::-1]
@@ -355,7 +411,11 @@ def magnitude_of_share(sizes: Array, count: float) -> float:
 
 
 def magnitude_of_budget(sizes: Array, budget: float) -> float:
-    """Return the largest m that keeps Σ a² / p within (1 + budget) Σ a²."""
+    """Return the largest m with Σ a² / p at most (1 + budget) Σ a².
+
+    `sizes` are the |a|, and p = min(|a| / m, 1) is the probability that a word is sent.
+    Return 0 if all words are zero.
+    """
     falling = np.sort(sizes)[::-1]
     rest = np.cumsum(falling[::-1])[::-1]
     square = np.cumsum(falling[::-1] ** 2)[::-1]
@@ -368,10 +428,11 @@ def magnitude_of_budget(sizes: Array, budget: float) -> float:
 
 
 class Wangni(RecordCodec):
-    """Unbiased sampling of large words more often (Wangni).
+    """Unbiased sampling of words, the large ones more often (Wangni et al., 2018).
 
-    A record has the words with p = 1, m, and indices and signs of the others; three
-    counts of 8 bytes are sent before it.
+    A word a is sent with probability p = min(|a| / m, 1). A record has the words with p
+    = 1, the value m, and the indices and signs of the other words, which stand for ± m.
+    Three counts of 8 bytes are sent before the record.
     """
 
     unbiased = True
@@ -387,7 +448,11 @@ class Wangni(RecordCodec):
             )
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Draw the words, gather their counts, and start to gather the records."""
+        """Draw the words to send, and start to all-gather the records.
+
+        The counts of words are all-gathered before. All words are summed instead if
+        that is expected to move fewer bytes.
+        """
         size, chance = self._chances(part, moment)
         sure = chance >= 1.0
         dice = self.bucket.dice(moment, 1 + line.rank)
@@ -406,7 +471,8 @@ class Wangni(RecordCodec):
     def add(self, record: Array, head: Array, total: Array) -> None:
         """Compute total ← total + the words of a record, in place.
 
-        It is [values, m | indices of the values | indices of ± m | signs].
+        The record is [values, m | indices of the values | indices of ± m | signs];
+        `head` has the numbers of values and of signs at 1 and 2.
         """
         sure = int(head[1])
         drawn = int(head[2])
@@ -421,7 +487,10 @@ class Wangni(RecordCodec):
         total[where] += np.where(is_negative, -numbers[-1], numbers[-1])
 
     def variance(self, part: Array) -> Array:
-        """Return a² (1 / p − 1) for each word, with p after the warm-up."""
+        """Return the variance a² (1 / p − 1) of each encoded word a of `part`.
+
+        p is the probability that the word is sent, after the warm-up.
+        """
         after = Moment(0, self.config.warm_up, 1.0, 1.0)
         chance = self._chances(part, after)[1]
         nonzero = chance > 0.0
@@ -430,7 +499,10 @@ class Wangni(RecordCodec):
         return variance
 
     def _chances(self, part: Array, moment: Moment) -> tuple[float, Array]:
-        """Return m, and p of each word: 1 if it is not finite, 0 if it is zero."""
+        """Return m, and the probability p of each word of `part` to be sent.
+
+        p is min(|a| / m, 1), 1 for a word that is not finite, and 0 for a zero.
+        """
         sizes = np.abs(part.astype(np.float64))
         finite = sizes[np.isfinite(sizes)]
         if self.config.budget:
@@ -457,7 +529,7 @@ class Wangni(RecordCodec):
         return (sure + 1) * item + indices + -(-drawn // 8)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return None: draws decide which words are sent."""
+        """Return None: random draws decide how many words are sent."""
         return None
 
 
@@ -481,9 +553,10 @@ class Wangni(RecordCodec):
 
 
 class Dgc(Codec):
-    """Deep gradient compression: top-k of what momentum has accumulated.
+    """Deep gradient compression: top-k of v, in which momentum accumulates.
 
-    Every replica keeps two arrays of D words.
+    Every replica stores two arrays of D words for a bucket of D words: the momentum u
+    and the sum v of momenta that were not sent yet.
     """
 
     unbiased = False
@@ -499,7 +572,10 @@ class Dgc(Codec):
         self.momentum, self.velocity = map(bucket.remember, self.remembers)
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Accumulate the gradient, and start to send the k largest words of v."""
+        """Add the gradient `part` to u and v, and start to send the k largest of v.
+
+        The words that are sent are then set to zero in v.
+        """
         self._clip(part, line.size, moment)
         self.momentum *= self.config.momentum
         self.momentum += (1.0 - self.config.momentum) * part
@@ -522,7 +598,11 @@ class Dgc(Codec):
 
     @classmethod
     def owes(cls, kept: Mapping[str, Array], config: CodecConfig) -> Array:
-        """Return v, and all that momentum would still add to it, Σ mᵏ u."""
+        """Return the unsent gradient: v, and what momentum would still add to it.
+
+        `kept` has the saved arrays v ("velocity") and u ("momentum"). With the momentum
+        coefficient m, the addition is Σ mᵏ u over all later exchanges.
+        """
         keeps = config.momentum
         times = keeps / (1.0 - keeps) * (keeps if config.nesterov else 1.0)
         owed: Array = kept["velocity"] + times * kept["momentum"]
@@ -530,7 +610,7 @@ class Dgc(Codec):
 
     @property
     def dense_exchanges(self) -> int:
-        """Return the exchanges in which top-k sent all words."""
+        """Return in how many exchanges of this process top-k sent all words."""
         return self.codec.dense_exchanges
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
@@ -538,16 +618,20 @@ class Dgc(Codec):
         return self.codec.payload_bytes(ranks, rank)
 
     def _step(self, part: Array) -> Array:
-        """Return what this exchange adds to v."""
+        """Return what this exchange adds to v: u, or with `nesterov` m u + (1 − m) g.
+
+        u is the momentum, m its coefficient, and g the gradient `part`.
+        """
         if not self.config.nesterov:
             return self.momentum
         keeps = self.config.momentum
         return keeps * self.momentum + (1.0 - keeps) * part
 
     def _clip(self, part: Array, replicas: int, moment: Moment) -> None:
-        """Compute part ← part · min(1, clip / (√R ‖g‖)), in place.
+        """Compute part ← part · min(1, clip / (√R ‖g‖)), in place, for R replicas.
 
-        Without a norm in `moment`, the bucket is all of g.
+        ‖g‖ is `moment.norm`, the norm of the whole gradient, or the norm of `part` if
+        that is None.
         """
         if not self.wants_norm:
             return

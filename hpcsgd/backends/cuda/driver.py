@@ -37,9 +37,10 @@ SMALLER = (
 
 
 class Faults:
-    """The errors of one GPU, translated from errors of CUDA.
+    """Translates errors of CUDA on one GPU to errors of this package.
 
-    `place` is the name of the GPU in messages, read before anything fails.
+    `place` is the name of the GPU in messages. It is read beforehand, since a lost GPU
+    does not answer.
     """
 
     def __init__(self, cupy: Any, place: str) -> None:
@@ -52,8 +53,9 @@ class Faults:
         self._full = cupy.cuda.memory.OutOfMemoryError
 
     def as_package_error(self, error: BaseException, asked: int = 0) -> BaseException:
-        """Return the error as one of this package; the error itself where CUDA has no
-        part in it.
+        """Return the error of this package for an error of CUDA; any other is returned.
+
+        `asked` is the number of bytes of a failed allocation, 0 if it is not known.
         """
         if isinstance(error, self._full):
             return self.out_of_memory_error(asked)
@@ -73,8 +75,9 @@ class Faults:
 
 
 def out_of_memory_error(place: str, asked: int, free: int, total: int) -> ConfigError:
-    """Return the error of a GPU without memory for `asked` bytes; 0 where that is not
-    known.
+    """Return the error of a GPU that has no memory for `asked` bytes.
+
+    `asked` or `total` is 0 if the number is not known.
     """
     more = f"{format_bytes(asked)} more" if asked else "what it was asked for"
     figures = (
@@ -84,12 +87,18 @@ def out_of_memory_error(place: str, asked: int, free: int, total: int) -> Config
 
 
 def device_lost_error(place: str, why: str) -> DeviceLost:
-    """Return the error of a GPU that failed; the run adds what is saved."""
+    """Return the error of a GPU that failed, for the reason `why`.
+
+    The run adds to its message which checkpoint is saved.
+    """
     return DeviceLost(f"the GPU {place} failed ({' '.join(why.split())})")
 
 
 def guarded(kind: type[T]) -> type[T]:
-    """Return the class, which has `faults`: its public methods raise our errors."""
+    """Decorate a class: its public methods raise errors of this package.
+
+    Its instances need the attribute `faults`.
+    """
     for name, method in list(vars(kind).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(kind, name, guard(method))
@@ -97,7 +106,10 @@ def guarded(kind: type[T]) -> type[T]:
 
 
 def guard(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `method`, whose first argument has `faults`, with our errors."""
+    """Return `method` such that errors of CUDA become errors of this package.
+
+    The first argument of the method is an object with the attribute `faults`.
+    """
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **more: Any) -> Any:
@@ -136,9 +148,10 @@ def kept_locale() -> Iterator[None]:
 
 
 def _use_locale() -> Any:
-    """Return the C function `uselocale`, or None if there is none.
+    """Return the C function `uselocale`, or None if the C library has none.
 
-    It returns the locale before the call; with NULL it changes nothing.
+    The function sets the locale of the thread and returns the one before; with NULL it
+    changes nothing.
     """
     try:
         uselocale = ctypes.CDLL(None).uselocale
@@ -215,7 +228,10 @@ class RawKernels:
             ) from error
 
     def _of_one_arch(self, build: Build, text: str, given: tuple[str, ...]) -> Any:
-        """Return a kernel compiled without CuPy, which takes "90" and not "90a"."""
+        """Return a kernel that NVRTC compiles for one exact architecture, as "90a".
+
+        CuPy itself compiles for "90" only. `given` are the options of the compiler.
+        """
         nvrtc = self.cupy.cuda.nvrtc
         arch = f"-arch=sm_{compiled_for(build, self.arch)}"
         program = nvrtc.createProgram(text, f"{build.source}.cu", (), ())
@@ -243,7 +259,7 @@ class RawKernels:
 
 
 def no_folder(error: OSError) -> ConfigError:
-    """Return the error of a folder in which CuPy cannot keep compiled kernels."""
+    """Return the error that CuPy cannot write compiled kernels to its cache folder."""
     return ConfigError(
         f"CuPy cannot keep compiled kernels ({error}); set CUPY_CACHE_DIR to a folder"
         " that can be written, on a disk with room"
@@ -251,17 +267,19 @@ def no_folder(error: OSError) -> ConfigError:
 
 
 def ascii_of(path: Path) -> str:
-    """Return the text of a kernel, with `?` for characters of comments beyond ASCII.
+    """Return the text of a kernel file in ASCII, with `?` for any other character.
 
-    CuPy writes the text in the user's encoding.
+    Only comments have such characters. CuPy writes the text in the user's encoding,
+    which may lack them.
     """
     return path.read_text("utf-8").encode("ascii", "replace").decode()
 
 
 def _headers(folder: Path) -> str:
-    """Return an option with a hash of the headers.
+    """Return a compiler option that contains a hash of all headers in `folder`.
 
-    CuPy's cache finds a kernel by its text and options, but not by its headers.
+    CuPy's cache finds a compiled kernel by its text and options. With this option, a
+    change of a header compiles the kernel again.
     """
     texts = [path.read_bytes() for path in sorted(folder.glob("*.cuh"))]
     return f"-DHEADERS=0x{sha256(b''.join(texts)).hexdigest()[:8]}"
@@ -279,24 +297,30 @@ ITEM = 2  # bytes of the bits of one number
 
 
 class DeviceCasts:
-    """Casts of arrays on a GPU of `arch`, whose kernels `get` returns."""
+    """Casts between float32 and bf16 bits on a GPU of `arch`, and sums of such bits.
+
+    `get` returns the compiled kernel of a build.
+    """
 
     def __init__(self, arch: str, get: Callable[[Build], OnStream]) -> None:
         self._arch = arch
         self._get = get
 
     def narrow(self, stream: Any, values: Any, bits: Any) -> None:
-        """Compute bits ← values as bf16."""
+        """Compute bits ← values rounded to bf16, on `stream`."""
         arguments = (values, np.int64(bits.size), None, bits)
         self._launch(stream, "narrow", bits.size, arguments)
 
     def widen(self, stream: Any, bits: Any, values: Any) -> None:
-        """Compute values ← bits."""
+        """Compute values ← the numbers of bf16 `bits`, exactly, on `stream`."""
         arguments = (bits, np.int64(bits.size), None, values)
         self._launch(stream, "widen", bits.size, arguments)
 
     def add(self, stream: Any, parts: Any, ranks: int, total: Any) -> None:
-        """Compute total ← Σ over ranks of their parts, in their order, rounded once."""
+        """Compute total ← the sum of the parts of `ranks` ranks, in bf16 bits.
+
+        Parts are added in rank order, and the sum is rounded once.
+        """
         arguments = (parts, np.int32(ranks), np.int64(total.size), total)
         self._launch(stream, "add_parts", total.size, arguments)
 
@@ -322,7 +346,7 @@ OLDEST_ARCH = {12: 70, 13: 75}  # CUDA -> the oldest GPU that it compiles for
 
 
 def load_cupy() -> Any:
-    """Return the module of CuPy, after checks of driver, CuPy and CUDA."""
+    """Import and return CuPy, after checks of the driver, CuPy and CUDA."""
     driver = driver_major()
     if driver is None:
         raise ConfigError(
@@ -359,7 +383,10 @@ def _import_cupy(driver: int) -> Any:
 
 
 def _built_for(cupy: Any, driver: int) -> int:
-    """Return the major version of CUDA of CuPy; raise if its libraries do not load."""
+    """Return the major version of CUDA that CuPy was built for.
+
+    Raise MissingPackage if a library of CUDA does not load.
+    """
     try:
         built = int(cupy.cuda.runtime.runtimeGetVersion()) // 1000
     except (ImportError, OSError, RuntimeError) as broken:
@@ -372,7 +399,7 @@ def _built_for(cupy: Any, driver: int) -> int:
 
 
 def _broken(error: Exception, major: int) -> MissingPackage:
-    """Return the error of a CuPy that lacks a library of CUDA."""
+    """Return the error of an installed CuPy that lacks a library of CUDA `major`."""
     lines = [line.strip() for line in str(error).splitlines()]
     why = next((line for line in reversed(lines) if ".so" in line), " ".join(lines))
     return MissingPackage(
@@ -382,7 +409,10 @@ def _broken(error: Exception, major: int) -> MissingPackage:
 
 
 def driver_major() -> int | None:
-    """Return the newest major version of CUDA that the driver knows, or None."""
+    """Return the newest major version of CUDA that the driver supports.
+
+    Return None if no NVIDIA driver is found.
+    """
     version = ctypes.c_int(0)
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -427,7 +457,10 @@ def check_arch(arch: str, built: int) -> None:
 
 @guarded
 class DeviceLayer:
-    """One GPU, made the current one of the thread that opens it."""
+    """One GPU: its arrays, streams and copies through CuPy.
+
+    It becomes the current GPU of the thread that creates the object.
+    """
 
     def __init__(self, number: int = 0, cupy: Any = None) -> None:
         self.cupy = cupy or load_cupy()
@@ -446,7 +479,7 @@ class DeviceLayer:
 
     @property
     def kernels(self) -> RawKernels:
-        """Return the kernels that are compiled for this GPU."""
+        """Return the compiler and cache of kernels for this GPU."""
         if self._kernels is None:
             arch = str(self._device.compute_capability)
             self._kernels = RawKernels(self.cupy, arch)
@@ -454,7 +487,7 @@ class DeviceLayer:
 
     @property
     def nccl(self) -> Any:
-        """Return CuPy's module of NCCL."""
+        """Return CuPy's NCCL module; raise MissingPackage if there is no NCCL."""
         try:
             from cupy.cuda import nccl
 
@@ -471,7 +504,10 @@ class DeviceLayer:
 
     @property
     def place(self) -> str:
-        """Return the node, the GPU's address on its bus, and which part of it."""
+        """Return a name of the GPU: node, PCI bus address, and UUID.
+
+        The UUID tells slices of a divided GPU (MIG) apart.
+        """
         return self._place  # looked up once: a GPU that is lost does not answer
 
     def _look(self) -> str:
@@ -480,15 +516,15 @@ class DeviceLayer:
         return f"{os.uname().nodename} {self._device.pci_bus_id} {unit}".rstrip()
 
     def owns(self, array: Any) -> bool:
-        """Return whether the array is one of CuPy."""
+        """Return whether the array is a CuPy array."""
         return isinstance(array, self.cupy.ndarray)
 
     def empty(self, words: int, dtype: Any) -> Any:
-        """Return an array of CuPy with undefined values."""
+        """Return a CuPy array of `words` elements with undefined values."""
         return self.cupy.empty(words, dtype=dtype)
 
     def pinned(self, words: int, dtype: Any) -> Array:
-        """Return an array of NumPy in page-locked memory."""
+        """Return a NumPy array of `words` elements in page-locked memory."""
         kind = np.dtype(dtype)
         size = max(words * kind.itemsize, 1)
         try:
@@ -503,7 +539,7 @@ class DeviceLayer:
         return np.frombuffer(memory, kind, words)
 
     def memory(self) -> tuple[int, int]:
-        """Return (free bytes, all bytes), after unused blocks were released."""
+        """Return (free bytes, all bytes) of the GPU, with unused blocks released."""
         self.cupy.get_default_memory_pool().free_all_blocks()
         free, total = self.cupy.cuda.runtime.memGetInfo()
         return int(free), int(total)
@@ -513,32 +549,32 @@ class DeviceLayer:
         return self.cupy.cuda.get_current_stream()
 
     def new_stream(self) -> Any:
-        """Return a stream that the default stream does not wait for."""
+        """Return a new stream that runs independently of the default stream."""
         return self.cupy.cuda.Stream(non_blocking=True)
 
     def synchronize(self, stream: Any) -> None:
-        """Wait for the stream."""
+        """Wait on the host until all work of the stream is done."""
         stream.synchronize()
 
     def record(self, stream: Any) -> Any:
-        """Record and return an event without a time."""
+        """Record a new event on the stream, without timing, and return the event."""
         event = self.cupy.cuda.Event(disable_timing=True)
         event.record(stream)
         return event
 
     def stream_wait_event(self, stream: Any, event: Any) -> None:
-        """Make the stream wait for the event; the host does not wait."""
+        """Make later work of the stream wait for the event; the host does not wait."""
         stream.wait_event(event)
 
     def is_done(self, event: Any) -> bool:
-        """Return whether the event has happened; raise what has failed."""
+        """Return whether the work before the event is done; raise its error."""
         status = self.cupy.cuda.runtime.eventQuery(event.ptr)
         if status not in (0, NOT_READY):
             event.synchronize()  # raises what has failed: it would never be done
         return bool(status == 0)
 
     def wait(self, event: Any) -> None:
-        """Wait for the event."""
+        """Wait on the host until the work before the event is done."""
         event.synchronize()
 
     def address(self, array: Any) -> int:
@@ -550,29 +586,29 @@ class DeviceLayer:
         return int(stream.ptr)
 
     def to_host(self, array: Any, host: Array, stream: Any) -> None:
-        """Queue a copy to `host`, which is complete after a wait for the stream."""
+        """Queue a copy of `array` to `host`, complete once `stream` is synchronized."""
         self._check(array, host)
         self._copy(host.ctypes.data, array.data.ptr, host.nbytes, DOWN, stream)
 
     def to_device(self, host: Array, array: Any, stream: Any) -> None:
-        """Queue a copy of `host`, which must not change until the stream is done."""
+        """Queue a copy of `host` to `array`; do not change `host` until it is done."""
         self._check(array, host)
         self._copy(array.data.ptr, host.ctypes.data, host.nbytes, UP, stream)
 
     def for_mpi(self, array: Any) -> Any:
-        """Return the array itself: mpi4py reads its address."""
+        """Return the array itself, since mpi4py can read its address on the GPU."""
         return array
 
     def narrow(self, values: Any, bits: Any, stream: Any) -> None:
-        """Compute bits ← values as bf16."""
+        """Compute bits ← values rounded to bf16, on `stream`."""
         self._casts.narrow(stream, values, bits)
 
     def widen(self, bits: Any, values: Any, stream: Any) -> None:
-        """Compute values ← bits."""
+        """Compute values ← the numbers of bf16 `bits`, exactly, on `stream`."""
         self._casts.widen(stream, bits, values)
 
     def add_bits(self, parts: Any, ranks: int, total: Any, stream: Any) -> None:
-        """Compute total ← Σ parts."""
+        """Compute total ← the sum of the parts of `ranks` ranks, in bf16 bits."""
         self._casts.add(stream, parts, ranks, total)
 
     @property
@@ -603,12 +639,12 @@ LOST = (1, 13, 14)  # not initialized any more, execution failed, internal error
 
 
 def load(major: int) -> Any:
-    """Return the cuBLAS library that CuPy has loaded, by its name for the loader."""
+    """Return the cuBLAS library for CUDA `major`, which CuPy has already loaded."""
     return ctypes.CDLL(f"libcublas.so.{major}")
 
 
 class Cublas:
-    """A handle of cuBLAS and its workspace, for the thread that creates it."""
+    """A cuBLAS handle with a workspace, for the thread that creates it."""
 
     def __init__(self, layer: Any) -> None:
         cupy = layer.cupy
@@ -625,7 +661,7 @@ class Cublas:
         self._room = layer.empty(ROOM, np.uint8)
 
     def multiply_bf16(self, out: Any, left: Any, right: Any, stream: Any) -> None:
-        """Compute out ← left rightᵀ on a stream: bits of bf16, sums in fp32."""
+        """Compute out ← left rightᵀ on a stream: bf16 bits in, fp32 sums out."""
         (m, inner), n = left.shape, right.shape[0]
         one = ctypes.c_float(1.0)
         zero = ctypes.c_float(0.0)
@@ -663,6 +699,9 @@ def _pointer(address: int) -> ctypes.c_void_p:
 
 
 def _matrix(array: Any, kind: int) -> tuple[Any, ...]:
-    """Return the arguments of a matrix: address, type, elements from row to row."""
+    """Return the arguments of cuBLAS for a matrix: address, type, row stride.
+
+    The stride is in elements; `kind` is the type as cudaDataType numbers it.
+    """
     apart = array.strides[0] // array.dtype.itemsize
     return _pointer(array.data.ptr), ctypes.c_int(kind), ctypes.c_int(apart)

@@ -48,7 +48,7 @@ ROLES = ("label", "weight", "offset")
 
 @dataclass(frozen=True)
 class Head:
-    """The layout of a CSV file, as its first lines show it."""
+    """The layout of a CSV file, read from its first lines."""
 
     delimiter: bytes
     names: tuple[str, ...] | None  # of the header
@@ -56,13 +56,13 @@ class Head:
     size: int  # bytes before the first row
 
     def called(self, field: int) -> str:
-        """Return the name of a field, or its number where there is none."""
+        """Return the name of field `field`, or its number if it has no name."""
         name = self.names[field] if self.names and field < len(self.names) else ""
         return name or str(field)
 
 
 def read_head(path: Path, delimiter: str, header: str | bool) -> Head:
-    """Return the layout of a CSV file by its first lines that are not blank."""
+    """Return the layout of a CSV file, read from its first lines with text."""
     lines, size = _first_lines(path)
     mark = _delimiter(delimiter, lines)
     fields = [bare(field, mark) for _, field in split_fields(lines[0], mark)]
@@ -86,7 +86,10 @@ def read_head(path: Path, delimiter: str, header: str | bool) -> Head:
 
 
 def _first_lines(path: Path) -> tuple[list[bytes], int]:
-    """Return lines from the first that is not blank on, and the byte after it."""
+    """Return the first lines of a CSV file, without blank lines at its beginning.
+
+    The second result is the byte after the first of these lines.
+    """
     for piece in pieces(path):
         lines = piece.text.split(b"\n")[:-1]
         first = next((k for k, line in enumerate(lines) if line.strip()), None)
@@ -135,9 +138,11 @@ def _is_header(path: Path, asked: str | bool, fields: list[bytes]) -> bool:
 def find_label(
     path: Path, head: Head, weight: Column, offset: Column
 ) -> tuple[int, str | None]:
-    """Return the number of the label column if none is requested, and its description.
+    """Find the label column; return its number and a description for messages.
 
-    Without a header, it is the first column. Weights and offsets are excluded.
+    It is the column whose name is in `LABELS`, the weight and offset columns excluded,
+    or the first column if there is no header. Raise DataError if no or several names
+    match.
     """
     if head.names is None:
         return 0, "column 0, the first (there is no header)"
@@ -172,7 +177,7 @@ def _shown(names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class FieldRoles:
-    """The roles of the fields of a line: number or text of X, or side column."""
+    """The role of each field of a line: number of X, text of X, or side column."""
 
     extras: dict[str, int]  # role -> field of numbers beside X
     texts: dict[str, int]  # column of text in X -> its field, in the order of fields
@@ -180,7 +185,10 @@ class FieldRoles:
     features: tuple[int, ...]  # all fields of X
 
     def layout(self, head: Head, missing_allowed: bool) -> LineLayout:
-        """Return the layout of a line for the parser, with the place of each field."""
+        """Return the layout of a line for the parser, with the place of each field.
+
+        If `missing_allowed`, numbers of X may be missing.
+        """
         numbers = [f for f in self.features if f not in self.texts.values()]
         texts = list(self.texts.values())
         if self.label_text is not None:
@@ -207,7 +215,11 @@ def field_roles(
     categories: tuple[str, ...],
     is_label_text: bool,
 ) -> FieldRoles:
-    """Return the roles of all fields; refuse a column with two roles."""
+    """Return the roles of all fields; refuse a column that is given two roles.
+
+    `columns` are the label, weight and offset columns, and `categories` the columns of
+    text.
+    """
     taken = dict[int, str]()
     extras = dict[str, int]()
     for role, column in zip(ROLES, columns, strict=True):
@@ -245,7 +257,10 @@ def field_roles(
 
 
 def _field(path: Path, head: Head, role: str, column: str | int) -> int:
-    """Return the number of a field from its name or number (negative: from the end)."""
+    """Return the number of a field from its name or number (negative: from the end).
+
+    `role` names the field in messages.
+    """
     if isinstance(column, str) and head.names and column in head.names:
         return head.names.index(column)
     try:
@@ -309,7 +324,7 @@ class CsvSource(TextSource):
         self.like: Path | None = None  # the file whose levels these are
 
     def follow(self, like: Like) -> None:
-        """Take the levels of columns of text, and of labels, from another file."""
+        """Use the levels of text columns and the label numbers of the file `like`."""
         categories = set(self.categories)
         levels = like.categories or {}
         if categories and categories != set(levels):
@@ -345,12 +360,12 @@ class CsvSource(TextSource):
         self._place_columns()
 
     def learn_levels(self, levels: dict[str, list[str]]) -> None:
-        """Take the levels of each column of text."""
+        """Store the levels of each column of text."""
         super().learn_levels(levels)
         self._place_columns()
 
     def _place_columns(self) -> None:
-        """Give numbers and levels their columns of X, in the order of the fields."""
+        """Assign columns of X to numbers and to levels, in the order of the fields."""
         by_field = {field: name for name, field in self.roles.texts.items()}
         self.numbers = list[int]()
         self.codes = dict[str, dict[bytes, int]]()
@@ -374,7 +389,7 @@ class CsvSource(TextSource):
             self.piece = min(self.piece, max(least, SHORTEST_PIECE))
 
     def find_levels(self, piece: TextChunk) -> Parts:
-        """Return the levels of each column of text in a piece."""
+        """Return the levels of each text column that occur in a piece of the text."""
         spans = self._parse(piece)[2]
         levels: dict[str, list[str]] = {}
         for number, column in enumerate(self.roles.texts):
@@ -387,7 +402,10 @@ class CsvSource(TextSource):
         return {"end": piece.end, "levels": levels}
 
     def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
-        """Return the counts of a piece, and with `keep` its X, with NaN if missing."""
+        """Return the counts of a piece, and its X if `keep`, else None.
+
+        X has NaN where a value is missing.
+        """
         if not keep:
             rows = parsers.count_lines(piece.text, self.layout.delimiter)
             return PassCounts(rows, end=piece.end), None
@@ -395,7 +413,11 @@ class CsvSource(TextSource):
         return PassCounts(len(X), end=piece.end), self._encoded(piece, X, spans)
 
     def outline_of(self, tally: PassCounts, moments: ColumnMoments) -> Outline:
-        """Return the outline; `means` are those of the measured rows, 0 without any."""
+        """Return the outline of the file from the results of its first pass.
+
+        If missing values are replaced, its `means` are those of the measured rows, or 0
+        for a column without values.
+        """
         if not tally.rows:
             raise DataError(f"{self.path} has a header and no rows; give it some")
         is_labelled = self.columns[0] is not None
@@ -436,7 +458,10 @@ class CsvSource(TextSource):
             raise self.refused(piece, fault) from None
 
     def _encoded(self, piece: TextChunk, numbers: Array, spans: Array) -> Array:
-        """Return X: the numbers, and a column of 0 and 1 for each level of a text."""
+        """Return X: the numbers, and one column of 0 and 1 for each level of a text.
+
+        `spans` has the begin and end byte of each text. Missing texts become NaN.
+        """
         if not self.roles.texts:
             return numbers
         X = np.zeros((len(numbers), self.cols))
@@ -461,7 +486,11 @@ class CsvSource(TextSource):
         column: str,
         codes: dict[bytes, int],
     ) -> int:
-        """Return the column of X for a text with quotes inside; -1 if it is missing."""
+        """Return the column of X for a text that is not literally a level.
+
+        It may be quoted, with two quotes for one. Return -1 if it is missing, and raise
+        DataError if it is no level.
+        """
         if self._is_missing(piece, start, stop):
             return -1
         token = piece.text[start:stop]
@@ -478,7 +507,10 @@ class CsvSource(TextSource):
         return code
 
     def _is_missing(self, piece: TextChunk, start: int, stop: int) -> bool:
-        """Return whether a text is missing; refuse it unless means replace it."""
+        """Return whether a text means a missing value.
+
+        Raise DataError if it does and missing values are not replaced by means.
+        """
         if piece.text[start:stop].lower() not in MISSING:
             return False
         if not self.fills:
@@ -486,7 +518,7 @@ class CsvSource(TextSource):
         return True
 
     def _labels(self, piece: TextChunk, spans: Array) -> Array:
-        """Return the numbers of labels that are text."""
+        """Return the number of each label, for labels that are text."""
         numbers = {text.encode(): number for text, number in self.label_numbers.items()}
         y = np.empty(len(spans))
         for row, (start, stop) in enumerate(spans.tolist()):
@@ -506,7 +538,7 @@ class CsvSource(TextSource):
         return y
 
     def _decoded(self, piece: TextChunk, token: bytes) -> str:
-        """Return a text in which two quotes inside are replaced by one."""
+        """Return a token as text, in which one quote replaces two."""
         try:
             return token.replace(b'""', b'"').decode("utf-8")
         except UnicodeDecodeError:
@@ -518,14 +550,14 @@ class CsvSource(TextSource):
     def _refused_text(
         self, piece: TextChunk, position: int, sentence: str
     ) -> DataError:
-        """Return the error on a text at this byte of a piece."""
+        """Return an error with `sentence` on the text at byte `position` of a piece."""
         column = self._column_at(piece, position)
         return DataError(
             f"{place_of(self.path, piece.position + position, column)}: {sentence}"
         )
 
     def refused(self, piece: TextChunk, fault: Fault) -> DataError:
-        """Return the error on a fault: its line and column, and the remedy."""
+        """Return the error for a fault of the parser: line, column and remedy."""
         self.check_unchanged()  # else the line number may be wrong
         column = ""
         remedy = ""
@@ -543,14 +575,14 @@ class CsvSource(TextSource):
         return located(self.path, piece, fault, self.delimiter, column, remedy)
 
     def _column_at(self, piece: TextChunk, position: int) -> str:
-        """Return the words for the column of a byte of a piece, for messages."""
+        """Return how messages name the column of byte `position` of a piece."""
         field = self._field_at(piece, position)
         if self.head.names and field < len(self.head.names):
             return f"column {self.head.called(field)!r}"
         return f"column {field}"
 
     def _field_at(self, piece: TextChunk, position: int) -> int:
-        """Return the number of the field that contains a byte of a piece."""
+        """Return the number of the field that contains byte `position` of a piece."""
         start = piece.text.rfind(b"\n", 0, position) + 1
         line = piece.text[start : piece.text.index(b"\n", position)]
         starts = [at for at, _ in split_fields(line, self.delimiter)]
@@ -561,7 +593,7 @@ DECIMAL_COMMA = re.compile(rb"[-+]?\d+,\d+\b")
 
 
 def _distinct(names: list[str]) -> tuple[str, ...] | None:
-    """Return the names of the features; None if some are empty or equal."""
+    """Return the names of the columns; None if a name is empty or occurs twice."""
     return tuple(names) if all(names) and len(set(names)) == len(names) else None
 
 

@@ -82,7 +82,7 @@ class Survey:
 
     @property
     def names(self) -> list[str] | None:
-        """Return the names of the columns in stored order, or None."""
+        """Return the names of the columns in stored order; None if they have none."""
         names = self.outline.names
         if names is None or self.order is None:
             return None if names is None else list(names)
@@ -90,7 +90,7 @@ class Survey:
 
     @property
     def preparation(self) -> Preparation:
-        """Return the preparation of the stored rows, by this conversion or before."""
+        """Return how the stored rows are prepared, by this conversion or before it."""
         before = self.outline.preparation
         return Preparation(
             self.scales or before.scales, self.unit_rows or before.unit_rows
@@ -103,9 +103,10 @@ def survey_rows(
     progress: ConversionProgress,
     kept: Callable[[Outline], Scales | None] = lambda outline: None,
 ) -> Survey:
-    """Return the survey of a source with an outline; make a pass only for scales.
+    """Return the survey of a source that computes its outline itself.
 
-    `kept` returns the scales of an interrupted conversion that is resumed, or None.
+    A pass over the rows is made only if scales must be measured. `kept` returns the
+    scales of an interrupted conversion that is resumed, or None.
     """
     outline = source.outline(progress.at)
     check_rows(outline, source)
@@ -128,7 +129,7 @@ def survey_rows(
 
 
 def check_raw(outline: Outline, source: Source, recipe: Recipe) -> None:
-    """Refuse to prepare rows a second time."""
+    """Raise DataError if rows that are already prepared would be prepared again."""
     changes = recipe.standardize or recipe.like is not None
     if changes and not outline.preparation.is_raw:
         flag = "--standardize" if recipe.standardize else "--like"
@@ -147,7 +148,7 @@ def survey_like(
     like: Like,
     places: Array | None = None,
 ) -> Survey:
-    """Return the survey of rows that get columns, scales and layout of another file."""
+    """Return the survey of rows that get columns, scales and layout of file `like`."""
     outline = like.widened(outline, source.path)
     order = like.order(outline, source.path)
     scales = like.preparation.scales
@@ -176,9 +177,9 @@ def survey_like(
 def find_levels(
     source: TextSource, recipe: Recipe, crew: Crew, progress: ConversionProgress
 ) -> None:
-    """Find the levels of columns of text, in a pass that all ranks share.
+    """Find the levels of text columns, in a pass that all ranks share. Collective.
 
-    Collective.
+    They are stored in `source` on all ranks.
     """
     level_sets = LevelSets(source.path)
     crew.share(
@@ -222,14 +223,17 @@ def survey_text(
 
 @dataclass
 class _Scan:
-    """The scan of one piece: its counts, and its X if that is measured."""
+    """The counts of one scanned piece of a text, and its X if columns are measured."""
 
     position: int
     tally: PassCounts
     X: Any
 
     def parts(self, recipe: Recipe, first: int) -> Parts:
-        """Return the counts and moments for rank 0; `first` numbers the first row."""
+        """Return the counts and moments of the piece, as a message to rank 0.
+
+        `first` is the number of the piece's first row.
+        """
         counts = {"position": self.position, **asdict(self.tally)}
         if self.X is None:
             return counts
@@ -239,7 +243,10 @@ class _Scan:
 
 
 class _Findings:
-    """The results of the scanned pieces: row numbers on all ranks, others on rank 0."""
+    """The collected results of scanned pieces.
+
+    All ranks have the row numbers, and rank 0 has the rest.
+    """
 
     def __init__(self) -> None:
         self.tally = PassCounts()
@@ -248,7 +255,10 @@ class _Findings:
         self.rows = 0  # in the rounds before this one
 
     def heard(self, said: list[tuple[int, int]]) -> dict[int, int]:
-        """Return position -> number of the first row for the pieces of this round."""
+        """Return position -> number of the first row for the pieces of this round.
+
+        `said` has (position, rows) of the pieces that all ranks scanned, in order.
+        """
         firsts = {}
         for position, rows in said:
             firsts[position] = self.rows
@@ -256,7 +266,7 @@ class _Findings:
         return firsts
 
     def add(self, parts: Parts) -> int:
-        """Add the next piece and return the byte where it ends."""
+        """Add the results of the next piece, and return the byte where it ends."""
         tally = PassCounts(**{f.name: parts[f.name] for f in fields(PassCounts)})
         if tally.rows:
             self.places.append((parts["position"], self.tally.rows))
@@ -280,8 +290,10 @@ def _concluded(source: TextSource, recipe: Recipe, found: _Findings) -> Survey:
 
 
 def is_stored_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) -> bool:
-    """Return whether rows are stored sparse: as requested, else text by its density and
-    arrays as they are.
+    """Return whether rows are stored sparse.
+
+    `recipe.layout` decides if it is not "auto". Otherwise arrays stay as they are, and
+    the rows of a text are sparse if few of their values are not zero.
     """
     if recipe.layout != "auto":
         return recipe.layout == "sparse"
@@ -292,7 +304,7 @@ def is_stored_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) ->
 
 
 def workers(crew: Crew, recipe: Recipe) -> int:
-    """Return how many ranks parse, from rank 0 on, by the memory available."""
+    """Return how many ranks, from rank 0 on, parse within the memory limit."""
     return min(crew.size, recipe.memory // LEAST_MEMORY)
 
 
@@ -310,7 +322,11 @@ def check_rows(outline: Outline, source: Source) -> None:
 def prepared(
     block: SourceRows, first: int, survey: Survey, recipe: Recipe
 ) -> SourceRows:
-    """Return a relabelled block, transformed unless its zeros need too much memory."""
+    """Return a block with mapped labels and transformed X.
+
+    X is not transformed if it is sparse and would take too much memory as a dense
+    array; `slices` does it later. `first` is the number of the first row.
+    """
     y = relabelled(block.y, first, recipe)
     block = replace(block, y=y)
     if is_too_wide(block, survey, recipe):
@@ -319,14 +335,14 @@ def prepared(
 
 
 def is_too_wide(block: SourceRows, survey: Survey, recipe: Recipe) -> bool:
-    """Return whether a sparse block would take too much memory as a dense one."""
+    """Return whether a sparse block to be stored dense would take too much memory."""
     rows, cols = block.X.shape
     widens = issparse(block.X) and not survey.is_sparse
     return widens and rows > block_rows(recipe.block, 8 * cols)
 
 
 def slices(block: SourceRows, survey: Survey, recipe: Recipe) -> Iterator[SourceRows]:
-    """Yield a block as it is, or one that is too wide in several transformed slices."""
+    """Yield a block as it is, or in transformed slices if it is too wide."""
     rows, cols = block.X.shape
     if not is_too_wide(block, survey, recipe):
         yield block
@@ -338,7 +354,10 @@ def slices(block: SourceRows, survey: Survey, recipe: Recipe) -> Iterator[Source
 
 
 def transformed(X: Any, survey: Survey) -> Any:
-    """Return X as it is stored, before its conversion to the element type."""
+    """Return X as it is to be stored, before its conversion to the element type.
+
+    Columns are reordered and scaled, and rows get length 1, as the survey says.
+    """
     if survey.order is not None:
         X = X[:, survey.order]
     if issparse(X) and not survey.is_sparse:
@@ -351,7 +370,11 @@ def transformed(X: Any, survey: Survey) -> Any:
 
 
 def relabelled(y: Array | None, first: int, recipe: Recipe) -> Array | None:
-    """Return the labels of the map `recipe.labels`; refuse labels not in it."""
+    """Return `y` with labels replaced as `recipe.labels` maps them.
+
+    Return `y` itself if there is no map; raise DataError for a label that is not in it.
+    `first` is the number of the first row.
+    """
     if y is None or not recipe.labels:
         return y
     new = np.empty_like(y)
@@ -384,7 +407,7 @@ class RowBatch:
     rows: SourceRows
 
     def parts(self) -> Parts:
-        """Return numbers and arrays by name, for a message."""
+        """Return the batch as numbers and arrays by name, for a message."""
         span = {"first": self.first, "end": self.rows.end}
         sides = {name: getattr(self.rows, name) for name in SIDES}
         X = self.rows.X
@@ -395,7 +418,7 @@ class RowBatch:
 
     @classmethod
     def of(cls, parts: Parts) -> "RowBatch":
-        """Return the batch from the result of `parts`."""
+        """Return the batch that a result of `parts` describes."""
         X = parts.get("X")
         if X is None:
             matrix = (parts["data"], parts["indices"], parts["indptr"])
@@ -405,7 +428,10 @@ class RowBatch:
 
 
 class StoreFiller:
-    """The writer on rank 0 that appends rows in order to one store or two."""
+    """The writer on rank 0, which appends rows in order to the stores.
+
+    There is one store, or two with test rows.
+    """
 
     def __init__(
         self,
@@ -425,7 +451,10 @@ class StoreFiller:
         self.row = self.position = 0  # of the source, behind the parts
 
     def restore(self) -> None:
-        """Append the complete parts of an interrupted conversion; move behind them."""
+        """Append the rows that an interrupted conversion had saved, and skip them.
+
+        `row` and `position` are then the place in the source behind them.
+        """
         self.progress.begin("writing", self.survey.outline.size)
         for parts in self.sealed.complete():
             ready = self._append(parts)
@@ -452,7 +481,7 @@ class StoreFiller:
         self._reach(batch.rows.end)
 
     def leave(self, keeps: bool) -> None:
-        """End before the last row; `keeps` preserves the parts for a resumption."""
+        """Close the incomplete stores; `keeps` preserves saved rows to resume."""
         self.sinks.abandon()
         if keeps:
             self.sealed.seal()
@@ -460,7 +489,7 @@ class StoreFiller:
             self.sealed.remove()
 
     def finish(self) -> None:
-        """Complete the stores, which need the parts no more."""
+        """Complete the stores, and remove the files of saved rows."""
         self.sinks.finish()
         self.sealed.remove()
 
@@ -477,7 +506,7 @@ class StoreFiller:
 
 
 def fill_from_rows(source: Source, pouring: StoreFiller) -> None:
-    """Append all rows of a source that is read on one rank."""
+    """Append all rows of a source that one rank reads alone."""
     survey = pouring.survey
     recipe = pouring.recipe
     if pouring.row >= recipe.wanted(0, survey.outline.rows):
@@ -497,9 +526,10 @@ def fill_from_text(
     row: int,
     take: Callable[[Parts], None],
 ) -> None:
-    """Append rows of a text from `row` on; all ranks parse and encode. Collective.
+    """Append the rows of a text from number `row` on. Collective.
 
-    Rank 0 calls `take` with the rows, in order.
+    All ranks parse and encode pieces of the text. Rank 0 calls `take` with the rows, in
+    order.
     """
     places = survey.places
     if places is None or row >= recipe.wanted(0, survey.outline.rows):
@@ -528,7 +558,10 @@ def fill_from_text(
 
 
 def _at_once(survey: Survey, recipe: Recipe, crew: Crew) -> int:
-    """Return how many pieces of each rank fit into the memory of rank 0, on average."""
+    """Return how many pieces of each rank fit into rank 0's memory in a round.
+
+    Pieces are counted with their average size.
+    """
     outline = survey.outline
     pieces = 1 if survey.places is None else max(len(survey.places), 1)
     numbers = outline.rows * outline.cols
@@ -539,7 +572,10 @@ def _at_once(survey: Survey, recipe: Recipe, crew: Crew) -> int:
 
 
 def _range(places: Places, recipe: Recipe, row: int) -> tuple[int, int]:
-    """Return the byte of the piece that begins with `row`, and the byte to stop at."""
+    """Return the byte of the piece that begins with row `row`, and the end byte.
+
+    The end is that of the rows that are converted.
+    """
     piece = int(np.searchsorted(places[:, 1], row))
     last = len(places)
     if recipe.rows is not None:
@@ -549,7 +585,10 @@ def _range(places: Places, recipe: Recipe, row: int) -> tuple[int, int]:
 
 
 def _first_row(source: TextSource, places: Places, piece: TextChunk) -> int:
-    """Return the number of a piece's first row."""
+    """Return the number of the first row of a piece.
+
+    Raise DataError if the text changed since the first pass.
+    """
     at = int(np.searchsorted(places[:, 0], piece.position))
     if at == len(places) or places[at, 0] != piece.position:
         raise DataError(f"{source.path} changed since it was counted; start anew")
@@ -581,7 +620,7 @@ def parts(path: Path, rows: int, recipe: Recipe) -> list[StoreFile]:
 
 
 def requested_rows(outline: Outline, recipe: Recipe) -> int:
-    """Return how many of the source's rows are converted."""
+    """Return how many rows of the source are converted: `recipe.rows`, or all."""
     if recipe.rows is not None and recipe.rows > outline.rows:
         raise ConfigError(
             f"--rows {recipe.rows}: the source has {outline.rows}; ask for fewer"
@@ -661,7 +700,7 @@ def convert(
 
 
 def _begin(source: TextSource, like: Like | None) -> None:
-    """Read the head of a text, after the levels of the file `like`, if any."""
+    """Read the head of a text, after taking over the levels of the file `like`."""
     if like is not None:
         source.follow(like)
     source.begin()
@@ -696,7 +735,10 @@ class Conversion:
         check_source(self.source.path, self.target)
 
     def kept(self, outline: Outline) -> Scales | None:
-        """Return the scales of the interrupted conversion that this one resumes."""
+        """Return the scales of the interrupted conversion that this one resumes.
+
+        Return None if it resumes none, or does not standardize columns.
+        """
         if not self.recipe.standardize:
             return None
         return self.sealed.scales if self._resumes(outline) else None
@@ -706,7 +748,7 @@ class Conversion:
         return self.resume and self.sealed.resume(now)
 
     def begin_counting(self) -> None:
-        """Begin the progress of the first pass."""
+        """Start the progress report of the first pass."""
         self.progress.begin("counting rows", self.source.path.stat().st_size)
 
     def files(self, outline: Outline) -> list[StoreFile]:
@@ -724,7 +766,7 @@ class Conversion:
         return Encoder(self.files(survey.outline), layout, self.recipe)
 
     def open(self, survey: Survey, encoder: Encoder) -> StoreFiller:
-        """Open the stores and append the complete parts, if the conversion resumes."""
+        """Open the stores; if the conversion resumes, append the saved rows."""
         outline = survey.outline
         resumes = self._resumes(outline)
         sinks = Sinks(self.files(outline), self._plan(survey))
@@ -739,7 +781,7 @@ class Conversion:
         return self.pouring
 
     def take(self, parts: Parts) -> None:
-        """Write the next rows."""
+        """Write the next rows from a message to the stores."""
         assert self.pouring is not None
         self.pouring.receive(parts)
 
@@ -751,9 +793,10 @@ class Conversion:
 
     @contextmanager
     def left_whole(self) -> Iterator[None]:
-        """Keep the parts after an interruption, to resume; remove them after an error.
+        """Close the stores if the body fails, and raise its error again.
 
-        Failures of the system or of messages count as interruptions.
+        Saved rows are kept after an interruption, to resume, and removed after an error
+        of the input. Failures of the system or of messages count as interruptions.
         """
         try:
             yield
@@ -767,7 +810,7 @@ class Conversion:
             raise
 
     def _plan(self, survey: Survey) -> ConversionPlan:
-        """Return the properties that both files have in common."""
+        """Return the properties that the files of training and test rows share."""
         preparation = survey.preparation
         first = next(iter(self.source.blocks(survey.outline, PEEK, 0)))
         return ConversionPlan(
@@ -788,13 +831,16 @@ class Conversion:
 
 
 def _index_base(outline: Outline) -> dict[str, Any]:
-    """Return the attribute with a LIBSVM text's index base, which `--like` reads."""
+    """Return the attribute with the number of the first column in a LIBSVM text.
+
+    `--like` reads it. Return an empty dict for other sources.
+    """
     base = outline.index_base
     return {} if base is None else {INDEX_BASE: base}
 
 
 def _label_numbers(outline: Outline) -> dict[str, Any]:
-    """Return the attribute with the numbers of labels that were text, if any."""
+    """Return the attribute with the numbers of labels that were text, or {}."""
     numbers = outline.label_numbers
     return {LABELS: json.dumps(numbers)} if numbers else {}
 
@@ -813,9 +859,9 @@ def _alone(one: Conversion) -> dict[str, Any]:
 def _shared(
     one: Conversion, source: TextSource, crew: Crew, has_begun: bool = False
 ) -> dict[str, Any]:
-    """Convert a text on all ranks, of which rank 0 writes; return the report.
+    """Convert a text on all ranks, and return the report. Collective.
 
-    Collective.
+    All ranks parse, and rank 0 writes.
     """
     if crew.is_root and not has_begun:
         one.begin_counting()

@@ -31,7 +31,7 @@ from hpcsgd.formats import Array
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Consecutive rows of a source."""
+    """Consecutive rows of a source: X, targets, and side columns."""
 
     X: Any  # (k, cols) float32 or float64: an array, or a scipy.sparse.csr_array
     y: Array | None  # (k,) float64
@@ -60,12 +60,15 @@ class Outline:
 
 
 class Source(Protocol):
-    """A file that can be read twice, in blocks of bounded memory."""
+    """The protocol of a file of rows that can be read twice, in bounded memory."""
 
     path: Path
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
-        """Perform the first pass; `progress` is called with its position."""
+        """Perform the first pass, and return its result.
+
+        `progress` is called with the position in the source.
+        """
 
     def blocks(
         self, outline: Outline, budget: int, start: int = 0
@@ -84,7 +87,7 @@ SOURCES: dict[str, str] = {
 
 
 def open_source(path: Path, kind: str, **options: Any) -> Source:
-    """Return a source of this format; its constructor checks the options."""
+    """Return the source of a file in the format `kind`, opened with its options."""
     if kind not in SOURCES:
         raise ConfigError(f"--format {kind}: known: {', '.join(SOURCES)}")
     module, attribute = SOURCES[kind].split(":")
@@ -93,12 +96,12 @@ def open_source(path: Path, kind: str, **options: Any) -> Source:
 
 
 def block_rows(budget: int, row_bytes: float) -> int:
-    """Return how many rows of about `row_bytes` fit into `budget`, at least one."""
+    """Return how many rows of `row_bytes` bytes fit into `budget` bytes, at least 1."""
     return max(int(budget // max(row_bytes, 1.0)), 1)
 
 
 def label_column(y: Any, rows: int) -> Array:
-    """Return targets as they are stored: (rows,) float64."""
+    """Return the targets `y` as they are stored: (rows,) in float64."""
     column: Array = np.asarray(y, dtype=np.float64).reshape(rows)
     return column
 
@@ -110,7 +113,7 @@ TEXT_PIECE = 65536  # labels of a text file that are read at once
 
 
 class ArrayStream:
-    """An array that is read row by row from an open file, without unpickling."""
+    """A .npy array, read row by row from an open file, without unpickling."""
 
     def __init__(self, file: IO[bytes], said: str) -> None:
         self.file = file
@@ -161,7 +164,7 @@ class ArrayStream:
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, Fortran order and dtype from a header of any version."""
+    """Read the header of a .npy file; return shape, Fortran order and dtype."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
@@ -180,12 +183,15 @@ def open_file(path: Path, what: str) -> IO[bytes]:
 
 
 def open_array(path: Path) -> ArrayStream:
-    """Open a .npy file."""
+    """Open a .npy file, and return its stream."""
     return ArrayStream(open_file(path, "a .npy file"), str(path))
 
 
 def label_pieces(path: Path, start: int, rows: int) -> Iterator[Array]:
-    """Yield labels from row `start` on, of a .npy vector or a text of one per line."""
+    """Yield the labels of a file from row `start` on, in arrays of float64.
+
+    The file is a .npy vector of `rows` labels, or a text with one label a line.
+    """
     if path.suffix.lower() == ".npy":
         yield from _array_pieces(path, start, rows)
         return
@@ -214,7 +220,10 @@ def _array_pieces(path: Path, start: int, rows: int) -> Iterator[Array]:
 
 
 def check_labels(shape: tuple[int, ...] | None, rows: int, said: str) -> None:
-    """Raise DataError if labels are not one per row; an empty set has shape None."""
+    """Raise DataError unless `shape` is that of one label for each of `rows` rows.
+
+    `said` names the labels in the message. The shape of an empty data set is None.
+    """
     if shape not in ((rows,), (rows, 1)):
         raise DataError(
             f"{said} has shape {shape} and X has {rows} rows; give one label"
@@ -223,7 +232,10 @@ def check_labels(shape: tuple[int, ...] | None, rows: int, said: str) -> None:
 
 
 def _numbers(path: Path, lines: list[bytes], stop: int) -> Array:
-    """Return lines as numbers, the last with number `stop`; refuse other text."""
+    """Return lines of a label file as numbers; raise DataError for other text.
+
+    `stop` is the number of the last line.
+    """
     values = np.empty(len(lines))
     for place, line in enumerate(lines):
         try:
@@ -247,7 +259,10 @@ class Labels:
         self.at = start
 
     def take(self, count: int) -> Array:
-        """Return the labels of the next `count` rows."""
+        """Return the labels of the next `count` rows.
+
+        Raise DataError if the file has more or fewer labels than rows.
+        """
         parts = [self.held]
         while sum(map(len, parts)) < count:
             parts.append(self._next())
@@ -276,7 +291,7 @@ class Labels:
 
 
 def matrix_shape(stream: ArrayStream) -> tuple[int, int]:
-    """Return rows and columns; raise DataError if the array is no matrix."""
+    """Return (rows, columns) of an array; raise DataError if it is no matrix."""
     if len(stream.shape) != 2 or 0 in stream.shape:
         raise DataError(
             f"{stream.description} has shape {stream.shape}; give a matrix with rows"
@@ -291,7 +306,7 @@ def open_labels(path: Path | None, start: int, rows: int) -> Labels | None:
 
 
 def check_label_file(path: Path, rows: int) -> None:
-    """Raise DataError if a file has not `rows` labels, before the first pass.
+    """Raise DataError if a .npy file of labels does not have `rows` labels.
 
     The lines of a text are counted later, while they are read.
     """
@@ -304,7 +319,11 @@ def check_label_file(path: Path, rows: int) -> None:
 
 
 def real(block: Any) -> Array:
-    """Return a block in float32 if its dtype fits, else in float64."""
+    """Return a block in float32 or float64.
+
+    float32 and float64 stay, types of at most two bytes become float32, and all others
+    float64.
+    """
     is_float = block.dtype.kind == "f" and block.dtype.itemsize in (4, 8)
     if is_float and block.dtype.isnative:
         array: Array = block
@@ -314,7 +333,7 @@ def real(block: Any) -> Array:
 
 
 def column(values: Any, dtype: Any = np.float64) -> Array:
-    """Return a side column as a vector, in float64 or `dtype`."""
+    """Return a side column as a vector of `dtype`."""
     return np.asarray(values, dtype=dtype).reshape(-1)
 
 
@@ -339,7 +358,7 @@ NUMBERS = re.compile(rb"\s*[-+.\deE]+([ \t]+[-+.\deE]+)+\s*")  # separated by bl
 
 
 def guess_format(path: Path) -> str:
-    """Return the format by the suffix, or by the first lines of a text without one."""
+    """Return the format of a file by its suffix, or by its first lines."""
     ending = path.suffix.lower()
     if ending in PACKED:
         ending = path.with_suffix("").suffix.lower()
@@ -360,7 +379,10 @@ def guess_format(path: Path) -> str:
 
 
 def open_any(path: Path, kind: str, options: dict[str, Any]) -> Source:
-    """Return the source, opened with the options that are not None."""
+    """Return the source of a file, opened with the options that are not None.
+
+    Refuse options that its format does not have.
+    """
     kind = guess_format(path) if kind == "auto" else kind
     arguments = {name: value for name, value in options.items() if value is not None}
     names = options_of(kind)
@@ -375,7 +397,7 @@ def open_any(path: Path, kind: str, options: dict[str, Any]) -> Source:
 
 
 def options_of(kind: str) -> list[str]:
-    """Return the options of a format: arguments of its source except the path."""
+    """Return the names of a format's options: its source's arguments but the path."""
     module, attribute = SOURCES[kind].split(":")
     parameters = inspect.signature(getattr(import_module(module), attribute)).parameters
     return [name for name in parameters if name != "path"]
@@ -404,7 +426,7 @@ class NpySource:
             )
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
-        """Return the outline by the header, without a pass."""
+        """Return the outline from the header of the file, without a pass."""
         stream = open_array(self.path)
         stream.close()
         rows, cols = matrix_shape(stream)
@@ -460,7 +482,7 @@ class Archive:
         self.names = {name.removesuffix(".npy") for name in self.zip.namelist()}
 
     def open(self, name: str) -> ArrayStream:
-        """Return a stream of the member `name`."""
+        """Return a stream of the member `name`; raise DataError if it is missing."""
         if name not in self.names:
             raise DataError(
                 f"{self.path} has no {name}; it holds {sorted(self.names)}, and either"
@@ -471,7 +493,7 @@ class Archive:
         return stream
 
     def text(self, name: str) -> str:
-        """Return a short text, which SciPy stores as an array of bytes."""
+        """Return the member `name` as a short text, which SciPy stores as bytes."""
         with self.zip.open(f"{name}.npy") as file:
             value = np.lib.format.read_array(file, allow_pickle=False)
         return value.tobytes().replace(b"\0", b"").decode(errors="replace")
@@ -486,7 +508,10 @@ class Archive:
 
 
 def sparse_shape(archive: Archive) -> tuple[int, int]:
-    """Return rows and columns of a CSR matrix; raise DataError for other formats."""
+    """Return (rows, columns) of a saved CSR matrix.
+
+    Raise DataError for other formats.
+    """
     matrix_format = archive.text("format")
     if matrix_format != "csr":
         raise DataError(
@@ -506,7 +531,10 @@ def sparse_shape(archive: Archive) -> tuple[int, int]:
 def pointer_pieces(
     archive: Archive, outline: Outline, start: int
 ) -> Iterator[tuple[int, Array]]:
-    """Yield (first row, row pointers of consecutive rows and the end of the last)."""
+    """Yield (first row, row pointers) of consecutive rows from row `start` on.
+
+    The pointers are those of the rows, and the end of the last row.
+    """
     stream = archive.open("indptr")
     for row in range(start, outline.rows, POINTERS):
         stream.seek(row)
@@ -579,7 +607,7 @@ class NpzSource:
         self.y_name = y_name
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
-        """Return the outline by the headers of the members, without a pass."""
+        """Return the outline from the headers of the members, without a pass."""
         with Archive(self.path) as archive:
             sparse = archive.names >= SPARSE
             if sparse:
@@ -641,7 +669,7 @@ class NpzSource:
 
 
 class Hdf5Source:
-    """A source of an HDF5 file: a dense X under any name, and y if it has one.
+    """A source of an HDF5 file: a dense X under any name, and y if the file has it.
 
     A store of hpcsgd, or /X as CSR, is read by `Hdf5Reader`, which decodes elements and
     returns the preparation of the rows.
@@ -661,7 +689,7 @@ class Hdf5Source:
         self.sides = {"weights": weight_name, "offsets": offset_name, "queries": "qid"}
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
-        """Return the outline by the data sets of the file, without a pass."""
+        """Return the outline from the data sets of the file, without a pass."""
         reader = self._own_reader()
         if reader is not None:
             try:
@@ -689,7 +717,11 @@ class Hdf5Source:
     def blocks(
         self, outline: Outline, budget: int, start: int = 0
     ) -> Iterator[SourceRows]:
-        """Yield the rows from row `start` on, in whole chunks that are read once."""
+        """Yield the rows from row `start` on.
+
+        Blocks consist of whole chunks, which are then read once, unless a chunk exceeds
+        the budget.
+        """
         reader = self._own_reader()
         if reader is not None:
             try:
@@ -709,7 +741,11 @@ class Hdf5Source:
                 row = stop
 
     def _own_reader(self) -> Hdf5Reader | None:
-        """Return a reader of a store, CSR, or named or scaled columns; else None."""
+        """Return an `Hdf5Reader` if the file needs it, else None.
+
+        It is needed for a store of hpcsgd, for CSR, and for columns with names or
+        scales. Other names than X and y are never read by it.
+        """
         if (self.x_name, self.y_name) != ("X", "y"):
             return None
         with self._open() as file:
@@ -787,7 +823,10 @@ def _outline_of(reader: Hdf5Reader) -> Outline:
 
 
 def _blocks_of(reader: Hdf5Reader, budget: int, start: int) -> Iterator[SourceRows]:
-    """Yield the rows from `start` on, in whole blocks of the store."""
+    """Yield the rows from row `start` on.
+
+    They are in whole blocks of the store, unless such a block exceeds the budget.
+    """
     step = block_rows(budget, 2 * 8 * row_words(reader))
     step = step // reader.block_rows * reader.block_rows or step
     every = slice(0, reader.cols)

@@ -455,7 +455,7 @@ class Scatter:
 
     @property
     def device_values(self) -> Any:
-        """Return the words of the whole gradient, for a device that adds it up."""
+        """Return the flat whole gradient, in which a device adds up gradients."""
         return self.gradient.reshape(-1)
 
     def gradient_columns(self, complete: bool) -> SummedColumns:

@@ -223,7 +223,7 @@ def _auto(has_nccl: bool, cupy: bool, gpus: int) -> str:
 
 
 def nccl_library() -> str | None:
-    """Return the library of NCCL, of its wheel or else of the system; None without."""
+    """Return the file of NCCL's library, from its wheel or else the system, or None."""
     import ctypes.util
 
     wheel = find_spec("nvidia.nccl") if find_spec("nvidia") else None

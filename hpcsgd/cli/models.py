@@ -421,7 +421,7 @@ def source_facts(source: Facts) -> Facts:
 
 
 def agreement(folder: Path, result: "Result") -> str:
-    """Return "agree" if result.json and resolved.toml are those of `result`, else why."""
+    """Return "agree" if result.json and resolved.toml match `result`, else why not."""
     from hpcsgd.config import RunConfig, read_toml
 
     try:

@@ -455,7 +455,10 @@ class _Terminated(BaseException):
 
 @contextmanager
 def _sigterm_as_exception() -> Iterator[None]:
-    """Raise `_Terminated` on SIGTERM, so that the study ends its run and its files."""
+    """Return a context in which SIGTERM raises `_Terminated`.
+
+    The study can then end its current run and close its files.
+    """
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise _Terminated
@@ -486,7 +489,7 @@ def add_collect_parser(actions: Any) -> None:
 
 
 def run_collect(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Write a line for each run that has ended, and show all results."""
+    """Add runs that have ended to the results of the study, and show all results."""
     from hpcsgd.studies.submit import collect
 
     account, active = collect(arguments.folder)

@@ -289,7 +289,7 @@ class Transport(ABC):
         """Start a collective, and return how to wait for it.
 
         The arrays of the collective belong to the transport until `wait` returns. If
-        `blocking`, the caller waits at once: the transport may have a shorter way, and
+        `blocking`, the caller waits at once: the transport may use a faster call, and
         may return `DONE`.
         """
 
@@ -412,7 +412,7 @@ class Message(Protocol):
         """Return Σ over ranks of the array, valid until the next sum. Collective."""
 
     def start(self, purpose: str) -> Pending:
-        """Start the sum; `array` belongs to it until `wait`, which returns Σ."""
+        """Start the sum; do not use `array` until `wait` returns the total."""
 
 
 class Workspace:
@@ -512,7 +512,7 @@ class Communicator(Transport):
         return self._run(collective, purpose)
 
     def start(self, collective: Collective, purpose: str) -> Pending:
-        """Begin a collective; its arrays belong to it until `wait`."""
+        """Begin a collective; do not use its arrays until `wait` returns."""
         collective.check(self.rank, self.size)
         if self.size == 1:
             return Pending(_alone(collective))
@@ -550,8 +550,8 @@ class Communicator(Transport):
     def enter(self, what: str, purpose: str) -> ThreadLocation:
         """Enter the next collective of this group; `with` leaves it.
 
-        Whatever may wait for other ranks is done inside: the watchdog reads from the
-        returned location where a rank is.
+        Calls that may wait for other ranks belong into the `with` block: the watchdog
+        reads from the returned location where a rank is.
         """
         self.begun += 1
         return self.ledger.place.enter(what, purpose, self.begun, self.size)
@@ -570,7 +570,7 @@ class Communicator(Transport):
         return buffer
 
     def start_sum(self, buffer: Array, purpose: str) -> Pending:
-        """Begin a sum; the buffer belongs to it until `wait`."""
+        """Begin a sum in place; do not use the buffer until `wait` returns."""
         if self.size == 1:
             return Pending(buffer)
         if self.reproducible:
@@ -596,7 +596,7 @@ class Communicator(Transport):
     def start_gather(
         self, part: Array, counts: Sequence[int], out: Array, purpose: str
     ) -> Pending:
-        """Begin a gather; both arrays belong to it until `wait`."""
+        """Begin a gather; do not use either array until `wait` returns."""
         if self.size == 1:
             return Pending(self.gather(part, counts, out, purpose))
         return self.start(Collective("gather", part, out, counts), purpose)
@@ -606,7 +606,7 @@ class Communicator(Transport):
     ) -> Array:
         """Send piece r of `pieces` to rank r, counts[r] elements each.
 
-        out ← in rank order, the pieces of all ranks for this one.
+        out ← in rank order, the pieces of all ranks for this rank.
         """
         if self.size == 1:
             out[...] = pieces
@@ -617,7 +617,7 @@ class Communicator(Transport):
     def start_exchange(
         self, pieces: Array, counts: Sequence[int], out: Array, purpose: str
     ) -> Pending:
-        """Begin an exchange of pieces; both arrays belong to it until `wait`."""
+        """Begin an exchange of pieces; do not use either array until `wait` returns."""
         if self.size == 1:
             return Pending(self.exchange_pieces(pieces, counts, out, purpose))
         return self.start(Collective("exchange", pieces, out, counts), purpose)
@@ -633,8 +633,8 @@ class Communicator(Transport):
         """Send piece r to rank r, counts[r] elements; other ranks may have other
         counts.
 
-        out ← in rank order, the pieces of all ranks for this one: received[r] of rank
-        r.
+        out ← in rank order, the pieces of all ranks for this rank: received[r] elements
+        from rank r.
         """
         self.run(Collective("deal", pieces, out, counts, received), purpose)
         return out
@@ -688,7 +688,7 @@ class Communicator(Transport):
         return self.start_swap(array, out, peer, purpose).wait()
 
     def start_swap(self, array: Array, out: Array, peer: int, purpose: str) -> Pending:
-        """Begin a swap; both arrays belong to it until `wait`."""
+        """Begin a swap; do not use either array until `wait` returns."""
         if peer == self.rank:
             np.copyto(out, array)
             return Pending(out)
@@ -815,11 +815,11 @@ class Communicator(Transport):
 
     @property
     def mpi_handle(self) -> Any:
-        """The communicator of mpi4py beneath, for libraries that want one, or None."""
+        """The communicator of mpi4py beneath, for libraries that need it, or None."""
         return None
 
     def has_lost_ranks(self, error: BaseException) -> bool:
-        """Return whether `error` reports lost ranks, and this one may continue."""
+        """Return whether `error` reports lost ranks, and this rank may continue."""
         return False
 
     def exit_abruptly(self) -> None:

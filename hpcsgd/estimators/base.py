@@ -317,7 +317,7 @@ def find_classes(X: Any, y: Any, ranks: FitRanks) -> Array:
     """Return the labels of all ranks in ascending order.
 
     With layout "rows" the ranks exchange their labels once. Without y, rank 0 reads
-    those of the file X.
+    the labels of the file X.
     """
     if y is None:
         return _of_file(X, ranks)
@@ -410,7 +410,7 @@ def passes_of(result: Result) -> int:
 
 
 def history_of(result: Result, number: int | None) -> list[dict[str, Any]]:
-    """Return the records of `result`, each with the class `number` if it has one."""
+    """Return the records of `result`, each with its class if `number` is not None."""
     more = {} if number is None else {"class": number}
     return [{**more, **record} for record in result.history]
 
@@ -470,7 +470,7 @@ class WeakRows:
 
 
 def _weak(value: Any) -> Callable[[], Any]:
-    """Return a function that returns `value`, or None once it is gone."""
+    """Return a function that returns `value`, or None once that has been freed."""
     if value is None or isinstance(value, str | PathLike):
         return lambda: value
     try:

@@ -75,7 +75,7 @@ class Case:
 
     @property
     def loudest(self) -> float:
-        """Return a bound of the entries of the Gram G and margins z, and their parts."""
+        """Return a bound of the entries of Gram G and margins z, and of their parts."""
         of = self.exchange
         squares = np.square(of.rows).sum(axis=1).max(initial=0.0)
         reach = np.abs(of.rows) @ np.abs(of.before)

@@ -336,7 +336,7 @@ class TimedRows:
 
 @dataclass(frozen=True)
 class GridFigures:
-    """Figures of the machine on one grid, in one recipe."""
+    """Measured figures of the machine, for one grid and one recipe of formats."""
 
     machine: Machine  # each constant measured separately, before any fit
     directions: tuple[NetworkFigures, ...]  # members, replicas
@@ -361,7 +361,10 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Grid, recipe and kind of product, with one ratio of measured to predicted."""
+        """Return grid, recipe and product, with " ahead" if the product looks ahead.
+
+        Candidates of one kind share a ratio of measured to predicted seconds.
+        """
         return *self.place, self.setting.kind
 
     @property

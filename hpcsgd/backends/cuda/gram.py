@@ -302,7 +302,7 @@ def _by_wgmma(own: DenseProducts, kind: str) -> dict[str, Products]:
 def _by_cublas(own: DenseProducts, kind: str) -> dict[str, Products]:
     """Return the products by cuBLAS in each number of parts.
 
-    On a GPU without memory for them, they are `own`, and are not measured.
+    On a GPU without memory for cuBLAS, all of them are `own`, and are not measured.
     """
     names = [f"cublas in {parts}" for parts in PARTS]
     try:

@@ -62,7 +62,7 @@ class Variant:
     entry: str = ""  # the source's name if empty
 
     def serves(self, element: str, arch: str) -> bool:
-        """Return whether it can be compiled for a matrix in `element` on an `arch`."""
+        """Return whether the source serves matrices in `element` on a GPU of `arch`."""
         alone = OF_ONE_ARCH.get(self.source)
         is_here = alone in (None, f"{number_of(arch)}a")
         return is_here and element in self.elements and number_of(arch) >= self.since
@@ -566,15 +566,15 @@ def csr_margin(count: int, wide: int = 1) -> StepLaunch:
 
 
 def csr_span(cols: int, wide: int = 1) -> int:
-    """Return the columns of a block of csr_update: a multiple of 32, for 512 blocks.
+    """Return the columns of a block of csr_update, for about 512 blocks.
 
-    There are fewer columns, and more blocks, if a warp has no room for their sums.
+    They are a multiple of 32, or fewer if a warp has no room for the sums of so many.
     """
     return min(32 * _parts(cols, 32 * 512), MOST_SUMS // wide)
 
 
 def csr_update(cols: int, wide: int = 1) -> StepLaunch:
-    """Return the launch of csr_update: 8 or 16 warps a block, each with own sums."""
+    """Return the launch of csr_update: 8 or 16 warps a block, each with its sums."""
     words = csr_span(cols, wide) * wide
     warps = 16 if 2 * words <= MOST_SUMS else 8
     grid = _parts(cols, csr_span(cols, wide))

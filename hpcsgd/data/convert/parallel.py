@@ -401,7 +401,7 @@ class Encoder:
 
 
 def _named(stored: StoredRows) -> dict[str, Any]:
-    """Return the arrays of stored rows by name; side columns have names with a dot."""
+    """Return the arrays of stored rows by name, those of side columns as ".name"."""
     beside = {f".{name}": column for name, column in stored.columns.items()}
     matrix = stored.matrix
     if not isinstance(matrix, Csr):

@@ -1,4 +1,4 @@
-"""`python -m hpcsgd`."""
+"""Run the command line of hpcsgd as `python -m hpcsgd`."""
 
 import sys
 

@@ -325,7 +325,7 @@ class SlowMo(Agreement):
         self.base.agree(state, purpose)
 
     def keeps_own(self, state: State) -> bool:
-        """Return whether arrays of the base differ after a synchronisation.
+        """Return whether arrays of the base differ between replicas once these agree.
 
         The slow state does not count: it is that of all replicas together.
         """

@@ -32,7 +32,10 @@ MEGABYTE = 1e6
 
 
 class ConversionMeter:
-    """A meter that measures progress and shows nothing; base class of the others."""
+    """A meter that measures the progress of a pass and shows nothing.
+
+    It is the base class of the other meters.
+    """
 
     def __init__(self) -> None:
         self.what = ""
@@ -43,7 +46,7 @@ class ConversionMeter:
         self.file_bytes = 0  # of a source whose positions are rows, or 0
 
     def begin(self, what: str, size: int) -> None:
-        """Begin a pass, called `what`, over `size` bytes or rows; 0 if unknown."""
+        """Begin a pass called `what` over `size` bytes or rows; 0 if unknown."""
         self.what = what
         self.size = size
         self.started = time.monotonic()
@@ -51,13 +54,13 @@ class ConversionMeter:
         self.now = 0
 
     def at(self, position: int) -> None:
-        """Set the position of the pass."""
+        """Set the position of the pass, in bytes or rows."""
         # The part that a resumed pass skips does not count for the speed.
         self.first = position if self.first is None else self.first
         self.now = position
 
     def figures(self) -> str:
-        """Return the speed and the time left as text, or ""."""
+        """Return the speed and the time left as text; "" if they are not yet known."""
         done = self.now - (self.first or 0)
         elapsed = time.monotonic() - self.started
         if done <= 0 or elapsed <= 0:
@@ -74,7 +77,7 @@ class ConversionMeter:
         self.stop()
 
     def stop(self) -> None:
-        """End the pass, and with it the display."""
+        """End the pass, and remove what the meter displays."""
 
 
 class ConversionLines(ConversionMeter):
@@ -86,7 +89,7 @@ class ConversionLines(ConversionMeter):
         self.last = time.monotonic()
 
     def at(self, position: int) -> None:
-        """Set the position; write a line if `seconds` seconds have passed."""
+        """Set the position; write a line if the last one is `seconds` seconds old."""
         from hpcsgd.runs.progress import write_line
 
         super().at(position)
@@ -107,7 +110,7 @@ class ConversionBar(ConversionMeter):
         self.bar = TerminalBar(columns, 20)
 
     def begin(self, what: str, size: int) -> None:
-        """Begin a pass, and draw its bar in place of the last one."""
+        """Begin a pass, and draw its bar in place of that of the pass before."""
         super().begin(what, size)
         self.bar.begin(size or None, what)
 
@@ -140,7 +143,7 @@ def make_meter(quiet: bool, seconds: float = 10.0) -> ConversionMeter:
 
 
 def add_catalogue_parser(actions: Any) -> None:
-    """Add `list`, `card` and `fetch`."""
+    """Add the parsers of `hpcsgd data list`, `card` and `fetch`."""
     listed = actions.add_parser(
         "list",
         help="list the data sets of the catalogue",
@@ -194,7 +197,7 @@ def run_list(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def run_card(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print all facts on one data set."""
+    """Print all facts on one data set of the catalogue."""
     from hpcsgd.data.catalogue import get_card
 
     card = get_card(arguments.name)
@@ -205,12 +208,12 @@ def run_card(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def catalogue_text(card: "Card") -> str:
-    """Return the facts of a card as text, one on a line."""
+    """Return the facts of a card of the catalogue as text, one fact per line."""
     return "\n".join(f"{key:<10} {value}" for key, value in card.as_dict().items())
 
 
 def run_fetch(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Download a data set; print its path and the next command."""
+    """Download a data set; print its path and the command that converts it."""
     from hpcsgd.data.catalogue import fetch, get_card, sha256
 
     card = get_card(arguments.name)
@@ -239,7 +242,7 @@ def run_fetch(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def _pairs(text: str) -> tuple[tuple[float, float], ...]:
-    """Parse pairs of labels, as in 1=-1,2=1."""
+    """Parse pairs OLD=NEW of numeric labels, as in 1=-1,2=1."""
     try:
         pairs = [pair.split("=") for pair in text.split(",")]
         return tuple((float(old), float(new)) for old, new in pairs)
@@ -251,7 +254,7 @@ def _pairs(text: str) -> tuple[tuple[float, float], ...]:
 
 
 def _column(text: str) -> int | str:
-    """Parse a column: a number, which counts from 0, or a name."""
+    """Parse a column: its number, which counts from 0, or its name."""
     return int(text) if text.lstrip("-").isdigit() else text
 
 
@@ -261,7 +264,7 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 def _labels_of_text(text: str) -> tuple[tuple[str, float], ...]:
-    """Parse labels and their numbers, as in yes=1,no=0."""
+    """Parse pairs TEXT=NUMBER of labels and their numbers, as in yes=1,no=0."""
     try:
         pairs = [pair.rpartition("=") for pair in text.split(",")]
         numbers = tuple((label.strip(), float(number)) for label, _, number in pairs)
@@ -361,7 +364,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def add_convert_parser(actions: Any) -> None:
-    """Add `convert`."""
+    """Add the parser of `hpcsgd data convert`."""
     parser = actions.add_parser(
         "convert",
         help="convert CSV, LIBSVM, NumPy or HDF5 into a data file for training",
@@ -438,7 +441,7 @@ def _add_changes(parser: Any) -> None:
 
 
 def _add_running(parser: Any) -> None:
-    """Add the flags of memory, ranks, resuming and output."""
+    """Add the flags of memory, ranks, time-out, resuming and output."""
     parser.add_argument(
         "--memory",
         type=not_negative,
@@ -472,7 +475,7 @@ def _add_running(parser: Any) -> None:
 
 
 def run_convert(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Convert on the current ranks, or under mpiexec; print the files written."""
+    """Convert on the current ranks, or relaunch by mpiexec; print the files written."""
     recipe = _recipe(arguments)
     launch.check_readable(arguments.source)
     if launch.must_relaunch(arguments.ranks):
@@ -523,7 +526,7 @@ def _convert(
 def _watched(
     world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
 ) -> dict[str, Any] | None:
-    """Convert; return None if Ctrl-C has ended the conversion on all ranks."""
+    """Convert; return the report, or None if Ctrl-C has ended the conversion."""
     from hpcsgd.data.convert.parallel import Crew
     from hpcsgd.data.convert.pipeline import convert
     from hpcsgd.data.convert.transform import retain_freed_memory
@@ -559,7 +562,7 @@ def _watched(
 
 
 def _like(arguments: argparse.Namespace, recipe: "Recipe") -> "Recipe":
-    """Return the recipe with the conversion of the file of --like, if there is one."""
+    """Return the recipe, with the conversion of the file of --like if that is given."""
     if arguments.like is None:
         return recipe
     from hpcsgd.data.convert.transform import read_like
@@ -580,7 +583,7 @@ def _source(arguments: argparse.Namespace) -> "Source":
 
 @contextmanager
 def _interruptible(crew: "Crew") -> Iterator[None]:
-    """Let Ctrl-C end all ranks together, and never during a message."""
+    """Let Ctrl-C end the conversion on all ranks together, never during a message."""
     if crew.size == 1:
         yield
         return
@@ -622,7 +625,7 @@ def conversion_text(said: dict[str, Any]) -> str:
 
 
 def add_inspect_parser(actions: Any) -> None:
-    """Add `inspect`."""
+    """Add the parser of `hpcsgd data inspect`."""
     parser = actions.add_parser(
         "inspect",
         help="show size, labels, row norms and a suggested learning rate",
@@ -790,7 +793,7 @@ KNOBS = (
 
 
 def add_synth_parser(actions: Any) -> None:
-    """Add `synth`."""
+    """Add the parser of `hpcsgd data synth`."""
     synth = actions.add_parser(
         "synth",
         help="generate a synthetic data file with the size of a known data set",
@@ -863,7 +866,7 @@ def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def add_verify_parser(actions: Any) -> None:
-    """Add `verify`."""
+    """Add the parser of `hpcsgd data verify`."""
     parser = actions.add_parser(
         "verify",
         help="check a data file against its checksums",
@@ -878,7 +881,7 @@ def add_verify_parser(actions: Any) -> None:
 
 
 def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Read the whole file; return 1 if a part is damaged."""
+    """Compare a file with its checksums; return 1 if a part is damaged, else 0."""
     from hpcsgd.data.store import verify_store
 
     path = Path(arguments.data)
@@ -914,7 +917,7 @@ ACTIONS = (
 
 
 def add_parser(commands: Any) -> None:
-    """Add `data` and its own commands."""
+    """Add the parser of `hpcsgd data` and of its commands."""
     parser = commands.add_parser("data", help=COMMANDS["data"], example=DATA_EXAMPLE)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for add_action in ACTIONS:

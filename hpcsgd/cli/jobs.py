@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def add_cancel_parser(actions: Any) -> None:
-    """Add `cancel`."""
+    """Add the parser of `hpcsgd jobs cancel`."""
     parser = actions.add_parser(
         "cancel",
         help="cancel the waiting and running jobs of a folder",
@@ -90,7 +90,7 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def add_collect_parser(actions: Any) -> None:
-    """Add `collect`."""
+    """Add the parser of `hpcsgd jobs collect`."""
     parser = actions.add_parser(
         "collect",
         help="collect the results of jobs in one table",
@@ -105,7 +105,7 @@ def add_collect_parser(actions: Any) -> None:
 
 
 def run_collect(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print one row for each run."""
+    """Print the results of jobs, one row for each run."""
     from hpcsgd.jobs.status import as_csv, collect
     from hpcsgd.runs.result import finite
 
@@ -136,7 +136,7 @@ def _cell(value: Any) -> str:
 
 
 def add_new_site_parser(actions: Any) -> None:
-    """Add `new-site`."""
+    """Add the parser of `hpcsgd jobs new-site`."""
     parser = actions.add_parser(
         "new-site",
         help="write a site file for your cluster, or list the known sites",
@@ -194,7 +194,7 @@ RESUME = ("--resume", "auto")
 
 
 def steps_of(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """Return the launches of a job, after a test that their command lines are valid."""
+    """Return the launches of a job, after a check that their commands are valid."""
     steps = MAKERS[arguments.template](arguments, resources)
     for step in _telling(steps):
         _try(step.command)
@@ -202,9 +202,10 @@ def steps_of(arguments: argparse.Namespace, resources: Resources) -> tuple[Step,
 
 
 def _telling(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yield the first step, and each step with a word that no earlier one has.
+    """Yield the first step, and each step with a word that no earlier step has.
 
-    In a sweep they are as many as values, not as many as combinations.
+    In a sweep the number of these steps grows with the number of values, not with the
+    number of their combinations.
     """
     earlier_words: set[str] = set()
     for step in steps:
@@ -223,10 +224,10 @@ def _train(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
 def training(
     words: Sequence[str], folder: str, run: Mapping[str, Any], resources: Resources
 ) -> Words:
-    """Return the words of a run that resumes in `folder`, unless they name another.
+    """Return the command of a run that resumes in `folder`, unless `words` have --out.
 
-    Device and comm of its table [run] become flags, because checks of a job and its
-    script use words only.
+    Device and comm of its table [run] become flags, because the checks of a job and its
+    script read the words of the command only.
     """
     out = () if _says(words, "--out") else ("--out", folder)
     return ("train", *words, *_flags(("train", *words), run, resources), *out, *RESUME)
@@ -244,13 +245,16 @@ def _flags(command: Words, run: Mapping[str, Any], resources: Resources) -> Word
 
 
 def _run_table(arguments: argparse.Namespace) -> Mapping[str, Any]:
-    """Return the table [run] of a command of `train`: its file, --set, and flags."""
+    """Return the table [run] of a `train` command, from its file, --set and flags.
+
+    --resume in the command is refused.
+    """
     _refuse_resume(arguments)
     return _run_table_of(("train", *arguments.words)) or {}
 
 
 def _run_table_of(command: Words) -> Mapping[str, Any] | None:
-    """Return the table [run] of a command that trains; None of any other."""
+    """Return the table [run] of a command that trains; None for another command."""
     from hpcsgd.cli.parser import make_parser
     from hpcsgd.cli.train import overlaid
     from hpcsgd.config import read_toml
@@ -263,7 +267,7 @@ def _run_table_of(command: Words) -> Mapping[str, Any] | None:
 
 
 def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """Return a step for every combination of varied values, each with its folder."""
+    """Return a step for every combination of varied values, each with a run folder."""
     _refuse_out(arguments)
     if not arguments.vary:
         raise ConfigError("a sweep needs --vary, as in --vary schedule.steps=1,2,4,8")
@@ -287,7 +291,7 @@ def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
 
 
 def _axis(text: str) -> list[str]:
-    """Return section.key=value for each value of section.key=V1,V2,..."""
+    """Return the list of section.key=value for the values in section.key=V1,V2,..."""
     key, equals, values = text.partition("=")
     choices = [value for value in values.split(",") if value]
     if not (equals and choices and re.fullmatch(r"\w+\.\w+", key)):
@@ -303,7 +307,7 @@ def _sets(point: Sequence[str]) -> Words:
 
 
 def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """Return a step of the same run for each number of ranks, each with its folder."""
+    """Return a step of the same run for each number of ranks, each with a folder."""
     _refuse_out(arguments)
     steps = []
     run = _run_table(arguments)
@@ -326,7 +330,10 @@ def _convert(arguments: argparse.Namespace, resources: Resources) -> tuple[Step,
 
 
 def _command(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """Return the command of the user; if it trains, with the flags of its [run]."""
+    """Return one step: the command of the user.
+
+    If it trains, device and comm of its table [run] are added as flags.
+    """
     words = tuple(arguments.words)
     run = _run_table_of(words) if words else None
     return (Step(words if run is None else (*words, *_flags(words, run, resources))),)
@@ -335,7 +342,10 @@ def _command(arguments: argparse.Namespace, resources: Resources) -> tuple[Step,
 def _smoke_command(
     arguments: argparse.Namespace, resources: Resources
 ) -> tuple[Step, ...]:
-    """Return the smoke test in the folder of the job, on GPUs if it requests some."""
+    """Return one step: the smoke test in the folder of the job.
+
+    It runs on GPUs if the job requests some.
+    """
     folder = ("--folder", arguments.out)
     is_open = resources.gpus and not _says(arguments.words, "--device")
     device = ("--device", "cuda") if is_open else ()
@@ -439,12 +449,12 @@ EXAMPLES = {
 
 
 def _example(templates: Any, name: str) -> str:
-    """Return the example of a template for the action (render or submit)."""
+    """Return the example of template `name` for the action, `render` or `submit`."""
     return EXAMPLES[name].format(action=templates._prog_prefix.split()[2])
 
 
 def add_templates(parser: Any, run: Any) -> list[Any]:
-    """Add a parser for each template; return the parsers."""
+    """Add a parser for each template of a job, which calls `run`; return them."""
     templates = parser.add_subparsers(
         dest="template", metavar="TEMPLATE", required=True
     )
@@ -556,7 +566,7 @@ def _add_resources(parser: Any) -> None:
 
 
 def site_of(arguments: argparse.Namespace) -> Site:
-    """Return the site of --site, or of the variable SITE."""
+    """Return the site of --site, or of the environment variable HPCSGD_SITE."""
     name = arguments.site or os.environ.get(SITE)
     if not name:
         raise ConfigError(
@@ -569,7 +579,7 @@ def site_of(arguments: argparse.Namespace) -> Site:
 
 
 def job_of(arguments: argparse.Namespace, site: Site) -> Job:
-    """Return the job that the flags describe."""
+    """Return the job that the command line describes."""
     resources = _resources(arguments, site)
     steps = steps_of(arguments, resources)
     is_one = len(steps) == 1 and arguments.template not in ("sweep", "scaling")
@@ -589,7 +599,7 @@ def job_of(arguments: argparse.Namespace, site: Site) -> Job:
 
 
 def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
-    """Return the resources: defaults of the site, then the file, then flags."""
+    """Return the resources of a job: flags override the file, the file the site."""
     from hpcsgd.config import read_toml
 
     table = dict(site.defaults)
@@ -618,7 +628,7 @@ def _plain(name: str) -> str:
 
 
 def add_render_parser(actions: Any) -> None:
-    """Add `render`."""
+    """Add the parser of `hpcsgd jobs render`."""
     parser = actions.add_parser(
         "render",
         help="print the job script that `hpcsgd jobs submit` sends",
@@ -642,7 +652,7 @@ def run_render(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def warn(job: Job, site: Site) -> None:
-    """Print warnings of requests that are valid but probably not meant."""
+    """Print warnings of requests that are valid but probably not meant, on stderr."""
     for text in warnings(job, site):
         print(f"hpcsgd: warning: {text}", file=sys.stderr)
 
@@ -651,7 +661,7 @@ def warn(job: Job, site: Site) -> None:
 
 
 def add_smoke_parser(actions: Any) -> None:
-    """Add `smoke`."""
+    """Add the parser of `hpcsgd jobs smoke`."""
     parser = actions.add_parser(
         "smoke",
         help="check MPI, GPUs, files and clocks on all ranks",
@@ -694,7 +704,7 @@ def add_smoke_parser(actions: Any) -> None:
 
 
 def run_smoke(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Run the checks; print the verdict on standard output, each check on stderr."""
+    """Run the smoke checks; print the verdict on stdout and each check on stderr."""
     from hpcsgd.jobs.smoke import SmokeCheck
 
     if launch.must_relaunch(arguments.ranks):
@@ -748,7 +758,7 @@ HEADS = ("job", "name", "state", "code", "starts", "elapsed", "nodes", "run")
 
 
 def add_status_parser(actions: Any) -> None:
-    """Add `status`."""
+    """Add the parser of `hpcsgd jobs status`."""
     parser = actions.add_parser(
         "status",
         help="show the state of submitted jobs",
@@ -776,7 +786,7 @@ def run_status(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def status_text(found: "list[JobState]") -> str:
-    """Return a table of jobs, and a sentence on each that did not end well."""
+    """Return a table of jobs, and a sentence on each job that did not end well."""
     lines = table(HEADS, [_row(state) for state in found])
     for state in found:
         if state.why:
@@ -813,7 +823,7 @@ def _progress(state: "JobState") -> str:
 
 
 def add_submit_parser(actions: Any) -> None:
-    """Add `submit`."""
+    """Add the parser of `hpcsgd jobs submit`."""
     parser = actions.add_parser(
         "submit",
         help="submit a job to Slurm and print its number",
@@ -868,7 +878,7 @@ ACTIONS = (
 
 
 def add_parser(commands: Any) -> None:
-    """Add `jobs` and its own commands."""
+    """Add the parser of `hpcsgd jobs` and of its commands."""
     parser = commands.add_parser(
         "jobs",
         help=COMMANDS["jobs"],

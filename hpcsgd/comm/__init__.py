@@ -104,9 +104,9 @@ def open_world(
 
 
 def choose(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return (what `auto` takes, why), from what a launcher left alone.
+    """Return (the communicator that "auto" stands for, why), from the environment.
 
-    What it takes is "none" for ranks that are refused.
+    The communicator is "none" if these ranks are refused; the reason says why.
     """
     refusal = launch_refusal(environment)
     if refusal is not None:
@@ -120,8 +120,9 @@ def choose(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def open_communicator(kind: str, reproducible: bool, **more: Any) -> "Communicator":
-    """Open the communicator registered as `kind`; `more` are arguments of that kind
-    alone.
+    """Open the communicator registered as `kind`.
+
+    `more` contains arguments that only this kind takes.
     """
     module, opener = COMMUNICATORS[kind].split(":")
     world: Communicator = getattr(import_module(module), opener)(
@@ -131,7 +132,7 @@ def open_communicator(kind: str, reproducible: bool, **more: Any) -> "Communicat
 
 
 def check_expected(size: int, expected: int | None) -> None:
-    """Refuse a world of `size` ranks where a launcher has started `expected`.
+    """Raise TransportError if the launcher started `expected` ranks, not `size` ranks.
 
     A launcher of one MPI and the library of another start n worlds of one rank each,
     without an error.
@@ -143,7 +144,10 @@ def check_expected(size: int, expected: int | None) -> None:
 
 
 def check_number(size: int, number: int | None) -> None:
-    """Refuse a world of `size` ranks that rank `number` of a launcher cannot be in."""
+    """Raise TransportError if the launcher gives this rank a number of at least `size`.
+
+    The world of the communicator has `size` ranks. `number` is None without a launcher.
+    """
     if number is not None and number >= size:
         raise TransportError(
             f"the launcher calls this rank {number} and MPI gives {size}: {STRANGERS}"

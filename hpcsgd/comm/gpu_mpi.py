@@ -24,14 +24,17 @@ CHUNK = 4 * 2**20  # bytes; the copies of one are some hundred microseconds
 
 
 class PinnedBuffers:
-    """Buffers of pinned memory, used again once the GPU is done with them."""
+    """Buffers of pinned memory, which are reused once the GPU is done with them."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self._free: dict[tuple[int, str], list[tuple[Array, Any]]] = {}
 
     def take(self, words: int, dtype: np.dtype[Any]) -> Array:
-        """Return a free buffer; to pin memory takes long, so buffers are used again."""
+        """Return a free buffer of `words` words, or a new one if none is free.
+
+        Buffers are reused because pinning memory takes long.
+        """
         free = self._free.setdefault((words, dtype.str), [])
         if not free:
             return self.layer.pinned(words, dtype)
@@ -40,22 +43,23 @@ class PinnedBuffers:
         return buffer
 
     def give(self, buffer: Array, stream: Any) -> None:
-        """Take back a buffer, of which copies are still queued on the stream."""
+        """Take back a buffer; copies of it may still be queued on `stream`."""
         free = self._free.setdefault((buffer.size, buffer.dtype.str), [])
         free.append((buffer, self.layer.record(stream)))
 
 
 class HostStaging(Carrier):
-    """Copies device arrays to the host, sends them by its communicator, and copies
-    back.
-    """
+    """A carrier that copies device arrays to the host, and sends them from there."""
 
     def __init__(self, host: Communicator, layer: Layer, stream: Any = None) -> None:
         super().__init__(host, layer, stream)
         self.pinned = PinnedBuffers(layer)
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Copy to the host, begin there, and copy back in `wait`."""
+        """Copy the arrays to the host and begin the collective there.
+
+        `wait` of the transfer copies the result back to the device.
+        """
         c = collective
         in_place = c.receive is c.send
         if in_place and blocking:
@@ -89,7 +93,10 @@ class HostStaging(Carrier):
         return host
 
     def _in_chunks(self, whole: Collective) -> None:
-        """Use the same chunks on all ranks; within a stream nothing overtakes."""
+        """Run a collective in place by chunks, while the next chunk is copied.
+
+        All ranks use the same chunks. Within a stream no copy overtakes another.
+        """
         layer, stream, flat = self.layer, self.stream, whole.send.reshape(-1)
         chunks = chunks_of(flat.size, flat.dtype.itemsize)
         longest = max(chunk.stop - chunk.start for chunk in chunks)
@@ -120,7 +127,7 @@ def chunks_of(words: int, itemsize: int) -> list[slice]:
 
 
 class StagedCommunicator(DeviceCommunicator):
-    """Transport mpi-host, which works with any MPI; ranks may share GPUs."""
+    """The communicator of transport mpi-host: any MPI; ranks may share GPUs."""
 
     kind = "mpi-host"
     remedy = "check this GPU and the MPI between these ranks, or use --device cpu"
@@ -153,9 +160,7 @@ class PathCheck(NamedTuple):
 
 
 def rdma_way(root: Path, environment: Mapping[str, str]) -> PathCheck:
-    """Return whether NCCL can send GPU memory through an adapter without host
-    memory.
-    """
+    """Return whether NCCL can send GPU memory by an adapter without host memory."""
     adapters = adapters_in(root)
     if environment.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         return PathCheck(
@@ -175,7 +180,7 @@ def rdma_way(root: Path, environment: Mapping[str, str]) -> PathCheck:
 
 
 def adapters_in(root: Path) -> list[str]:
-    """Return the names of the InfiniBand and RoCE adapters, sorted."""
+    """Return the names of the InfiniBand and RoCE adapters of this node, sorted."""
     folder = root / "sys/class/infiniband"
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
@@ -189,8 +194,9 @@ def is_loaded(root: Path, module: str) -> bool:
 
 
 def has_dmabuf(root: Path, environment: Mapping[str, str]) -> bool:
-    """Return whether the kernel can lend GPU memory by dma-buf, which only the open
-    driver modules can.
+    """Return whether the kernel can lend GPU memory by dma-buf.
+
+    Only the open driver modules can.
     """
     if environment.get("NCCL_DMABUF_ENABLE", "1") == "0":
         return False
@@ -203,7 +209,7 @@ def storage_way(
 ) -> PathCheck:
     """Return whether drives can write to GPU memory without host memory.
 
-    `kvikio` is its version, `cufile` the library that is found; None: there is none.
+    `kvikio` is the version of that package, `cufile` the library; None: not installed.
     """
     mode = environment.get("KVIKIO_COMPAT_MODE", "")
     for missing, why in (
@@ -219,8 +225,9 @@ def storage_way(
 
 
 def mpi_way(reads: bool | None, environment: Mapping[str, str]) -> PathCheck:
-    """Return whether MPI takes addresses on GPUs; `reads` is its own answer,
-    or None.
+    """Return whether MPI takes addresses on GPUs.
+
+    `reads` is what the MPI library itself reports; None if it cannot be asked.
     """
     answers = {None: "MPI cannot be asked", True: "MPI says so", False: "MPI denies it"}
     variables = [
@@ -262,14 +269,17 @@ REMEDY = "use transport = mpi-host, or transport = nccl"
 
 
 class CudaAware(Carrier):
-    """Passes device addresses to MPI once the stream is done: MPI knows no streams."""
+    """A carrier that passes device addresses to MPI.
+
+    MPI knows no streams: the stream is synchronised first.
+    """
 
     def _ready(self, *arrays: Any) -> list[Any]:
         self.layer.synchronize(self.stream)
         return [self.layer.for_mpi(array) for array in arrays]
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Begin it on the addresses of the device arrays."""
+        """Begin the collective on the addresses of the device arrays."""
         c = collective
         if c.kind == "ordered_parts":
             return self._begin_ordered_parts(c)
@@ -281,7 +291,7 @@ class CudaAware(Carrier):
         return self.host.begin(c.with_arrays(send, receive), blocking)
 
     def _begin_ordered_parts(self, parts: Collective) -> Transfer:
-        """Add on the host, through pinned memory: MPI guarantees no order."""
+        """Begin a sum in rank order on the host: MPI guarantees no order on devices."""
         sent = fetched(self.layer, parts.send, self.stream)
         self.down += parts.send.nbytes
         total = sent[: parts.receive.size]
@@ -296,8 +306,9 @@ class CudaAware(Carrier):
 
 
 class CudaAwareCommunicator(DeviceCommunicator):
-    """Transport mpi-cuda, an explicit choice: no safe test shows if an MPI
-    supports it.
+    """The communicator of transport mpi-cuda, which must be chosen explicitly.
+
+    No safe test shows whether an MPI supports it.
     """
 
     kind = "mpi-cuda"
@@ -318,8 +329,9 @@ class CudaAwareCommunicator(DeviceCommunicator):
 
 
 def check_support() -> None:
-    """Refuse an MPI that denies support: an address that it cannot read would end the
-    job.
+    """Raise ConfigError if MPI reports that it cannot read device memory.
+
+    A device address that MPI cannot read would end the job.
     """
     from hpcsgd.comm.mpi import reads_device_memory
 
@@ -345,8 +357,9 @@ class DeviceNarrowSum(NarrowSum):
     def __init__(
         self, group: DeviceCommunicator, words: int, array: Any = None
     ) -> None:
-        """Prepare the sum of `array`, of `words` words, in place; None: of a
-        new array.
+        """Prepare the sum of `array`, which has `words` words, in place.
+
+        If `array` is None, a new array is allocated.
         """
         self.group = group
         layer = group.layer
@@ -371,7 +384,7 @@ class DeviceNarrowSum(NarrowSum):
 
 
 class DevicePieces(NarrowPieces):
-    """Pieces one after the other; bf16 needs no exponents before them."""
+    """Pieces of a device array in bf16, one after the other, without exponents."""
 
     def __init__(self, group: DeviceCommunicator, lengths: Sequence[int]) -> None:
         self.group = group
@@ -379,9 +392,9 @@ class DevicePieces(NarrowPieces):
         self.held = group.layer.empty(sum(lengths), np.uint16)
 
     def write(self, values: Any) -> None:
-        """held ← the values, rounded."""
+        """Compute held ← `values`, rounded to bf16."""
         self.group.layer.narrow(values, self.held, self.group.stream)
 
     def read(self, out: Any) -> None:
-        """out ← the values of the pieces."""
+        """Compute out ← the values of the pieces, in float32."""
         self.group.layer.widen(self.held, out, self.group.stream)

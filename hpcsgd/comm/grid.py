@@ -1,4 +1,4 @@
-"""R replicas of C members each."""
+"""The grid of ranks: R replicas of C members each."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -11,15 +11,20 @@ from hpcsgd.errors import ConfigError, DataError
 
 
 def place_on_grid(rank: int, members: int) -> tuple[int, int]:
-    """Return (replica, member) of a rank; the members of a replica are neighbours.
+    """Return (replica, member) of a rank; consecutive ranks are members of one replica.
 
-    Neighbours usually share a node, and members send far more messages than replicas.
+    Consecutive ranks usually share a node, and members exchange far more messages than
+    replicas.
     """
     return divmod(rank, members)
 
 
 class Grid:
-    """The ranks of the world as a grid, with the two groups of this rank."""
+    """The ranks of the world as a grid, with this rank's two communicators.
+
+    `members` has the ranks of the same replica, `replicas` the ranks of the same
+    columns.
+    """
 
     def __init__(self, world: Communicator, replicas: int, members: int) -> None:
         check_size(world.size, replicas, members)
@@ -29,32 +34,38 @@ class Grid:
         self.replicas = world.split(self.member, self.replica)  # one column block
 
     def meet(self) -> None:
-        """Wait for all ranks; an error of this package on one of them is raised on all.
+        """Wait for all ranks; an error of this package on one is raised on all ranks.
 
-        Collective. Called before groups are opened where ranks are put `together`: a
-        rank in a split would wait for ever for a rank that has refused.
+        Collective. Called before communicators are opened: a rank that has raised an
+        error would not take part in the split, and all others would wait for it for
+        ever.
         """
         self.world.together(lambda: None)
 
     def close(self) -> None:
-        """Close both groups, with all ranks; the world stays open."""
+        """Close both communicators, `members` and `replicas`; the world stays open.
+
+        Collective.
+        """
         self.members.close()
         self.replicas.close()
 
 
 def duplicate(group: Communicator) -> Communicator:  # after `Grid.meet`
-    """Return a second group of the same ranks, in the same order, for separate
-    messages.
+    """Return a second communicator of the same ranks. Collective.
+
+    It keeps messages apart from those of `group`. A group of one rank is returned
+    itself.
     """
     return group if group.size == 1 else group.split(0, group.rank)
 
 
 @contextmanager
 def close_on_agreed_error(close: Callable[[], None]) -> Iterator[None]:
-    """Call `close` when all ranks raise the same error: no rank is inside a collective
-    then.
+    """Call `close` if the body raises an error that all ranks raise.
 
-    After other errors it is left open: closing waits for all ranks.
+    No rank is inside a collective then. After other errors `close` is not called, since
+    it waits for all ranks.
     """
     try:
         yield
@@ -65,7 +76,7 @@ def close_on_agreed_error(close: Callable[[], None]) -> Iterator[None]:
 
 
 def check_size(ranks: int, replicas: int, members: int) -> None:
-    """Refuse a grid that does not take all ranks."""
+    """Raise ConfigError unless replicas × members is the number of ranks."""
     if replicas < 1 or members < 1:
         raise ConfigError(
             f"grid {replicas}x{members}: replicas and members must be at least 1"
@@ -79,8 +90,9 @@ def check_size(ranks: int, replicas: int, members: int) -> None:
 
 
 def parse_grid(text: str) -> tuple[int, int]:
-    """Return (replicas, members) of a text such as "1x2"; ConfigError for
-    other texts.
+    """Return (replicas, members) of a text such as "1x2".
+
+    Raise ConfigError for other texts.
     """
     match = re.fullmatch(r"(\d+)[xX×](\d+)", text.strip())
     if match is None:

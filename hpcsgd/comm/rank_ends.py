@@ -1,7 +1,7 @@
 """How ranks end: the limit on the time in which MPI starts, and notes of `--ranks`.
 
-It is also used by small scripts beside the ranks, and run as one itself: it imports
-the standard library only.
+Small scripts beside the ranks use this module, too, and it runs as a script itself.
+Therefore it imports the standard library only.
 """
 
 import os
@@ -23,7 +23,7 @@ ENDS = "HPCSGD_ENDS"  # set by our launcher: the folder
 
 
 class RankEnd(NamedTuple):
-    """One rank and how it ended: an exit code, or −signal."""
+    """The end of a rank: the time, its number, and its exit code or −signal."""
 
     at: float
     rank: int
@@ -31,9 +31,9 @@ class RankEnd(NamedTuple):
 
 
 def note_end(rank: int, code: int) -> None:
-    """Note how a rank ended, for our launcher where there is one.
+    """Note how a rank ended in the folder of our launcher; do nothing without one.
 
-    The first note of a rank counts.
+    Only the first note of a rank counts.
     """
     folder = os.environ.get(ENDS)
     if folder is None:
@@ -46,7 +46,7 @@ def note_end(rank: int, code: int) -> None:
 
 
 def read_ends(folder: Path) -> list[RankEnd]:
-    """Return the ends noted so far, the first one first."""
+    """Return the ends of ranks noted in `folder` so far, the earliest first."""
     ends = []
     for path in folder.glob("*"):
         if path.name.isdigit():
@@ -73,19 +73,19 @@ FORWARDING = 0.5  # seconds for a launcher to pass on what a rank printed
 
 
 def start_seconds(timeout: float) -> float:
-    """Return how long ranks may take to start together; 0 = for ever.
+    """Return the seconds that ranks may take to start together; 0 for no limit.
 
-    They begin at different times for good reasons. So it is START or the time-out, the
-    longer of them, unless the user asks for less than the default time-out.
+    Ranks begin at different times for good reasons. So the limit is START or `timeout`,
+    the longer of them, unless the user asks for less than the default time-out.
     """
     return timeout if timeout < TIMEOUT else max(timeout, START)
 
 
 @contextmanager
 def start_limit(seconds: float, rank: int, size: int) -> Iterator[None]:
-    """End this process if the body takes longer than `seconds`; 0 = no limit.
+    """End this process if the body takes longer than `seconds`; 0 for no limit.
 
-    There is no limit for a single rank, which waits for no other.
+    There is no limit for a single rank, which waits for no other rank.
     """
     if seconds <= 0 or size < 2 or not sys.executable:
         yield
@@ -104,7 +104,10 @@ def start_limit(seconds: float, rank: int, size: int) -> Iterator[None]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped; False where the system does not show it."""
+    """Return whether a process is stopped by a signal.
+
+    It is False if the system does not show the state of processes.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "Tt"
@@ -122,15 +125,18 @@ def _is_over(seconds: float) -> bool:
 
 
 def first_turn(rank: int) -> float:
-    """Return the seconds that this rank leaves to the first SLOTS ranks."""
+    """Return the seconds for which this rank leaves reports to the first SLOTS ranks.
+
+    They are 0 for the first SLOTS ranks themselves.
+    """
     return 0.0 if rank < SLOTS else SLOTS * SLOT
 
 
 def has_turn(rank: int) -> bool:
     """Return whether a rank may report now: ranks of a node take turns by its clock.
 
-    They cannot send messages to each other, and the job of the first that reports ends
-    before the next one would.
+    Ranks cannot send messages to each other here. The first report ends the job before
+    the next rank would report.
     """
     place = time.monotonic() / SLOT % SLOTS - rank % SLOTS
     return 0.0 <= place < 0.25

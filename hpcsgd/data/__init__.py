@@ -1,1 +1,1 @@
-"""Where rows come from, who gets which, and in what order."""
+"""Data: readers and conversion of rows, their shards on ranks, and sampling."""

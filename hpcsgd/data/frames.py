@@ -14,7 +14,7 @@ MOST_NAMED = 3  # columns that an error names
 
 @dataclass(frozen=True)
 class Matrix:
-    """The rows of a caller, or the path of their file."""
+    """The rows that a caller has passed, or the path of the file that contains them."""
 
     X: Any  # NumPy array, SciPy matrix or CuPy array; None: in a file
     names: list[str] | None = None  # of the columns, where they have any
@@ -22,9 +22,10 @@ class Matrix:
 
 
 def to_matrix(data: Any) -> Matrix:
-    """Return the rows; arrays as they are, frames of pandas and polars with names.
+    """Return an array, a frame of pandas or polars, or a path as a `Matrix`.
 
-    Columns whose labels are not all text have no names, as in scikit-learn.
+    Arrays stay as they are. Columns whose labels are not all text have no names, as in
+    scikit-learn.
     """
     if isinstance(data, str | Path):
         return Matrix(None, path=str(data))
@@ -84,7 +85,10 @@ def _from_array(data: Any) -> Any:
 
 
 def _first_text(array: Any) -> str:
-    """Return the first value, by rows, that is not a number, and its place; or ""."""
+    """Return the first value, by rows, that is not a number, and its place, as text.
+
+    It is "" if all values are numbers.
+    """
     try:
         array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -101,7 +105,7 @@ def _first_text(array: Any) -> str:
 def _from_pandas(frame: Any) -> tuple[Any, list[str] | None]:
     """Return a frame of pandas as (matrix, names or None); missing values become NaN.
 
-    Columns that are not numeric are refused; NaN is refused later.
+    Columns that are not numeric are refused here; NaN is refused later.
     """
     labels = list(frame.columns)
     kinds = list(frame.dtypes)
@@ -119,7 +123,7 @@ def _from_pandas(frame: Any) -> tuple[Any, list[str] | None]:
 
 
 def _is_about_zero(kind: Any) -> bool:
-    """Return whether a sparse pandas dtype leaves out zeros, not ones or NaN."""
+    """Return whether a sparse pandas dtype leaves out zeros, and not ones or NaN."""
     return bool(getattr(kind, "fill_value", None) == 0)
 
 
@@ -149,7 +153,10 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _refuse_others(kinds: dict[str, str]) -> None:
-    """Raise DataError if `kinds` (dtype by column that is not numeric) is not empty."""
+    """Raise DataError if `kinds` is not empty.
+
+    It has the dtype of each column that is not numeric, by the name of the column.
+    """
     if not kinds:
         return
     shown = [f"{name!r} ({kind})" for name, kind in kinds.items()]

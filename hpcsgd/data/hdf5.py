@@ -74,7 +74,7 @@ class StoreLayout:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """Return the dtype on disk."""
+        """Return the dtype of the matrix on disk."""
         return np.dtype(ELEMENTS[self.element])
 
     @property
@@ -84,7 +84,7 @@ class StoreLayout:
 
     @property
     def tiles(self) -> int:
-        """Return the number of tiles side by side."""
+        """Return the number of tiles side by side, which cover all columns."""
         return -(-self.cols // self.tile_cols)
 
     def encode(self, values: Array) -> Array:
@@ -109,7 +109,10 @@ class StoreLayout:
 
 
 def layout_of(path: Any, attributes: Any) -> StoreLayout | None:
-    """Return the layout from the attributes of a file; None if it is no store."""
+    """Return the layout of a store from the attributes of its file; else None.
+
+    It is None for files of another format and of format version 1.
+    """
     if _text(attributes.get("format")) != FORMAT:
         return None
     version = attributes.get("format_version")
@@ -137,7 +140,7 @@ def layout_of(path: Any, attributes: Any) -> StoreLayout | None:
 
 
 def widen(part: slice, size: int, whole: int) -> slice:
-    """Return `part` of range(whole), widened to multiples of `size`."""
+    """Return the range `part` of range(whole), widened to multiples of `size`."""
     stop = min(-(-part.stop // size) * size, whole)
     return slice(part.start // size * size, max(stop, part.start))
 
@@ -145,11 +148,11 @@ def widen(part: slice, size: int, whole: int) -> slice:
 def tile_shape(
     cols: int, item: int, is_sparse: bool, rows: int | None = None
 ) -> tuple[int, int]:
-    """Return rows and columns of a tile: about a megabyte, for row ranges and slabs.
+    """Return (rows, columns) of a tile of about a megabyte.
 
-    HDF5 stores whole tiles. Where all `rows` of the store make fewer than `FEW` tiles
-    one below the other, tiles share the rows and the columns evenly: a small store is
-    about as large as its values.
+    Tiles suit reads of ranges of rows and of columns. HDF5 stores whole tiles. If all
+    `rows` of the store make fewer than `FEW` tiles one below the other, tiles share the
+    rows and the columns evenly: a small store is about as large as its values.
     """
     width = cols if is_sparse else min(cols, TILE_COLUMNS)
     height = SPARSE_ROWS if is_sparse else max(TILE_BYTES // (item * width), 1)
@@ -159,7 +162,7 @@ def tile_shape(
 
 
 def _even(size: int, most: int) -> int:
-    """Return the length of the fewest equal parts of `size`, of `most` each at most."""
+    """Return the length of the fewest equal parts of `size` of at most `most` each."""
     return -(-size // -(-size // most))
 
 
@@ -185,7 +188,10 @@ def need_h5py() -> Any:
 
 
 def open_parallel(path: Path, mpi: Any) -> Any:
-    """Open a file for reading through MPI-IO by all ranks of `mpi`. Collective."""
+    """Open a file for reading by all ranks of `mpi` through MPI-IO. Collective.
+
+    `mpi` is a communicator of mpi4py; None raises ConfigError.
+    """
     if not need_h5py().get_config().mpi:
         raise ConfigError(
             "hdf5 = 'mpio' needs an h5py that was built with MPI; leave --hdf5 out"
@@ -203,7 +209,7 @@ def open_hdf5(path: Path, **driver: Any) -> Any:
     """Open a file for reading, without a lock.
 
     No program writes to a store under its final name, some parallel file systems refuse
-    locks, and thousands of ranks would request one at the same moment.
+    locks, and thousands of ranks would request a lock at the same moment.
     """
     check_file(path, "an HDF5 file")
     if not os.access(path, os.R_OK):
@@ -273,7 +279,10 @@ def _sparse_shape(path: Path, file: Any, X: Any) -> tuple[int, int]:
 
 
 def check_columns(path: Path, file: Any, rows: int) -> None:
-    """Raise DataError if targets, weights, offsets or groups are not one per row."""
+    """Raise DataError unless each column beside /X has one value for each row.
+
+    These columns are targets, sample weights, offsets and query groups.
+    """
     for name in COLUMNS:
         if name not in file:
             continue
@@ -294,9 +303,9 @@ def lacks(name: str, path: Path, file: Any) -> DataError:
 
 
 def node_of(path: Path, file: Any, name: str) -> Any:
-    """Return the object with this name; it may be a link into another file.
+    """Return the object `name` of a file; raise DataError if it is a broken link.
 
-    HDF5 raises KeyError for a link to nothing, RuntimeError for one to itself.
+    HDF5 raises KeyError for a link to nothing, RuntimeError for a link to itself.
     """
     try:
         return file[name]
@@ -342,7 +351,7 @@ def check_sources(path: Path, name: str, node: Any) -> None:
 
 
 def check_file(path: Path, what: str) -> None:
-    """Raise DataError if `path` is no regular file; `what` is what it should be."""
+    """Raise DataError if `path` is no regular file; `what` names what was expected."""
     if not path.exists():
         raise DataError(
             f"{path} does not exist{did_you_mean_file(path)}; check the name"
@@ -369,8 +378,8 @@ WIDER = 1.25  # a read may grow by this factor to whole blocks, to check them
 class Hdf5Reader:
     """A reader of a store or of any file with /X (and /y, for training).
 
-    Whole blocks of a read are compared with their checksums while `checks` is true; a
-    read is widened to whole blocks if that adds at most a quarter.
+    While `checks` is true, whole blocks are compared with their checksums as they are
+    read. A read is widened to whole blocks if that adds at most a quarter to it.
     `mpi` is the communicator of mpi4py whose ranks all open the file, for MPI-IO.
     """
 
@@ -391,7 +400,10 @@ class Hdf5Reader:
         self.block_rows = 1 if self.layout is None else self.layout.block_rows
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """Return a dense block: float32 or float64 of a store, else as it is stored."""
+        """Return a dense block.
+
+        From a store it is float32 or float64, else it has the dtype of the file.
+        """
         if self.is_sparse:
             dense: Array = self.read_csr(rows, cols).toarray()
             return dense
@@ -414,7 +426,10 @@ class Hdf5Reader:
         return read[_within(rows, wide_rows), _within(cols, wide_cols)]
 
     def read_csr(self, rows: slice, cols: slice) -> Any:
-        """Return a block as scipy.sparse.csr_array, with columns numbered from 0."""
+        """Return a block as scipy.sparse.csr_array.
+
+        Its first column, `cols.start` of the matrix, has number 0.
+        """
         if not self.is_sparse:
             return csr_array(self.read(rows, cols))
         wide = self._wide(rows)
@@ -434,9 +449,9 @@ class Hdf5Reader:
         return block[inside.start : inside.stop, cols.start : cols.stop]
 
     def reader_of_blocks(self) -> Callable[[slice, slice], Array]:
-        """Return a function like `read` for a thread beside training.
+        """Return a function like `read` that a thread may call while the run trains.
 
-        It bypasses HDF5 and its lock if the tiles can be read directly.
+        The function bypasses HDF5 and its lock if the tiles can be read directly.
         """
         tiles = self._tiles()
         layout = self.layout
@@ -449,7 +464,8 @@ class Hdf5Reader:
     def filler_of_blocks(self, matrix: str) -> Fill | None:
         """Return a function (rows, cols, out) that reads a block directly into `out`.
 
-        None if the file has another format than `matrix`, or if HDF5 must read it.
+        Return None if the file stores another format than `matrix`, or if only HDF5 can
+        read the tiles.
         """
         tiles = self._tiles()
         if tiles is None or STORED_AS.get(matrix) != self._element():
@@ -457,7 +473,10 @@ class Hdf5Reader:
         return tiles.read_into
 
     def place_of_blocks(self, matrix: str) -> Path | None:
-        """Return the path if the file has the bytes of this format, else None."""
+        """Return the path of the file if it stores format `matrix`, else None.
+
+        It is None, too, if only HDF5 can read the tiles.
+        """
         return None if self.filler_of_blocks(matrix) is None else self.path
 
     def _tiles(self) -> DatasetTiles | None:
@@ -475,50 +494,56 @@ class Hdf5Reader:
         return self.layout.element if plain else "scaled", dtype
 
     def targets(self, rows: slice) -> Any:
-        """Return targets as float64; raise DataError if the file has no /y."""
+        """Return targets of these rows as float64; raise DataError without /y."""
         if "y" not in self.file:
             raise lacks("y", self.path, self.file)
         return self._column("y", rows)
 
     def sample_weight(self, rows: slice) -> Any:
-        """Return weights as float64, or None."""
+        """Return sample weights of these rows as float64; None if the file has none."""
         return self._column("sample_weight", rows)
 
     def offset(self, rows: slice) -> Any:
-        """Return offsets as float64, or None."""
+        """Return offsets of these rows as float64; None if the file has none."""
         return self._column("offset", rows)
 
     def queries(self, rows: slice) -> Any:
-        """Return the groups of rows as int64, or None; training does not use them."""
+        """Return the query group of each of these rows as int64; None without groups.
+
+        Training does not use them.
+        """
         return self._column("qid", rows)
 
     @property
     def preparation(self) -> Preparation:
-        """Return the preparation of the stored rows: column scales, unit rows."""
+        """Return how the stored rows were prepared: column scales, unit rows."""
         moments = {name: self._of_columns(name, "f") for name in (MEANS, SCALES)}
         arrays = {name: array for name, array in moments.items() if array is not None}
         return preparation_from(arrays, bool(self.file.attrs.get("unit_rows", False)))
 
     @property
     def column_names(self) -> list[str] | None:
-        """Return the names of the columns, or None."""
+        """Return the names of the columns; None if the file has none."""
         names = self._of_columns(NAMES, "O")
         return None if names is None else [_plain(name) for name in names]
 
     @property
     def categories(self) -> dict[str, list[str]] | None:
-        """Return the levels of columns that were text before encoding, or None."""
+        """Return column -> levels for columns that were text before encoding.
+
+        None if the file has none.
+        """
         node = self.file.get(CATEGORIES)
         is_text = getattr(node, "shape", None) == () and node.dtype.kind == "O"
         return _document(self._take(CATEGORIES, ())) if is_text else None
 
     @property
     def label_numbers(self) -> dict[str, float] | None:
-        """Return the numbers of labels that were text, or None."""
+        """Return text -> number for labels that were text; None without any."""
         return _document(self.file.attrs.get(LABELS))
 
     def _of_columns(self, name: str, kind: str) -> Array | None:
-        """Return a data set with one entry per column; None if there is none."""
+        """Return data set `name` with one entry per column; None if there is none."""
         node = self.file.get(name)
         if getattr(node, "shape", None) != (self.cols,) or node.dtype.kind != kind:
             return None
@@ -567,7 +592,7 @@ class Hdf5Reader:
     def _check_tiles(
         self, block: Array, rows: slice, cols: slice, layout: StoreLayout
     ) -> None:
-        """Compare all tiles that a block just read contains with their checksums."""
+        """Compare all tiles inside of a block just read with their checksums."""
         width = layout.tile_cols
         for number, span in self._whole_blocks(rows):
             sums = self._take("checksums/X", number)
@@ -595,7 +620,7 @@ class Hdf5Reader:
                 self._compare(name, number, span, values)
 
     def _whole_blocks(self, rows: slice) -> Any:
-        """Yield (number, rows) of the blocks that a range of rows contains."""
+        """Yield (number, rows) of every block that lies wholly in a range of rows."""
         size = self.block_rows
         for number in range(-(-rows.start // size), -(-self.rows // size)):
             span = slice(number * size, min((number + 1) * size, self.rows))
@@ -629,18 +654,18 @@ def _area(rows: slice, cols: slice) -> int:
 
 
 def _within(part: slice, whole: slice) -> slice:
-    """Return a range relative to the start of the range `whole` that contains it."""
+    """Return the range `part` relative to the start of `whole`, which contains it."""
     return slice(part.start - whole.start, part.stop - whole.start)
 
 
 def _reason(error: Exception) -> str:
-    """Return the system's reason of an error, without the details of HDF5."""
+    """Return why a read failed: the text of its error number if it has one."""
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else str(error).split("(")[0].strip()
 
 
 def _document(text: Any) -> dict[str, Any] | None:
-    """Return the JSON object in an attribute of a store; None if it is no object."""
+    """Return the JSON object that `text` contains; None if it contains no object."""
     try:
         document = json.loads(_text(text))
     except (TypeError, ValueError):
@@ -649,7 +674,7 @@ def _document(text: Any) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return an attribute as a value for JSON."""
+    """Return an attribute of a file as a value for JSON."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, np.ndarray):

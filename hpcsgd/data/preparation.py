@@ -43,7 +43,7 @@ class Scales:
         return scaled
 
     def equals(self, other: "Scales | None") -> bool:
-        """Return whether `other` scales alike, but for the rounding of moments."""
+        """Return whether `other` has the same means and scales, up to rounding."""
         if other is None or (self.mean is None) != (other.mean is None):
             return False
         if self.scale.shape != other.scale.shape:
@@ -69,33 +69,39 @@ class Preparation:
 
     @property
     def is_raw(self) -> bool:
-        """Return whether rows are neither scaled nor brought to length 1."""
+        """Return whether the rows are neither scaled nor divided by their lengths."""
         return self.scales is None and not self.unit_rows
 
     @property
     def columns(self) -> str:
-        """Return what the columns are: raw, scaled or standardized."""
+        """Return how the columns were prepared: "raw", "scaled" or "standardized"."""
         if self.scales is None:
             return "raw"
         return "scaled" if self.scales.mean is None else "standardized"
 
     @property
     def text(self) -> str:
-        """Return the words for such rows in a message."""
+        """Return a phrase that describes rows of this preparation in a message."""
         return self.columns + (", of length 1" if self.unit_rows else "")
 
     def scales_as(self, other: "Preparation") -> bool:
-        """Return whether the columns of `other` are scaled alike, or raw as well."""
+        """Return whether `other` scales columns in the same way.
+
+        Two preparations that do not scale columns are equal in this sense.
+        """
         if self.scales is None:
             return other.scales is None
         return self.scales.equals(other.scales)
 
     def describe(self) -> dict[str, Any]:
-        """Return a description for JSON, without the moments of all columns."""
+        """Return a description for JSON, without the means and scales of columns."""
         return {"columns": self.columns, "unit_rows": self.unit_rows}
 
     def apply(self, X: Any) -> Any:
-        """Return raw rows prepared in this way, in float64."""
+        """Return the raw rows X prepared in this way, in float64.
+
+        If this is the preparation of raw rows, X is returned as it is.
+        """
         if self.scales is not None:
             X = self.scales.apply(X)
         if not self.unit_rows:
@@ -115,7 +121,7 @@ RAW = Preparation()
 
 
 def preparation_from(arrays: Mapping[str, Array], unit_rows: bool) -> Preparation:
-    """Return the preparation whose `arrays()` are these."""
+    """Return the preparation whose method `arrays` would return these `arrays`."""
     scale = arrays.get(SCALES)
     mean = arrays.get(MEANS)
     return Preparation(None if scale is None else Scales(mean, scale), unit_rows)
@@ -138,7 +144,7 @@ def unit_rows(X: Any) -> Any:
 
 
 def is_test(rows: Array, fraction: float, seed: int) -> Array:
-    """Return which row numbers are test rows (bool), by a hash of (seed, row)."""
+    """Return a mask of the row numbers that are test rows, by a hash of (seed, row)."""
     drawn: Array = _hash(rows, seed) < np.uint64(int(fraction * 2**53))
     return drawn
 
@@ -156,7 +162,7 @@ def _row_numbers(start: int, stop: int) -> Iterator[Array]:
 
 
 def _hash(rows: Array, seed: int) -> Array:
-    """Return 53 bits of SplitMix64 of each row number, from a start by the seed."""
+    """Return 53 bits of a SplitMix64 hash of (seed, row) for each row number."""
     mixed = _splitmix(rows.astype(np.uint64) + _splitmix(np.array([seed], np.uint64)))
     return mixed >> np.uint64(11)
 

@@ -62,10 +62,11 @@ class Shard:
     def unrounded(
         self, keep: Callable[[Array], Array], sides: dict[str, Array | None]
     ) -> "Shard":
-        """Return the shard with exact side columns where storage has rounded them.
+        """Return the shard with exact targets, weights and offsets if rounded before.
 
-        `sides` contains exact columns by field name, and `keep` stores one. Steps use
-        rounded columns; the reported loss is that of the exact data.
+        `sides` contains the exact columns by field name, and `keep` converts a column
+        to the array that is kept. Steps use rounded columns; the reported loss is that
+        of the exact data.
         """
         exact: dict[str, Any] = {}
         for name, column in sides.items():
@@ -90,7 +91,10 @@ class Shard:
 
 
 def bytes_of_sides(rows: int, item: int) -> int:
-    """Return the bytes of targets, weights and offsets, and of the order of rows."""
+    """Return the bytes of targets, weights, offsets and row order of `rows` rows.
+
+    A value has `item` bytes.
+    """
     return rows * (3 * item + 8)
 
 
@@ -105,9 +109,9 @@ def take(column: Array | None, rows: Array) -> Array | None:
 def exact(
     reader: RowReader, shard: Shard, precision: Precision
 ) -> Callable[[slice], Any]:
-    """Return a function of local rows that returns their exact values.
+    """Return a function that returns the exact values of a slice of local rows.
 
-    It reads from the shard if that stores them exactly, else from the reader.
+    The values come from the shard if it stores them exactly, else from the reader.
     """
     if _is_exact(reader, shard, precision):
         return shard.matrix.operand
@@ -118,9 +122,9 @@ def exact(
 def exact_columns(
     reader: RowReader, shard: Shard, precision: Precision
 ) -> Callable[[slice, slice], Any]:
-    """Return a function of local rows and columns that returns their exact values.
+    """Return a function of slices of local rows and columns that returns exact values.
 
-    It reads from the shard if that stores them exactly, else from the reader.
+    The values come from the shard if it stores them exactly, else from the reader.
     """
     row = shard.rows.start
     column = shard.columns.start
@@ -140,7 +144,7 @@ def _is_exact(reader: RowReader, shard: Shard, precision: Precision) -> bool:
 
 
 def keeps_values(reader: RowReader, form: Format) -> bool:
-    """Return whether a matrix in this format has the exact values of the data."""
+    """Return whether a matrix in format `form` stores the data exactly."""
     return form.is_wide and np.can_cast(element_of(reader), form.dtype, casting="safe")
 
 
@@ -158,7 +162,7 @@ def load_csr(
     budget: int | None = None,
     seen: Callable[[Csr, int, int], None] | None = None,
 ) -> Csr:
-    """Read a sparse block in chunks and return it with values as `store` converts them.
+    """Return a sparse block, read in chunks, with values as `store` converts them.
 
     NaN and inf raise DataError. `seen` is called with every chunk as it was read, its
     first row and its first column. Chunks take about `budget` bytes (CHUNK_BYTES if
@@ -180,10 +184,10 @@ def load_csr(
 
 
 def bytes_of_csr(rows: int, stored: int, form: Format) -> tuple[int, int]:
-    """Return the bytes of a sparse block, and of pieces while `load_csr` joins them.
+    """Return the bytes of a sparse block, and the peak while `load_csr` reads it.
 
-    The memory of reading is not returned to the system meanwhile, because the C library
-    keeps the memory of such small arrays.
+    The peak includes chunks: the C library keeps the memory of such small arrays, and
+    does not return it to the system meanwhile.
     """
     size = stored * (form.dtype.itemsize + COLUMN) + 8 * rows
     return size, size + 2 * min(CHUNK_BYTES, VALUE_BYTES * (stored + rows))
@@ -192,7 +196,7 @@ def bytes_of_csr(rows: int, stored: int, form: Format) -> tuple[int, int]:
 def sparse_pieces(
     reader: RowReader, rows: slice, cols: slice, budget: int
 ) -> Iterator[tuple[int, Csr]]:
-    """Yield (first row, block) of consecutive rows, each of about `budget` bytes.
+    """Yield (first row, block) for consecutive rows, in blocks of about `budget` bytes.
 
     The number of rows follows from the stored values of the blocks before.
     """
@@ -237,7 +241,7 @@ def _refuse(
 
 
 def column_peaks(reader: RowReader, rows: slice, cols: slice) -> Array:
-    """Return max |value| of each of these columns over these rows; 0 without values."""
+    """Return max |value| of each column in `cols` over `rows`; 0 without values."""
     peaks = np.zeros(cols.stop - cols.start)
     if is_sparse(reader):
         for _, block in sparse_pieces(reader, rows, cols, CHUNK_BYTES):
@@ -254,23 +258,26 @@ PARTITIONS = ("auto", "equal", "stored")  # distributions of columns over member
 
 
 def split_range(n: int, parts: int, index: int) -> slice:
-    """Return part `index` of range(n); the first n % parts of `parts` get one more."""
+    """Return part `index` of `parts` consecutive parts of range(n).
+
+    The first n % parts of them have one entry more than the others.
+    """
     size, extra = divmod(n, parts)
     start = index * size + min(index, extra)
     return slice(start, start + size + (index < extra))
 
 
 def lengths(n: int, parts: int) -> tuple[int, ...]:
-    """Return the lengths of all `parts` of range(n) that `split_range` returns."""
+    """Return the lengths of all parts into which `split_range` cuts range(n)."""
     ranges = (split_range(n, parts, index) for index in range(parts))
     return tuple(part.stop - part.start for part in ranges)
 
 
 def split_by_weight(weights: NDArray[Any], parts: int) -> list[slice]:
-    """Return range(len(weights)) cut into consecutive parts of about equal weight.
+    """Return slices that cut the entries of `weights` into parts of about equal weight.
 
-    No part weighs more than total / parts + max(weights); none is empty where there
-    are enough entries. Without any weight, parts have equal lengths.
+    No part weighs more than total / parts + max(weights). No part is empty if there are
+    enough entries. If all weights are 0, parts have equal lengths.
     """
     n = len(weights)
     total = weights.sum()
@@ -342,10 +349,11 @@ class SmallValues(Fingerprint):
         max_flag: Callable[[int], int],
         is_stored_narrow: bool,
     ) -> None:
-        """Raise on all ranks if a column has values and all of them are small.
+        """Raise DataError on all ranks if all values of a column are small.
 
-        Collective, by the functions of a communicator of all ranks: one flag, and if
-        there are small values, the columns and the largest magnitude of each.
+        Columns without values pass. Collective: `exchange` and `max_flag` are functions
+        of a communicator of all ranks. Ranks send one flag, and if there are small
+        values, their columns and the largest magnitude of each of these columns.
         """
         if not max_flag(int(bool(self.found))):
             return
@@ -360,7 +368,10 @@ class SmallValues(Fingerprint):
             raise DataError(sentence, on_all_ranks=True)
 
     def _peaks(self, reader: RowReader, rows: slice, numbers: Array) -> Array:
-        """Return max |a| of these columns over local rows; 0 for others' columns."""
+        """Return max |value| of the columns `numbers` over local rows.
+
+        It is 0 for columns that this rank does not have.
+        """
         peaks = np.zeros(len(numbers))
         cols = self.columns
         own_places = np.flatnonzero((numbers >= cols.start) & (numbers < cols.stop))

@@ -46,7 +46,7 @@ def count_folds(cv: Any, groups: Any = None) -> int | None:
 
 @dataclass(frozen=True)
 class Folds:
-    """The folds of a cross-validation, whose rows are held out together."""
+    """The folds of a cross-validation; the rows of one fold are held out together."""
 
     count: int
     own: Array | None  # the fold of each row of this rank; −1: in none
@@ -61,7 +61,7 @@ def deal(
     seed: int,
     groups: Any = None,
 ) -> Folds:
-    """Deal the rows to folds: by row number and seed, or by a splitter."""
+    """Deal the rows to folds, by row number and seed or by a splitter. Collective."""
     count = ranks.together(lambda: count_folds(cv, groups))
     if count is None:
         fold_of_row = folds_of(cv, rows, ranks, is_labelled, groups)
@@ -78,7 +78,10 @@ def deal(
 def folds_of(
     cv: Any, rows: FitRows, ranks: FitRanks, is_labelled: bool, groups: Any
 ) -> Array:
-    """Return the fold of every row by a splitter, as rank 0 draws it. Collective."""
+    """Return the fold of every row of the data by a splitter. Collective.
+
+    Rank 0 draws the folds for all ranks.
+    """
     if rows.y is None or ranks.layout not in ("replicated", "columns"):
         raise ConfigError(
             f"cv of type {type(cv).__name__} needs all rows on every rank; give a"
@@ -97,7 +100,7 @@ def _folds_of(
     """Return the fold of every row, (n,), by the splitter `cv`; −1: never held out.
 
     A row may be held out at most once, and the model of a fold must be trained on all
-    other rows. Only rank 0 draws the folds.
+    other rows. Only rank 0 draws the folds: other ranks return −1 for all rows.
     """
     count = len(rows.y)
     folds = np.full(count, -1, dtype=np.int64)
@@ -119,7 +122,7 @@ def _folds_of(
 
 
 def check_rows(rows: int, folds: int) -> None:
-    """Refuse folds without a row."""
+    """Raise DataError if there are fewer rows than folds."""
     if rows < folds:
         raise DataError(
             f"n_samples={rows} is less than cv={folds}: every fold needs a row; lower"
@@ -216,9 +219,9 @@ class GLM_CV(Generic):
     """Generalized linear model with a ridge penalty chosen by cross-validation.
 
     CA-SGD trains all alphas × folds together, and each alpha on all rows: they share
-    the rows, one Gram matrix and one message an exchange. Then each model goes on to
-    its own minimum. The alpha with the least mean loss on held-out rows is fitted on
-    all rows, to the minimum of ::
+    the rows, one Gram matrix and one message per exchange. Then each model is trained
+    further, to its own minimum. The alpha with the least mean loss on held-out rows is
+    fitted on all rows, to the minimum of ::
 
         F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β + offset_i, y_i) + (alpha_/2) ‖w‖²
 
@@ -237,11 +240,11 @@ class GLM_CV(Generic):
         `alphas` of shape (A,); `held` of shape (A, folds), the mean loss of each model
         on its held-out rows; `mean_held` of shape (A,).
     cv_ledger_ : dict
-        What all models together sent, by purpose.
+        Traffic of all models together, by purpose.
     coef_ : ndarray of shape (d,), (1, d) or (K, d)
         Coefficients: of a regressor, of two classes, of softmax.
     intercept_ : float, or ndarray of shape (1,) or (K,)
-        Intercept of the same; 0.0 without one.
+        Intercept, in the same cases; 0.0 without an intercept.
     classes_ : ndarray of shape (K,)
         Labels in ascending order, of a classifier.
 
@@ -249,8 +252,8 @@ class GLM_CV(Generic):
     -----
     `polish="all"` compares minima: every model takes some passes of its own.
     `polish="best"` compares the models as CA-SGD leaves them and finishes the chosen
-    one alone. It is cheaper and favours small alphas. Rows of a file are always
-    compared in this way.
+    one alone. It is cheaper and favours small alphas. With the rows in a file,
+    models are always compared as by "best".
 
     Examples
     --------
@@ -356,7 +359,7 @@ class GLM_CV(Generic):
         self._name_columns(ranks)
 
     def _deal(self, rows: FitRows, ranks: FitRanks, groups: Any) -> Folds:
-        """Deal the rows to folds."""
+        """Check `polish` and the classes, and deal the rows to folds. Collective."""
         if self.polish not in ("all", "best"):
             raise ConfigError(f"polish = {self.polish!r}; known: 'all', 'best'")
         if self._labelled:
@@ -367,7 +370,10 @@ class GLM_CV(Generic):
     def _compare(
         self, rows: FitRows, ranks: FitRanks, folds: Folds, start: Any = None
     ) -> Sweep:
-        """Fit all models at once."""
+        """Fit the models of all alphas and folds together. Collective.
+
+        With `start`, they begin at these weights and are trained for one epoch.
+        """
         arguments = self._arguments(ranks)
         return fit_many(
             arguments if start is None else replace(arguments, epochs=1),
@@ -381,7 +387,7 @@ class GLM_CV(Generic):
     def _held_at_minima(
         self, rows: FitRows, ranks: FitRanks, folds: Folds, sweep: Sweep
     ) -> Array:
-        """Return held-out losses of models that each went on to its minimum."""
+        """Return the loss of each model on its held-out rows, at its own minimum."""
         weights = sweep.weights.copy()
         intercepts = sweep.intercepts
         intercepts = None if intercepts is None else intercepts.copy()
@@ -433,14 +439,14 @@ class GLM_CV(Generic):
 
 
 def _start(sweep: Sweep, number: int) -> Any:
-    """Return the weights of one of the models, with its intercepts if it has any."""
+    """Return the weights of model `number`, in a pair with intercepts if it has any."""
     weights = sweep.weights[:, number]
     intercepts = sweep.intercepts
     return weights if intercepts is None else (weights, intercepts[number])
 
 
 def _check_classes(rows: FitRows, ranks: FitRanks) -> None:
-    """Refuse rows of which only one class has a weight."""
+    """Raise DataError if only one class has rows with a weight above 0."""
     if rows.y is None:
         return
     seen = rows.y if rows.weights is None else rows.y[rows.weights > 0]

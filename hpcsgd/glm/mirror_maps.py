@@ -1,4 +1,4 @@
-"""Mirror maps: the geometry that weights are averaged in."""
+"""Mirror maps: the geometries in which weights are stepped and averaged."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -44,12 +44,13 @@ class MirrorMap(ABC):
         self.gather = gather  # (words,) -> (members, words)
 
     def begin(self, point: ReplicaViews) -> None:  # noqa: B027
-        """Write the first point; maps that start at w = 0 do not override this."""
+        """Write the first point; maps that start at weights 0 do not override this."""
 
     @abstractmethod
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Step from x to y along `gradient`, which includes the penalty and is
-        overwritten.
+        """Step from x to y along `gradient`.
+
+        The gradient includes the penalty, and is overwritten.
         """
 
     def travels(self, point: ReplicaViews) -> list[Array]:
@@ -57,7 +58,7 @@ class MirrorMap(ABC):
         return [point.weights]
 
     def arrive(self, point: ReplicaViews) -> None:  # noqa: B027
-        """Compute the weights from the averaged arrays."""
+        """Compute the weights of `point` from its arrays, which replicas averaged."""
 
     def repair(self, point: ReplicaViews) -> None:
         """Compute a valid point from the mean of the states of other replicas."""
@@ -70,7 +71,7 @@ class MirrorMap(ABC):
 
 
 def log_sum(parts: Array) -> Array:
-    """Return log Σ exp over the first axis, where some or all may be −∞."""
+    """Return log Σ exp of `parts` over the first axis; parts may be −∞."""
     top = parts.max(axis=0)
     top = np.where(np.isneginf(top), 0.0, top)
     with np.errstate(divide="ignore"):
@@ -82,7 +83,7 @@ def log_sum(parts: Array) -> Array:
 
 
 class Euclidean(MirrorMap):
-    """y = x − η g, and y · min(1, radius / |y|₂)."""
+    """The Euclidean map: y = x − η g, then y · min(1, radius / |y|₂) with a radius."""
 
     def __init__(
         self, columns: int, gather: Callable[[Array], Array], radius: float
@@ -114,7 +115,7 @@ LOG = "mirror_log"  # ln(x / radius)
 
 
 class Entropy(MirrorMap):
-    """Exponentiated gradients."""
+    """The entropy map on the simplex: exponentiated gradients, y ∝ x exp(−η g)."""
 
     state_names = (LOG,)
     logarithms = True
@@ -165,7 +166,10 @@ SLACK = "mirror_slack"
 
 
 class SignedMap(MirrorMap):
-    """EG±: the logarithms of u⁺, u⁻ and u⁰ are its state, and replicas average them."""
+    """The map EG±: weights of either sign with |w|₁ ≤ radius.
+
+    Its state consists of the logarithms of u⁺, u⁻ and u⁰, which replicas average.
+    """
 
     state_names = (PLUS, MINUS)
     shared = (SLACK,)
@@ -192,8 +196,9 @@ class SignedMap(MirrorMap):
         self.repair(point)
 
     def travels(self, point: ReplicaViews) -> list[Array]:
-        """Return the logarithms of u⁺ and u⁻, (local columns, K) each, and of u⁰, (1,
-        K).
+        """Return the logarithms of u⁺, u⁻ and u⁰, which replicas average.
+
+        The first two have the shape (local columns, K), the last (1, K).
         """
         return [point.arrays[PLUS], point.arrays[MINUS], point.shared[SLACK]]
 
@@ -205,8 +210,9 @@ class SignedMap(MirrorMap):
         weights *= weights.dtype.type(self.radius)
 
     def repair(self, point: ReplicaViews) -> None:
-        """Divide by the sum over all members, which counts the slack once, not once a
-        member.
+        """Divide all coordinates by their sum over all members, so that they sum to 1.
+
+        The slack, which every member stores, is counted once.
         """
         plus, minus, slack = self.travels(point)
         pair = np.concatenate([plus, minus]).astype(np.float64)
@@ -233,8 +239,9 @@ def usual_power(columns: int) -> float:
 
 
 class PNorm(MirrorMap):
-    """The p-norm map; its state is the weights alone, and every step computes the dual
-    θ.
+    """The p-norm map; every step computes the dual θ anew from the weights.
+
+    Weights are its only state.
     """
 
     totals = 4
@@ -253,7 +260,7 @@ class PNorm(MirrorMap):
         point.weights[...] = self._link(dual, back)
 
     def _link(self, x: Array, power: float) -> Array:
-        """Return ∇ ½|x|_power², whose dual norm is |x|_power."""
+        """Return ∇ ½|x|_p² at x with p = `power`; its dual norm is |x|_p."""
         size = np.sqrt(self.total(np.square(x).sum(axis=0)))
         unit = np.abs(x) / np.where(size == 0.0, 1.0, size)
         norm = self.total((unit**power).sum(axis=0)) ** (1.0 / power)
@@ -268,7 +275,10 @@ SQUARES = "mirror_h"
 
 
 class Diagonal(MirrorMap):
-    """h ← h + g²;  y = x − η g / (√h + ε). Weights are mixed, h is not."""
+    """The diagonal map (Adagrad): h ← h + g², then y = x − η g / (√h + ε).
+
+    Replicas average the weights; each replica keeps its own h.
+    """
 
     state_names = (SQUARES,)
 
@@ -297,7 +307,7 @@ BOUNDED = ("euclidean", *LOGARITHMIC)
 
 
 def automatic_radius(facts: RunFacts) -> Resolved:
-    """Return the radius of a kind that cannot be without, and why."""
+    """Return the radius of a kind whose radius is not set, or "none", and why."""
     mirror = facts.config.mirror
     if mirror.kind in LOGARITHMIC:
         return mirror.bound, f"usual for {mirror.kind}"
@@ -305,7 +315,7 @@ def automatic_radius(facts: RunFacts) -> Resolved:
 
 
 def automatic_power(facts: RunFacts) -> Resolved:
-    """Return the exponent for the columns of the data, and why."""
+    """Return the exponent p of the p-norm for the columns of the data, and why."""
     columns = facts.columns
     return usual_power(columns), f"2 ln d / (2 ln d - 1) for {columns} columns"
 
@@ -346,13 +356,14 @@ class MirrorConfig(Settings, section="mirror"):
 
     @property
     def bound(self) -> float:
-        """Return the radius, 1 for entropy and eg without one; 0 sets no bound."""
+        """Return the radius that bounds the weights; 0 sets no bound.
+
+        For entropy and eg a radius of 0 becomes 1.
+        """
         return self.radius or float(self.kind in LOGARITHMIC)
 
     def conflicts(self) -> Iterator[str]:
-        """Yield a message for each setting that this kind of mirror map does
-        not have.
-        """
+        """Yield a message for each setting that this kind of map does not have."""
         if self.radius and self.kind not in BOUNDED:
             yield (
                 f"[mirror] kind = {self.kind!r} has no radius; leave it out, or use one"
@@ -378,7 +389,8 @@ MIRRORS: dict[str, Callable[[MirrorConfig, int, Gather], MirrorMap]] = {
 
 
 def make_mirror(settings: MirrorConfig, columns: int, gather: Gather) -> MirrorMap:
-    """Return the map of the section [mirror], for the `columns` columns of
-    all members.
+    """Return the mirror map of the section [mirror].
+
+    `columns` counts the columns of all members.
     """
     return MIRRORS[settings.kind](settings, columns, gather)

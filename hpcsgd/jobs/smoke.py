@@ -29,7 +29,10 @@ SIZE = 2**16
 
 
 def check_files(world: Communicator, folder: Path) -> str:
-    """Check that the file of each rank is visible to all; return the slowest times."""
+    """Check that the file of each rank is visible to all ranks. Collective.
+
+    Return a sentence with the slowest times.
+    """
     names = world.exchange_objects(f"smoke-{uuid.uuid4().hex[:12]}")
     place = folder / names[0]
     try:
@@ -46,12 +49,12 @@ def check_files(world: Communicator, folder: Path) -> str:
 
 
 def content(rank: int) -> bytes:
-    """Return the bytes that a rank writes, which differ from rank to rank."""
+    """Return the bytes of the file of rank `rank`; each rank has different bytes."""
     return f"rank {rank}\n".encode() * (SIZE // 8)
 
 
 def _write(place: Path, world: Communicator) -> float:
-    """Return the seconds to write, flush and move a file."""
+    """Write, flush and move this rank's file; return the seconds that this took."""
     began = time.perf_counter()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -65,7 +68,10 @@ def _write(place: Path, world: Communicator) -> float:
 
 
 def _read(place: Path, world: Communicator) -> float:
-    """Return the seconds until the files of other ranks were visible and complete."""
+    """Wait until files of other ranks are visible and complete; return the seconds.
+
+    Raise DataError after `PATIENCE` seconds.
+    """
     began = time.perf_counter()
     step = max(1, world.size // MOST_READ)
     for rank in range(0, world.size, step):
@@ -116,7 +122,7 @@ def smoke(
     transport: str = "auto",
     expected: int | None = None,
 ) -> list[SmokeCheck]:
-    """Run all checks, on all ranks, which return the same results.
+    """Run all checks on all ranks; all ranks return the same results. Collective.
 
     Parameters
     ----------
@@ -138,7 +144,7 @@ def smoke(
 
 
 def verdict(checks: Sequence[SmokeCheck]) -> str:
-    """Return one line on all checks."""
+    """Return the verdict on all checks in one line: good or bad, and why."""
     bad = [f"{check.name}: {check.text}" for check in checks if not check.good]
     if bad:
         return f"smoke: bad: {'; '.join(bad)}"
@@ -146,7 +152,7 @@ def verdict(checks: Sequence[SmokeCheck]) -> str:
 
 
 def _check(name: str, look: Look) -> SmokeCheck:
-    """Run a check; an error that all ranks raise is a result that is not good."""
+    """Run the check `look`; an error that all ranks raise becomes a bad result."""
     try:
         seen = look()
         text, facts = (seen, {}) if isinstance(seen, str) else seen
@@ -187,7 +193,7 @@ def check_sums(world: Communicator) -> str:
 def measure_speed(world: Communicator) -> str | tuple[str, Facts]:
     """Time sums over all ranks of arrays on the host, one short and one long.
 
-    A time is the median over the repeats on a rank, and the longest of all ranks'.
+    A time is the median over the repeats on a rank, for the slowest rank.
     Bandwidth is payload: the bytes of the array that a rank gives to the sum, each
     counted once, by that time.
     """
@@ -209,7 +215,10 @@ def measure_speed(world: Communicator) -> str | tuple[str, Facts]:
 
 
 def _sum_seconds(world: Communicator, size: int) -> float:
-    """Return the median time of a sum of so many bytes, of the slowest rank."""
+    """Return the median seconds of a sum of `size` bytes, for the slowest rank.
+
+    Collective.
+    """
     buffer = np.zeros(size // 8)
     times = []
     for repeat in range(WARM_UP + REPEATS[size]):
@@ -221,7 +230,10 @@ def _sum_seconds(world: Communicator, size: int) -> float:
 
 
 def content_of(rank: int) -> int:
-    """Return the number that a rank adds; float32 is exact for sums of 2^18 ranks."""
+    """Return the number that rank `rank` adds in `check_sums`.
+
+    Sums of these numbers over 2^18 ranks are exact in float32.
+    """
     return 1 + rank % 63
 
 

@@ -1,17 +1,18 @@
 """The default rate 1/L of a run whose rate is not set, from the rows themselves.
 
-A step on one batch is A_kᵀ D A_k / b away from the one before, D = diag(c_i κ_i) with
-κ_i a bound on the curvature of the loss in its score. With L = λ_max of that, + λ, the
-rate 1/L is half of what is stable. Two figures for it:
+The Hessian of the loss on one batch A_k of b rows is at most A_kᵀ D A_k / b, where
+D = diag(c_i κ_i) and κ_i bounds the curvature of the loss in its score. With L, the
+largest eigenvalue λ_max of that matrix plus the ridge penalty λ, the rate 1/L is half
+of what is stable. There are two figures for λ_max:
 
     rows       max_i c_i κ_i (‖a_i‖² + 1)                    no batch has a larger one
-    batches    max over sampled batches of λ_max(A_kᵀ D A_k) / b, where the longest of
-               its rows gives way to the longest of all
+    batches    max over sampled batches of λ_max(A_kᵀ D A_k) / b, as if the longest of
+               all rows were in place of the longest sampled row
 
 The 1 is that of the intercept. The first needs one sum of n words over members, n the
 rows of a replica; the second b words more for every row it samples. Momentum adds up
-1/(1 − μ) steps, so that its rate is (1 − μ)/L; gradients that are one step late
-(`offload` with a delay) are stable half as far, and take half of either.
+1/(1 − μ) steps, so that its rate is (1 − μ)/L. Gradients that are one step late
+(`offload` with a delay) are stable half as far, and take half of these rates.
 """
 
 import logging
@@ -41,7 +42,10 @@ DIGITS = 3  # of the rate: sums of other grids differ in the last ones
 
 
 def rate_of(config: RunConfig, steepness: float | None) -> RateConfig:
-    """Return the rate that runs, from the curvature L that `find_steepness` gives."""
+    """Return the settings of the rate, with its value from the curvature L.
+
+    L is `steepness`. If it is None, return the settings in `config`.
+    """
     rate = config.rate
     if steepness is None:
         return rate
@@ -51,13 +55,16 @@ def rate_of(config: RunConfig, steepness: float | None) -> RateConfig:
 
 
 def rate_of_rows(config: RunConfig, steepness: float) -> float:
-    """Return the rate 1/L, slowed by momentum and by gradients that are late."""
+    """Return the rate 1/L, slowed by momentum and by gradients that are late.
+
+    L is `steepness`; if it is 0, the rate is 1.
+    """
     slowed = _slowed(config) / growth(config)
     return rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
 
 
 def rate_reason(config: RunConfig) -> str:
-    """Return how `rate_of` finds the rate of `config`."""
+    """Return how `rate_of` determines the rate of `config`, as text."""
     if config.rate.per_batch:
         rows = f"from {config.rate.per_batch} to {rows_of_step(config)} rows a step"
         return f"scaled {rows}, and at most 2/L"
@@ -67,7 +74,10 @@ def rate_reason(config: RunConfig) -> str:
 
 
 def rows_of_step(config: RunConfig) -> int:
-    """Return the rows of one step: those of all replicas if they share gradients."""
+    """Return the number of rows of one step.
+
+    They are those of all replicas if replicas share gradients, else those of one.
+    """
     agreement = config.agreement
     batch = config.schedule.batch
     if not agreement.shares_gradients:
@@ -93,13 +103,11 @@ def growth(config: RunConfig) -> int:
 def _scaled_rate(config: RunConfig, steepness: float) -> float:
     """Return the rate of the linear rule: k times the rows, k times the rate.
 
-    It is never above 2/L.
+    It is never above 2/L. Unlike losses of deep networks, those of linear models have
+    an L that no batch makes smaller: beyond 2/L full gradients diverge.
 
-    L is the larger of what single rows have, or of sampled batches (`norm`), and never
-    a mean of it: a batch that one epoch meets once may be the one that diverges.
-
-    Unlike losses of deep networks, those of linear models have an L that no batch
-    makes smaller: beyond 2/L full gradients diverge.
+    L is the largest that single rows or sampled batches have (`rate.norm`), and no mean
+    over them: a batch that occurs once in an epoch may be the one that diverges.
     """
     rate = config.rate
     slowed = _slowed(config)
@@ -123,7 +131,7 @@ def _scaled_rate(config: RunConfig, steepness: float) -> float:
 def find_steepness(
     config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
 ) -> float | None:
-    """Return the curvature L, None where the rate of `config` does not depend on it.
+    """Return the curvature L; None if the rate of `config` does not depend on it.
 
     Collective.
     """
@@ -137,7 +145,7 @@ def measure_steepness(
 ) -> float:
     """Return the largest curvature L of F along a step. Collective.
 
-    It is that of the rows and of the penalty together.
+    It includes the curvature of the penalty.
     """
     # Of several models the one with the largest penalty bends most.
     l2 = max(config.sweep.l2, default=config.problem.l2)
@@ -153,7 +161,7 @@ def measure_steepness(
 
 
 def _slowed(config: RunConfig) -> float:
-    """Return the factor of 1/L for momentum and for gradients one step late."""
+    """Return the factor of the rate 1/L for momentum and for late gradients."""
     update = config.update
     agreement = config.agreement
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
@@ -162,7 +170,7 @@ def _slowed(config: RunConfig) -> float:
 
 
 def rounded_down(value: float) -> float:
-    """Return a positive value rounded down to `DIGITS` digits."""
+    """Return a positive value rounded down to `DIGITS` significant digits."""
     unit = 10.0 ** (floor(log10(value)) - DIGITS + 1)
     return float(f"{floor(value / unit * (1 + 1e-9)) * unit:.{DIGITS}g}")
 
@@ -170,7 +178,7 @@ def rounded_down(value: float) -> float:
 def smoothness(
     config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
 ) -> float:
-    """Return L without the penalty, the largest of all replicas. Collective."""
+    """Return the largest curvature L on any rank, without the penalty. Collective."""
     ones = float(config.problem.intercept)
     bends = curvatures(grid, loaded, family)
     looked = _look(loaded, config.schedule.batch, config.rate.norm == "batches")
@@ -193,7 +201,10 @@ class _PassResult:
 
 
 def _look(loaded: LoadedRows, batch: int, wants_batches: bool) -> _PassResult:
-    """Read all local rows once; return their squares and, if requested, the Grams."""
+    """Read all local rows once; return ‖a_i‖² of each row and the sampled rows.
+
+    With `wants_batches`, the Grams of the sampled batches are returned, too.
+    """
     shard = loaded.shard
     squares = np.zeros(shard.height)
     chosen = _sampled(shard.height, batch, shard.total_columns)
@@ -251,7 +262,7 @@ def _stacked(taken: list[Any]) -> Any:
 
 
 def row_squares(block: Any) -> Array:
-    """‖a_i‖² of some rows, dense or sparse, in float64."""
+    """Return ‖a_i‖² of every row of a block, dense or sparse, in float64."""
     if hasattr(block, "tocsr"):
         squares: Array = block.astype(np.float64).power(2).sum(axis=1)
         return np.asarray(squares).reshape(-1)
@@ -265,7 +276,8 @@ def _of_batches(
 ) -> float:
     """Return the largest λ_max(A_kᵀ D A_k) / b of the sampled batches.
 
-    The longest of their rows gives way to the longest of all rows.
+    If the longest of all rows (`longest`) was not sampled, 1/b of its excess over the
+    longest sampled row is added.
     """
     assert looked.grams is not None
     if not (np.isfinite(longest) and np.isfinite(looked.grams).all()):
@@ -279,10 +291,11 @@ def _of_batches(
 
 
 def curvatures(grid: Grid, loaded: LoadedRows, family: Family) -> Array:
-    """c_i κ_i of every local row.
+    """Return c_i κ_i of every local row: its sample weight times its curvature.
 
     A family without a bound on its curvature (log links) has that of the null model or
-    that of the score which fits the row, whichever is larger: what a good model passes.
+    that of the score which fits the row, whichever is larger: a good model lies between
+    these scores.
     """
     shard = loaded.shard
     weights = np.ones(shard.height)
@@ -303,7 +316,10 @@ def curvatures(grid: Grid, loaded: LoadedRows, family: Family) -> Array:
 
 
 def _null_score(grid: Grid, weights: Array, targets: Array, offsets: Array) -> float:
-    """log of Σc y / Σc e^o: the best score that all rows can share."""
+    """Return log(Σc y / Σc e^o), the best score that all rows can share. Collective.
+
+    The result is 0 if all targets are 0.
+    """
     sums = np.array([weights @ targets[:, 0], weights @ np.exp(offsets[:, 0])])
     own_sums = sums if grid.member == 0 else np.zeros(2)
     total, exposed = np.sum(grid.world.exchange_objects(own_sums), axis=0)
@@ -311,7 +327,7 @@ def _null_score(grid: Grid, weights: Array, targets: Array, offsets: Array) -> f
 
 
 def _bend(family: Family, scores: Array, targets: Array, step: float = 1e-3) -> Array:
-    """∂r/∂t, by a difference."""
+    """Return ∂r/∂t at these scores, by a central difference, and at least 0."""
     above = family.residual(scores + step, targets)
     below = family.residual(scores - step, targets)
     slope: Array = np.maximum(above - below, 0.0) / (2.0 * step)

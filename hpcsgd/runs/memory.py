@@ -1,4 +1,4 @@
-"""Memory that a run needs, and what the system leaves."""
+"""The memory that a run needs, and the limits of the system on it."""
 
 import os
 import resource
@@ -36,7 +36,10 @@ from hpcsgd.solvers.objective import bytes_of_losses
 
 
 def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
-    """Columns of sparse rows that are worked on together."""
+    """Return the number of columns of sparse rows that are used at a time.
+
+    It is a bucket of the `held` columns if replicas store slices, else `held`.
+    """
     agreement = config.agreement
     word = get_format(precision.weights).carrier.itemsize
     if not agreement.slices or config.grid.replicas < 2:
@@ -45,7 +48,10 @@ def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
 
 
 def batches_at_once(config: RunConfig) -> int:
-    """Return how many batches are one where replicas store slices of their gradient."""
+    """Return how many batches are taken together as one.
+
+    It is `accumulate` if replicas store slices of the gradient, else 1.
+    """
     agreement: Any = config.agreement
     return agreement.accumulate if agreement.slices and agreement.zero_stage > 1 else 1
 
@@ -69,7 +75,10 @@ GROUP_FILES = (
 
 @dataclass(frozen=True)
 class Limit:
-    """Bytes that all processes of a node that name the same `holder` may still take."""
+    """A limit on memory: `free` is the number of bytes that may still be taken.
+
+    All processes of a node that name the same `holder` share these bytes.
+    """
 
     holder: str
     free: int
@@ -82,7 +91,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Claim:
-    """Bytes that one rank needs beyond those of its process, and its limits."""
+    """The bytes that a rank needs beyond those its process holds, and its limits."""
 
     node: str
     process: int
@@ -93,7 +102,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes that are free under one limit, and that the ranks that share it need."""
+    """The free bytes under one limit, and the bytes that each rank under it needs."""
 
     limit: Limit
     free: int
@@ -108,7 +117,7 @@ class MemoryBudget:
 def tightest(own: Claim, claims: Sequence[Claim], share: float = 1.0) -> MemoryBudget:
     """Return the budget of the limit of `own` that lacks most, or leaves least.
 
-    Of memory that ranks share with cached files, they may use the part `share`.
+    Ranks may use only the part `share` of memory that they share with cached files.
     """
     near = [claim for claim in claims if claim.node == own.node]
     budgets = [_budget(limit, near, share) for limit in own.limits]
@@ -143,7 +152,10 @@ def system_limits(
 
 
 def resident_bytes(root: Path = ROOT) -> int:
-    """Return what this process holds in memory now; where it is unknown, its peak."""
+    """Return the bytes of memory that this process holds now.
+
+    If the system does not show them, return their peak so far.
+    """
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _pages(root, 1) or peak * (1 if sys.platform == "darwin" else 1024)
 
@@ -168,7 +180,7 @@ def _of_groups(root: Path) -> Iterator[Limit]:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str]]:
-    """Folder and name of every control group that this process is in."""
+    """Yield folder and name of every control group that this process is in."""
     mount = root / "sys/fs/cgroup"
     for line in (_text(root / "proc/self/cgroup") or UNKNOWN).splitlines():
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
@@ -210,7 +222,10 @@ def _left_in(folder: Path) -> int | None:
 
 
 def _of_slurm(root: Path, environ: Mapping[str, str]) -> Iterator[Limit]:
-    """Yield the memory that the job requested; Slurm may enforce it without a group."""
+    """Yield the memory that the job requested as limits.
+
+    Slurm may enforce them without a control group.
+    """
     per_node = _megabytes(environ, "SLURM_MEM_PER_NODE")
     per_cpu = _megabytes(environ, "SLURM_MEM_PER_CPU")
     cpus = _count(environ, "SLURM_CPUS_ON_NODE")
@@ -229,7 +244,10 @@ def _of_slurm(root: Path, environ: Mapping[str, str]) -> Iterator[Limit]:
 
 
 def _of_process(root: Path) -> Iterator[Limit]:
-    """Yield the limit of `ulimit -v` on mapped memory, used or not; no cached files."""
+    """Yield the limit of `ulimit -v` on mapped memory, whether it is used or not.
+
+    Cached files do not count under this limit.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         yield Limit(
@@ -242,7 +260,10 @@ def _of_process(root: Path) -> Iterator[Limit]:
 
 
 def _pages(root: Path, field: int) -> int:
-    """Bytes of this process: mapped (0) or resident (1)."""
+    """Return the mapped (`field` 0) or resident (1) bytes of this process, or 0.
+
+    It is 0 if the system does not show them.
+    """
     with suppress(IndexError, ValueError):
         pages = int(_text(root / "proc/self/statm").split()[field])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -250,7 +271,7 @@ def _pages(root: Path, field: int) -> int:
 
 
 def _megabytes(environ: Mapping[str, str], name: str) -> int:
-    """Return a Slurm variable in MiB as bytes; 0 if it is unset or sets no limit."""
+    """Return a Slurm variable, which is in MiB, in bytes; 0 if unset or no limit."""
     return _count(environ, name) * MIB
 
 
@@ -260,7 +281,10 @@ def _count(environ: Mapping[str, str], name: str) -> int:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file, "" on failure; fast, as a run reads twenty files."""
+    """Return the text of a file, "" on failure.
+
+    It is written for speed, because a run reads twenty files.
+    """
     with suppress(OSError, ValueError):
         number = os.open(path, os.O_RDONLY)
         parts = [b""]
@@ -281,7 +305,7 @@ def _number(path: Path) -> int | None:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The number behind `name` in a file of names and numbers."""
+    """Return the number after `name` in a file of names and numbers, or None."""
     for line in _text(path).splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdecimal():
@@ -307,26 +331,26 @@ class ExchangeSizes:
 
     @property
     def rows_of_gram(self) -> int:
-        """Rows m of the batches of one recurrence."""
+        """Number of rows m of the batches of one recurrence."""
         schedule = self.config.schedule
         return max(min(schedule.batch * schedule.most_steps, self.epoch.all_rows), 1)
 
     @property
     def rows(self) -> int:
-        """Rows m of all batches that are taken together."""
+        """Number of rows m of all batches that are taken together."""
         most = self.rows_of_gram * batches_at_once(self.config)
         return max(min(most, self.epoch.all_rows), 1)
 
     @property
     def is_monitored(self) -> bool:
-        """True where a run is long enough that the recurrence is checked."""
+        """True if the run is long enough that the recurrence is checked."""
         count = self.config.schedule.most_epochs * -(-self.epoch.all_rows // self.rows)
         kind = self.config.products.kind
         checks = product_facts(kind).is_monitored or (kind == "auto" and self._has_gram)
         return checks and 0 < self.config.run.gap_every <= count
 
     def peak(self, marked: int) -> int:
-        """Return the bytes of the exchanges of an epoch, of m rows and of what remains.
+        """Return the peak bytes of the exchanges of an epoch, the short last one too.
 
         Sparse rows touch some of `marked` columns.
         """
@@ -344,12 +368,12 @@ class ExchangeSizes:
         return peak + (0 if self.epoch.density is None else marked * (1 + COLUMN))
 
     def kept(self, product: str) -> int:
-        """Return the bytes that a product keeps from the first epoch on."""
+        """Return the bytes that product `product` keeps from the first epoch on."""
         buffers = dict(get_product(product).holds(self.shape(self.rows)))
         return int(buffers.get("kept", 0))
 
     def shape(self, m: int) -> MemoryShape:
-        """Return the sizes of an exchange of m rows, and of all of an epoch."""
+        """Return the sizes of an exchange of m rows, and of an epoch."""
         of_gram = self.rows_of_gram
         all_rows = self.epoch.all_rows
         return replace(
@@ -361,14 +385,14 @@ class ExchangeSizes:
 
     @property
     def _is_open(self) -> bool:
-        """True where members may gather rows or sum a Gram, as is chosen later."""
+        """True if it is chosen later whether members gather rows or sum a Gram."""
         return self.config.products.kind == "auto" and self.epoch.members > 1
 
     @property
     def _has_gram(self) -> bool:
-        """True where there is a Gram, or may be one.
+        """True if the run computes a Gram, or may choose to.
 
-        A member alone has nothing to sum; on a GPU a Gram pays there too.
+        A member alone has no Gram to sum, but on a GPU a Gram pays for one member, too.
         """
         kind = self.config.products.kind
         on_gpu = self.config.run.device == "cuda"
@@ -377,9 +401,10 @@ class ExchangeSizes:
 
     @property
     def _products(self) -> Iterator[Any]:
-        """Yield the products of which one will run.
+        """Yield all products of which one will be chosen.
 
-        Sparse rows that may be gathered count as those of the local columns alone.
+        For sparse rows `gather` is left out: its bytes count as those of the local
+        columns.
         """
         kind = self.config.products.kind
         ahead = self.config.products.look_ahead
@@ -395,19 +420,22 @@ class ExchangeSizes:
                 yield get_product("gather")
 
     def _words(self, m: int) -> int:
-        """Words of the packed Gram of m rows."""
+        """Return the number of words of the packed Gram of m rows; 0 without a Gram."""
         if not self._has_gram:
             return 0
         return m * max(m - self.config.schedule.batch, 0) // 2
 
     def _buffers(self, m: int) -> int:
-        """Return the bytes of an exchange of m rows, of each part the largest."""
+        """Return the bytes of the buffers of an exchange of m rows.
+
+        Each kind of buffer counts as large as the largest of all products that may run.
+        """
         parts = [dict(kind.holds(self.shape(m))) for kind in self._products]
         names = ("rows", "messages", "vectors")
         return sum(max(part.get(name, 0) for part in parts) for name in names)
 
     def _workspace(self, m: int) -> int:
-        """Return the bytes that multiplying m rows takes for a moment."""
+        """Return the bytes that are needed only while m rows are multiplied."""
         m = min(m, self.rows_of_gram)
         on_gpu = self.config.run.device == "cuda"
         shape = self.epoch
@@ -440,7 +468,7 @@ EITHER = ("losses", "finisher")  # never at the same time
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of one rank, by what they are for."""
+    """The bytes that one rank needs, by their use."""
 
     process: int  # interpreter, libraries and arrays of the caller: there already
     matrix: int  # 0 where rows of the caller are taken where they lie
@@ -459,12 +487,15 @@ class MemoryNeed:
 
     @property
     def claim(self) -> int:
-        """Bytes that the process does not hold yet."""
+        """Bytes of the peak that the process does not hold yet."""
         return self.total - self.process
 
     @property
     def counted(self) -> dict[str, int]:
-        """The parts that make the total: of loading and training the larger one."""
+        """Bytes by use, for all uses that make the total.
+
+        Of loading and training only the larger phase is included.
+        """
         parts = vars(self)
         largest = max(EITHER, key=lambda name: parts[name])
         training = [n for n in TRAINING if n not in EITHER or n == largest]
@@ -475,16 +506,20 @@ class MemoryNeed:
 
 
 def process_bytes() -> int:
-    """Bytes that this process holds, and what it takes whatever the sizes are."""
+    """Return the bytes that this process holds, plus `LATER`.
+
+    `LATER` is what every run takes after the check, whatever the sizes of its data.
+    """
     return resident_bytes() + LATER
 
 
 def predict(
     grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
 ) -> MemoryNeed:
-    """Return the most memory of this rank, from sizes and from its process now.
+    """Return the most memory that this rank will need, from sizes and its process now.
 
-    Stored values of a sparse matrix are taken to lie evenly over its rows and columns.
+    The stored values of a sparse matrix are assumed to be spread evenly over its rows
+    and columns.
     """
     form = get_format(precision.matrix)
     rows, cols = _block(grid, reader)
@@ -550,7 +585,7 @@ def predict(
 
 
 def _block(grid: Grid, reader: RowReader) -> tuple[int, int]:
-    """Return how many rows and columns this rank has, where all have equal parts."""
+    """Return (rows, columns) of this rank if the data are divided into equal parts."""
     rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
     return rows, lengths(reader.cols, grid.members.size)[grid.member]
 
@@ -564,7 +599,7 @@ def streamed(
 ) -> MemoryNeed:
     """Return `need` for a run that has only windows of the matrix in memory.
 
-    A window is read beside the others while steps are taken: it counts with losses.
+    The next window is read while steps are taken: its bytes are added to `losses`.
     """
     if config.agreement.on_disk:  # at most a tile of rows is in memory
         return replace(need, matrix=0, reading=TILE_BYTES, losses=TILE_BYTES)
@@ -593,10 +628,10 @@ GIB = 2**30
 def check_memory(
     grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
 ) -> bool:
-    """Return whether blocks are streamed because they do not fit on some node.
+    """Return whether blocks are streamed, as they do not fit on some node. Collective.
 
-    If they cannot be streamed, or not even a window of them fits, the run is refused.
-    All ranks return the same.
+    If they cannot be streamed, or not even a window of them fits, ConfigError is
+    raised. All ranks return the same.
     """
     schedule = config.schedule
     sampling = config.sampling
@@ -635,14 +670,14 @@ SMALL = 64 * 2**20
 
 @lru_cache(maxsize=1)
 def _limits_in(second: int, read: Callable[[], list[Limit]]) -> list[Limit]:
-    """Return what `read` returned when it was first called in this second."""
+    """Return what `read` returned when it was first called in second `second`."""
     return read()
 
 
 def _tightest(
     grid: Grid, need: MemoryNeed, config: RunConfig, share: float
 ) -> MemoryBudget:
-    """Return the budget of the limit that this rank meets first. Collective."""
+    """Return the budget of the limit under which this rank lacks most. Collective."""
     if grid.world.size == 1 and need.claim < SMALL:
         limits = _limits_in(int(monotonic()), system_limits)
     else:
@@ -677,7 +712,10 @@ def _sentence(need: MemoryNeed, budget: MemoryBudget, config: RunConfig) -> str:
 
 
 def _parts(need: MemoryNeed, limit: Limit) -> dict[str, int]:
-    """Return the parts that count under a limit: most do not count the process."""
+    """Return the bytes by use that count under a limit.
+
+    Most limits do not count what the process already holds.
+    """
     return {
         name: size
         for name, size in need.counted.items()

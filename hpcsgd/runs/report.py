@@ -1,4 +1,4 @@
-"""From a finished run to its result."""
+"""The result of a finished run: its model, its measurements and its facts."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ Section = dict[str, dict[str, Any]]  # what took time -> its figures
 
 
 def profile(live: AssembledRun, setup: Mapping[str, float]) -> dict[str, Section]:
-    """The sections of the profile, from what all ranks measured.
+    """Return the sections of the profile, from the times of all ranks. Collective.
 
     whole: set-up, training, evaluations; training: by phase; communication: by the
     purpose of the words, evaluations and control included; set-up: by its parts.
@@ -47,7 +47,7 @@ def profile(live: AssembledRun, setup: Mapping[str, float]) -> dict[str, Section
 def measured(
     live: AssembledRun, setup: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """section -> name -> seconds of this rank."""
+    """Return section -> name -> seconds, as this rank has measured them."""
     clock = dict(live.task.clock.seconds)
     total = live.view.seconds
     evaluate = clock.pop("evaluate", 0.0)
@@ -67,7 +67,10 @@ def measured(
 
 
 def compare_ranks(ranks: list[dict[str, float]], exchanges: int) -> Section:
-    """One row for each name that any rank measured."""
+    """Return a row of figures for each name that any rank measured.
+
+    `ranks` contains name -> seconds of every rank.
+    """
     rows = {name: _row([r.get(name, 0.0) for r in ranks]) for name in _names(ranks)}
     total = sum(row["seconds"] for row in rows.values())
     for row in rows.values():
@@ -97,7 +100,8 @@ NAME = "weights.npy"
 class ModelFile:
     """A file of (d, K) words that is written tile by tile.
 
-    `finish` raises a failed write: until then other ranks wait for the next tile.
+    A failed write is raised by `finish` and not before, because other ranks would wait
+    for this rank at the next tile.
     """
 
     def __init__(
@@ -115,7 +119,7 @@ class ModelFile:
             self.failure = error
 
     def put(self, column: int, words: Array) -> None:
-        """Write `words`, (columns, K), from column `column` of the data on."""
+        """Write `words`, (columns, K), at the place of the columns from `column` on."""
         flat = np.ascontiguousarray(words).reshape(-1).view(np.uint8)
         if self.failure is not None:
             return
@@ -138,7 +142,7 @@ class ModelFile:
 
 
 def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) -> Path:
-    """Write all columns of w by tiles, on every rank to a file of its own. Collective.
+    """Write all columns of w by tiles; every rank writes a file of its own. Collective.
 
     Members store different columns, and some have fewer tiles than others.
     """
@@ -159,7 +163,10 @@ def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) ->
 
 
 def open_model(path: Path, budget: float) -> Array:
-    """Return the weights in a file: in memory up to `budget` MiB, else as a view."""
+    """Return the weights in a file.
+
+    They are in memory if they take at most `budget` MiB, else a view of the file.
+    """
     check_entry(path)
     weights: Array = np.load(path, mmap_mode="r")
     return np.array(weights) if weights.nbytes <= budget * 2**20 else weights
@@ -172,7 +179,10 @@ def _piece(part: slice, first: int, height: int) -> slice:
 
 
 def _all(own: Array, pieces: list[slice], columns: Columns, K: int) -> list[Array]:
-    """Return the tiles of all members, in their order. Collective over members."""
+    """Return the tiles of all members, in the order of members.
+
+    Collective over members.
+    """
     if columns.grid.members.size == 1:
         return [own]
     counts = [(piece.stop - piece.start) * K for piece in pieces]
@@ -183,7 +193,10 @@ def _all(own: Array, pieces: list[slice], columns: Columns, K: int) -> list[Arra
 
 
 def model_of(live: AssembledRun) -> Array:
-    """The weights of all members, on every rank."""
+    """Return the weights of all members, which are on disk, on every rank.
+
+    Collective.
+    """
     agreement: Any = live.agreement
     weights: Any = live.state.weights
     folder = agreement.store.folder
@@ -202,7 +215,10 @@ def report(
     setup: Mapping[str, float],
     more: Mapping[str, Any],
 ) -> Result:
-    """Gather the weights and everything measured; every rank gets the same model."""
+    """Return the result of a run: the weights, and what was measured. Collective.
+
+    Every rank gets the same model.
+    """
     columns = live.task.columns
     if live.config.agreement.on_disk:
         weights = model_of(live)
@@ -238,7 +254,10 @@ def report(
 
 
 def _judged(live: AssembledRun) -> dict[str, Any]:
-    """The models of a sweep with their losses, and the loss of rows held out."""
+    """Return the models of a sweep with their losses, and the loss on held-out rows.
+
+    The dict is empty for a run that has neither.
+    """
     models = live.task.models
     history = live.view.history
     made_up = live.config.run.emulate_members  # then nobody knows a loss
@@ -320,7 +339,7 @@ def _agreement(live: AssembledRun) -> dict[str, Any]:
 
 
 def _polished(live: AssembledRun) -> dict[str, Any]:
-    """Return the facts of the refinement, if any, and whether F lacks a minimum."""
+    """Return the facts of the refinement, if any, and has_minimum if that is False."""
     facts = live.training.polish_facts
     section = {} if facts is None else {"polish": facts}
     return section if live.training.has_minimum else {**section, "has_minimum": False}
@@ -331,7 +350,7 @@ def _precision(live: AssembledRun) -> dict[str, str]:
 
 
 def _casts(live: AssembledRun) -> dict[str, int | float]:
-    """Return counts of clipped updates, and of values that narrow formats cut off."""
+    """Return counts of clipped updates, and of values that narrow formats changed."""
     backend = live.task.backend
     counts: dict[str, int | float] = {}
     if live.task.clip is not None:
@@ -348,7 +367,10 @@ def _casts(live: AssembledRun) -> dict[str, int | float]:
 
 
 def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
-    """The largest resident set of any rank, and the energy of all, in one message."""
+    """Return the largest resident set of any rank, and the energy of all. Collective.
+
+    Both travel in one message.
+    """
     peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts KiB, macOS bytes.
     peak_rss *= 1 if sys.platform == "darwin" else 1024
@@ -400,7 +422,10 @@ def _versions() -> dict[str, str]:
 
 
 def named(loaded: LoadedRows) -> dict[str, Any]:
-    """Return the names of the columns, and the levels of those that were text."""
+    """Return the names of the columns, and the levels of columns that were text.
+
+    Either is left out if the data do not have it.
+    """
     names = {} if loaded.names is None else {"feature_names": loaded.names}
     levels = loaded.categories
     return names if levels is None else {**names, "categories": levels}

@@ -28,7 +28,11 @@ BLOCK_VALUES = 2**20  # of a block, over all columns: wide rows make it shorter
 
 
 def block_rows(total_columns: int) -> int:
-    """Return the rows of one block; members of any width use the same."""
+    """Return the number of rows of one block.
+
+    It depends on the columns of the whole data, so that all members use the same
+    blocks.
+    """
     return max(min(BLOCK_ROWS, BLOCK_VALUES // total_columns), 64)
 
 
@@ -37,8 +41,8 @@ def bytes_of_losses(
 ) -> int:
     """Return the bytes of one block of rows in an evaluation of the loss.
 
-    The rows are read again where the matrix, in this format, does not contain the
-    values of the data, and become float64.
+    If the matrix in format `form` does not store the data exactly, the rows are read
+    again from the data. They become float64.
     """
     element = element_of(reader)
     exact = is_stored and keeps_values(reader, form)
@@ -49,7 +53,7 @@ def bytes_of_losses(
 
 @dataclass(frozen=True)
 class Losses:
-    """F of every model at its weights, of all rows."""
+    """The objective F of every model at its weights, over all rows."""
 
     each: Array  # F, (models,)
     held: Array | None  # (models,), mean loss of held-out rows; NaN: there are none
@@ -58,7 +62,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Slope:
-    """F and its gradient at some weights, of all rows.
+    """F and its gradient at some weights, over all rows.
 
     With l1 or bounds, `weights` is the gradient of the smooth part, the ridge included.
     """
@@ -85,26 +89,27 @@ class Objective:
     block: int = field(default=0, kw_only=True)
 
     def has_broken(self, weights: Array, states: int) -> bool:
-        """Return whether nothing is left to train: a NaN, in each of several models.
+        """Return whether training has broken down: a weight is not finite.
 
-        `weights` has the columns of so many `states`.
+        Of several models, all must have such a value. `weights` has the columns of
+        `states` states.
         """
         if self.models is None:
             return not all_finite(weights)  # without a mask as long as they are
         return not self.models.are_finite(weights, states).any()
 
     def loss(self, weights: Array, intercept: Array | None) -> tuple[float, int]:
-        """Return F at this member's columns of w (d_c, K) and the intercept (K,), and
-        clips.
+        """Return F and the number of clipped scores. Collective.
 
-        The clips are the number of scores whose exponential was clipped: with any of
-        them, the loss is a lower bound. Collective.
+        `weights` contains this member's columns of w, (d_c, K), and `intercept` has the
+        shape (K,). A score is clipped if its exponential would overflow: the loss is
+        then a lower bound.
         """
         losses = self.measure(weights, intercept)
         return float(losses.each[0]), losses.clips
 
     def measure(self, weights: Array, intercept: Array | None) -> Losses:
-        """Return F of every model, and its mean loss on the rows held out from it.
+        """Return F of every model, and its mean loss on its held-out rows.
 
         Collective. One pass, one message for each block of rows and one over replicas,
         however many models there are.
@@ -116,8 +121,10 @@ class Objective:
     def _measured(
         self, point: Array, start: Array | None, penalties: Callable[[], Array]
     ) -> Losses:
-        """Return the losses at `point`, from which `_own_scores` computes scores, by
-        blocks.
+        """Return the losses at `point`, computed block by block. Collective.
+
+        `start` is the intercept, which is added to the scores that `_own_scores`
+        computes from `point`. `penalties` returns the penalty of every model.
         """
         holdout = self.shard.held
         count = len(self.models or (0,))
@@ -140,8 +147,10 @@ class Objective:
         return Losses(per_model, None if holdout is None else means[1], int(sums[-1]))
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
-        """Return F and ∇F, in one pass: a sum of scores over members for each block of
-        rows, and one sum over replicas of d_c·K + K + 3 words.
+        """Return F and its gradient, in one pass over the rows. Collective.
+
+        Members sum the scores of each block of rows. Replicas sum d_c·K + K + 3 words
+        once.
         """
         weights = weights.astype(np.float64)
         width, columns = weights.shape
@@ -167,10 +176,10 @@ class Objective:
         )
 
     def norm(self, slope: Slope) -> float:
-        """Return ‖∇F‖, or that of F's smallest subgradient: all columns and the
-        intercept.
+        """Return ‖∇F‖ over all columns and the intercept. Collective.
 
-        Collective. It is zero at the minimum of F and nowhere else.
+        With l1 or bounds it is the norm of the smallest subgradient. It is zero at the
+        minimum of F and nowhere else.
         """
         least = slope.weights if slope.least is None else slope.least
         square = np.array([np.sum(np.square(least))])
@@ -182,8 +191,10 @@ class Objective:
     def _read_at(
         self, weights: Array, intercept: Array | None
     ) -> tuple[Array, Array | None]:
-        """Return the weights and intercept of which scores are computed: those of the
-        first model alone if all models are equal, as they are before the first step.
+        """Return weights and intercept from which scores are computed. Collective.
+
+        They are those of the first model alone if all models are equal, as they are
+        before the first step.
         """
         models = self.models
         if models is None or len(models) == 1:
@@ -206,8 +217,10 @@ class Objective:
     def _scores(
         self, rows: slice, weights: Array, intercept: Array | None
     ) -> tuple[Array, Array, Array]:
-        """Return t of whole rows, their targets and their sample weights, in
-        float64.
+        """Return scores t, targets and sample weights of these rows. Collective.
+
+        All are in float64. The scores are summed over members, and include the
+        intercept and offsets.
         """
         shard = self.shard
         scores = self._own_scores(rows, weights)
@@ -227,7 +240,10 @@ class Objective:
         return exact_scores(self.read(rows), weights)
 
     def _of_models(self, weights: Array) -> Array:
-        """Return sample weights as (m, 1) or (m, models)."""
+        """Return sample weights with a column for each model.
+
+        The shape is (m, models), or that of `weights` if there is a single model.
+        """
         if self.models is None:
             return weights
         by_model = self.models.sample_weights(weights)
@@ -235,7 +251,7 @@ class Objective:
         return by_model
 
     def _sums(self, scores: Array, targets: Array, c: Array) -> Array:
-        """Return Σcℓ, Σc and the clips of these rows."""
+        """Return Σcℓ, Σc and the number of clipped scores of these rows."""
         losses = self.family.loss(scores, targets)
         return np.array([(c * losses).sum(), c.sum(), self.family.clipped(scores)])
 
@@ -258,8 +274,9 @@ class Objective:
 
 
 def _summed(values: Array) -> Array:
-    """Return the sums of the columns, (columns,); a single one is summed as a flat
-    array.
+    """Return the sum of each column, (columns,).
+
+    A single column is summed as a flat array.
     """
     total: Array = values.sum(axis=0) if values.shape[1] > 1 else values.sum()[None]
     return total
@@ -298,16 +315,15 @@ class _ScoredRows(Objective):
 
 @dataclass(frozen=True)
 class SlicedObjective(Objective):
-    """The objective of weights in slices; `tiles` gathers their tiles from all
-    replicas.
+    """The objective at weights of which each replica stores a slice.
+
+    `tiles` gathers one tile after the other from all replicas.
     """
 
     tiles: Tiles | None = None
 
     def measure(self, weights: Array, intercept: Array | None) -> Losses:
-        """Return the losses, by one pass over the local rows for each tile.
-        Collective.
-        """
+        """Return the losses, by a pass over local rows for each tile. Collective."""
         assert self.tiles is not None
         scores = np.zeros((self.shard.height, weights.shape[1]))
         penalised = 0.0
@@ -322,7 +338,7 @@ class SlicedObjective(Objective):
         return scored_rows.measure(np.empty((0, weights.shape[1])), intercept)
 
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
-        """Raise ConfigError: the gradient would need all columns."""
+        """Raise ConfigError: the gradient of F needs memory for all columns."""
         raise ConfigError(
             "the gradient of F is as long as the weights, which stage 3 holds in"
             " slices; use --method zero2"
@@ -330,7 +346,7 @@ class SlicedObjective(Objective):
 
 
 def _columns(rows: Array, part: slice) -> Array:
-    """Return the columns `part` of rows; the rows themselves if that is all columns."""
+    """Return the columns `part` of `rows`, without a copy if these are all columns."""
     if part.start == 0 and part.stop == rows.shape[1]:
         return rows
     columns: Array = rows[:, part]
@@ -344,20 +360,23 @@ VALUES = 2**16  # in float64, of the rows of a tile that are read together
 
 @dataclass(frozen=True)
 class TiledObjective(Objective):
-    """The objective of weights on disk, with the scores of all local rows in memory.
+    """The objective at weights on disk.
 
-    No more than a tile of w is in memory at a time.
+    The scores of all local rows are in memory, but at most one tile of w at a time.
     """
 
     read_some: Callable[[slice, slice], Any] = lambda rows, columns: None
 
     def has_broken(self, weights: Any, states: int) -> bool:
-        """Return whether a step has left something that is no number."""
+        """Return whether a step has written a weight that is not finite."""
         on_disk: OnDisk = weights
         return on_disk.is_broken
 
     def measure(self, weights: Any, intercept: Array | None) -> Losses:
-        """Return F, and the loss on held-out rows, by one pass over the tiles of w."""
+        """Return F and the loss on held-out rows, by one pass over the tiles of w.
+
+        Collective.
+        """
         on_disk: OnDisk = weights
         scores = np.zeros((self.shard.height, on_disk.columns))
         value = np.zeros(1)
@@ -373,7 +392,7 @@ class TiledObjective(Objective):
         return self._measured(scores, intercept, lambda: value)
 
     def _pieces(self, width: int) -> list[slice]:
-        """Return the ranges of rows that are read together of a tile of this width."""
+        """Return the ranges of rows that are read together for a tile of this width."""
         if self.shard.is_sparse:
             return [slice(0, self.shard.height)] if self.shard.height else []
         step = max(VALUES // width, 1)
@@ -381,5 +400,5 @@ class TiledObjective(Objective):
         return [slice(first, min(first + step, self.shard.height)) for first in starts]
 
     def _own_scores(self, rows: slice, weights: Array) -> Array:
-        """Return the scores that the pass over all tiles has computed."""
+        """Return the scores of these rows, which `weights` already contains."""
         return weights[rows].copy()

@@ -1,4 +1,4 @@
-"""Any-batch SGD: replicas do what they can in a round, and mix over a graph.
+"""Any-batch SGD: replicas take the rows they can in a round, and mix over a graph.
 
 After any-batch mirror descent (Eshraghi and Liang, 2020). A rank has d columns and K
 classes; i = 1 with an intercept and b = 1 where `weighted`, else 0.
@@ -452,8 +452,8 @@ def flatten_arrays(arrays: Sequence[Array], dtype: np.dtype) -> Array:
 def weight_by_rows(words: Array, logs: int, rows: int) -> Array:
     """Return the vector [b y | b] of a replica that had b = `rows` rows.
 
-    `words` is y, and is overwritten. The first `logs` words are logarithms, to which ln
-    b is added.
+    `words` is y, and is overwritten. To the first `logs` words, which are logarithms,
+    the logarithm of b is added.
     """
     with np.errstate(divide="ignore"):
         words[:logs] += np.log(words.dtype.type(rows))

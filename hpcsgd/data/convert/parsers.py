@@ -58,13 +58,13 @@ class LineLayout:
 
 
 def parse_number(token: bytes) -> float | None:
-    """Return the nearest float64, or None where the token is no finite number."""
+    """Return the nearest float64 to a token; None if it is not a finite number."""
     value = float(token) if NUMBER.fullmatch(token) else math.inf
     return value if math.isfinite(value) else None
 
 
 def _number_fault(token: bytes) -> Kind:
-    """Return the kind of fault of a token that `parse_number` refuses."""
+    """Return the kind of fault of a token that is not a finite number."""
     with suppress(ValueError):
         if not math.isfinite(float(token)):
             return Kind.NONFINITE
@@ -74,7 +74,10 @@ def _number_fault(token: bytes) -> Kind:
 def parse_libsvm_in_python(
     text: bytes, base: int, keep: bool = True, queried: bool | None = None
 ) -> Pairs:
-    """Return the rows of a text that ends with a newline."""
+    """Return the rows of a LIBSVM text that ends with a newline, parsed in Python.
+
+    The arguments are those of `parse_libsvm`.
+    """
     labels = list[float]()
     queries = list[int]()
     starts = [0]
@@ -112,7 +115,10 @@ def parse_libsvm_in_python(
 
 
 def _row_head(words: list[bytes], queried: bool | None) -> tuple[float, int]:
-    """Return the label and the number of the qid, -1 where a row has none."""
+    """Return the label of a row and the number of its qid, -1 if it has no qid.
+
+    `queried` is True if the row must have a qid, False if it may not, None if it may.
+    """
     label = parse_number(words[0])
     query = -1
     if label is None:
@@ -133,7 +139,10 @@ def _add_pairs(
     indices: list[int],
     values: list[float],
 ) -> None:
-    """Add the index as written and the value of every word from number `first` on."""
+    """Append index (as written) and value of all pairs to `indices` and `values`.
+
+    The pairs are the words from number `first` on.
+    """
     before = -1
     for number, word in enumerate(words[first:], first):
         name, colon, rest = word.partition(b":")
@@ -153,7 +162,7 @@ def _add_pairs(
 
 
 def _whole(digits: bytes) -> int:
-    """Return a whole number, 2⁶³ for any that is larger, or -1 where there is none."""
+    """Return the whole number of these digits, at most 2⁶³; -1 for other characters."""
     if not digits.isdigit():
         return -1
     digits = digits.lstrip(b"0") or b"0"  # int() refuses very long ones, zeros or not
@@ -161,7 +170,7 @@ def _whole(digits: bytes) -> int:
 
 
 def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the position of each line, and the line without its newline."""
+    """Yield the position of each line in the text, and the line without its newline."""
     position = 0
     for line in text.split(b"\n")[:-1]:
         yield position, line
@@ -169,7 +178,10 @@ def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_csv_in_python(text: bytes, layout: LineLayout) -> tuple[Array, Array, Array]:
-    """Return X, the other columns and the spans of texts; a newline ends the text."""
+    """Return X, the other columns and the spans of texts, parsed in Python.
+
+    The arguments and results are those of `parse_csv`.
+    """
     rows = [
         _fields(line, position, layout)
         for position, line in _lines(text)
@@ -189,7 +201,7 @@ def parse_csv_in_python(text: bytes, layout: LineLayout) -> tuple[Array, Array, 
 
 
 def is_blank(line: bytes, delimiter: bytes) -> bool:
-    """Return True for a line that is no row."""
+    """Return whether a line has blanks only, and so is no row."""
     return not line.strip(_pads(delimiter))
 
 
@@ -200,7 +212,7 @@ def bare(field: bytes, delimiter: bytes) -> bytes:
 
 
 def _bare_span(field: bytes, delimiter: bytes) -> tuple[int, int]:
-    """Return where a field begins and ends without blanks and quotes around it."""
+    """Return start and stop of a field without blanks and quotes around it."""
     start, stop = _trimmed(field, 0, len(field), delimiter)
     if stop - start >= 2 and field[start] == field[stop - 1] == QUOTE:
         return _trimmed(field, start + 1, stop - 1, delimiter)
@@ -208,7 +220,10 @@ def _bare_span(field: bytes, delimiter: bytes) -> tuple[int, int]:
 
 
 def _trimmed(field: bytes, start: int, stop: int, delimiter: bytes) -> tuple[int, int]:
-    """Return a span without blanks around it; of blanks alone, its end."""
+    """Return start and stop of a span of `field` without blanks around it.
+
+    A span of blanks alone becomes empty, at its end.
+    """
     pads = _pads(delimiter)
     part = field[start:stop]
     first = start + len(part) - len(part.lstrip(pads))
@@ -220,7 +235,10 @@ def _pads(delimiter: bytes) -> bytes:
 
 
 def split_fields(line: bytes, delimiter: bytes) -> list[tuple[int, bytes]]:
-    """Return where each field of a line begins, and the field; quotes keep it whole."""
+    """Return the fields of a line, each as (position in the line, field).
+
+    A delimiter inside quotes does not end a field.
+    """
     if QUOTE not in line:
         if delimiter == SPACED:
             return [(token.start(), token.group()) for token in TOKEN.finditer(line)]
@@ -250,7 +268,7 @@ def split_fields(line: bytes, delimiter: bytes) -> list[tuple[int, bytes]]:
 
 
 def _behind_quotes(line: bytes, place: int) -> int:
-    """Return the place behind the quotes that begin here, or this one without any."""
+    """Return the place behind a quoted text that begins at `place`; else `place`."""
     quoted = QUOTED.match(line, place)
     return place if quoted is None else quoted.end()
 
@@ -258,7 +276,7 @@ def _behind_quotes(line: bytes, place: int) -> int:
 def _fields(
     line: bytes, position: int, layout: LineLayout
 ) -> tuple[list[float], list[tuple[int, int]]]:
-    """Return the numbers of one line, and where its texts begin and end."""
+    """Return the numbers of one line, and (start, stop) of each of its texts."""
     if not layout.texts:
         line = line.rstrip(b"\r")
     tokens = split_fields(line, layout.delimiter)
@@ -284,7 +302,10 @@ def _fields(
 
 
 def _field(field: bytes, position: int, layout: LineLayout, place: int) -> float:
-    """Return the number of a field, NaN where it is missing and may be."""
+    """Return the number of a field, NaN if it is missing and that is allowed.
+
+    `place` is the place of its column in a `LineLayout`.
+    """
     token = bare(field, layout.delimiter)
     if token.lower() in MISSING:
         if layout.missing_allowed and place >= 0:
@@ -297,7 +318,7 @@ def _field(field: bytes, position: int, layout: LineLayout, place: int) -> float
 
 
 def count_lines_in_python(text: bytes, delimiter: bytes) -> int:
-    """Return how many lines are rows, in a text that ends with a newline."""
+    """Return the number of lines that are rows; the text ends with a newline."""
     return sum(not is_blank(line, delimiter) for line in text.split(b"\n")[:-1])
 
 
@@ -311,7 +332,7 @@ SIGNATURES = {
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[Any, str]:
-    """Return (library or None, text about it)."""
+    """Return (the library of the compiled parser or None, a text about it)."""
     folder = Path(__file__).parent
     return load_kernels(folder, "_parse", "the Python parser", SIGNATURES)
 
@@ -322,13 +343,16 @@ def available() -> bool:
 
 
 def why() -> str:
-    """Return the parser in use, or the reason why no compiled one is."""
+    """Return the name of the parser in use, or why no compiled parser is in use."""
     return _load()[1]
 
 
 @lru_cache(maxsize=1)
 def powers_of_five() -> Array:
-    """Return the upper 128 bits of 5^q as (high, low), rounded up if q < 0."""
+    """Return the upper 128 bits of 5^q for q in POWERS, as rows (high, low) of uint64.
+
+    They are rounded up if q < 0.
+    """
     rows = [divmod(_upper_bits(q), 2**64) for q in POWERS]
     return np.array(rows, dtype=np.uint64)
 
@@ -347,8 +371,9 @@ def _upper_bits(q: int) -> int:
 def parse_libsvm(
     text: bytes, base: int, keep: bool = True, queried: bool | None = None
 ) -> Pairs:
-    """Return the rows of a text that ends with a newline; without `keep`, only counts.
+    """Return the rows of a LIBSVM text that ends with a newline.
 
+    `base` is the index of the first column. Without `keep`, rows are only counted.
     `queried` is True if every row must have a qid, False if none may, None if any may.
     """
     if not available():
@@ -392,7 +417,7 @@ def parse_libsvm(
 
 
 def parse_csv(text: bytes, layout: LineLayout) -> tuple[Array, Array, Array]:
-    """Return the rows of a text that ends with a newline.
+    """Return the rows of a delimited text that ends with a newline.
 
     Returns
     -------

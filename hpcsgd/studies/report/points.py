@@ -33,7 +33,7 @@ PYTHON = ("sample",)
 
 @dataclass(frozen=True)
 class PointSource:
-    """Folders and key of a run."""
+    """The place of a run: its folders, and its key in points.jsonl."""
 
     folder: str  # the folder from which the run was read
     key: str
@@ -42,7 +42,7 @@ class PointSource:
 
 @dataclass(frozen=True)
 class PointTask:
-    """Data of a run, and the kind of its study."""
+    """The data of a run, and the kind of its study."""
 
     study: str
     data: str
@@ -52,7 +52,7 @@ class PointTask:
 
 @dataclass(frozen=True)
 class PointConfig:
-    """Settings that a run has in common with its repeats."""
+    """The settings that a run has in common with its repeats."""
 
     ranks: int
     emulated: int  # ranks that the one started rank stands for, or 0
@@ -86,7 +86,7 @@ class PointMachine:
 
 @dataclass(frozen=True)
 class PointOutcome:
-    """End of a run, and its losses."""
+    """The status at the end of a run, and its losses."""
 
     status: str
     error: str
@@ -109,13 +109,16 @@ class PointCosts:
     energy_source: str
 
     def traffic(self, figure: str) -> int | None:
-        """Return calls or words of rank 0 for products and agreements."""
+        """Return the calls or words of rank 0 for products and agreements together.
+
+        `figure` is "calls" or "words". None without a ledger.
+        """
         if not self.ledger:
             return None
         return int(sum(self.ledger.get(p, {}).get(figure, 0) for p in TRAINING))
 
     def split(self) -> tuple[float, float, float, float]:
-        """Return the seconds of arithmetic, network, input, and Python (the rest)."""
+        """Return the seconds of arithmetic, network, input, and all else (Python)."""
         total = self.seconds or 0.0
         agreement = float(self.ledger.get("agreement", {}).get("seconds", 0.0))
         network = _sum(self.phases, NETWORK) + agreement
@@ -127,7 +130,7 @@ class PointCosts:
 
 @dataclass(frozen=True)
 class ReportPoint:
-    """Settings and measurements of one run."""
+    """The settings and the measurements of one run."""
 
     label: str  # name of the method, or of the setting
     algorithm: str  # name of the method, whatever the label is, as "casgd"
@@ -152,7 +155,7 @@ class ReportPoint:
 
     @property
     def is_crowded(self) -> bool:
-        """Return whether there were more ranks than cores, which ranks waited for."""
+        """Return whether ranks waited for cores, of which there were too few."""
         cores = self.machine.cores
         return self.machine.oversubscribed or 0 < cores < self.config.ranks
 
@@ -164,7 +167,10 @@ def _sum(phases: Mapping[str, float], names: tuple[str, ...]) -> float:
 def read_point(
     line: Mapping[str, Any], folder: str, label: str = "", model: str = ""
 ) -> ReportPoint:
-    """Return the point of one line of points.jsonl, without values of a wrong type."""
+    """Return the point of one line of points.jsonl.
+
+    Values of a wrong type count as missing.
+    """
     grid = _table(line, "grid")
     energy = _table(line, "energy")
     ranks = max(_count(line, "ranks"), 1)
@@ -255,7 +261,7 @@ def _number(line: Mapping[str, Any], key: str) -> float | None:
 
 
 def _finite(value: Any) -> float | None:
-    """Return a finite number, or None for any other value: NaN, text, true."""
+    """Return a finite number as float; None for other values: NaN, text, booleans."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e300 and isfinite(value) else None
@@ -282,7 +288,7 @@ BUSY = 0.5  # load of each core before the run, above which the machine was busy
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, smallest and largest of the repeats."""
+    """The median, the smallest and the largest of several values."""
 
     median: float
     low: float
@@ -325,21 +331,25 @@ class RunSetting:
 
     @property
     def mark(self) -> str:
-        """How the setting was measured: emulated, crowded, or "" for as it runs."""
+        """How the setting was measured: `EMULATED`, `CROWDED` or `MEASURED`.
+
+        It is emulated if one rank stood for many, and crowded if ranks waited for
+        cores.
+        """
         if self.config.emulated:
             return EMULATED
         return CROWDED if any(p.is_crowded for p in self.points) else MEASURED
 
     @property
     def was_busy(self) -> bool:
-        """Return whether other processes used the machine as one of the runs began."""
+        """Return whether other processes used the machine when some run began."""
         return any(
             m.load is not None and m.cores and m.load / m.cores > BUSY
             for m in (point.machine for point in self.points)
         )
 
     def over(self, figure: Callable[[ReportPoint], float | None]) -> Spread | None:
-        """Return median and range of a figure of the runs."""
+        """Return median and range of `figure` over the runs; None if no run has it."""
         return spread(figure(point) for point in self.points)
 
     @property
@@ -351,7 +361,7 @@ class RunSetting:
 
     @property
     def per_step(self) -> Spread | None:
-        """Seconds of one step."""
+        """Seconds of one step; None if they are not known."""
         return self.over(
             lambda p: (
                 p.costs.seconds / p.outcome.iterations
@@ -372,13 +382,16 @@ class RunSetting:
         return self.width == 1 and not self.config.emulated
 
     def named(self, others: Sequence["RunSetting"]) -> str:
-        """Return the shortest name that no other setting has."""
+        """Return the shortest name that distinguishes this setting from `others`."""
         return _shortest(self, others)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The runs of one task on one machine and network: settings, and other runs."""
+    """The runs of one task on one machine and network.
+
+    `settings` contains the successful runs, `failed` and `saved` the others.
+    """
 
     data: str
     rows: int  # 0 if the rows grow with the ranks
@@ -413,7 +426,7 @@ class Problem:
     def one_rank(self, setting: RunSetting) -> RunSetting | None:
         """Return the fastest setting on one rank with the batch of `setting`.
 
-        In weak scaling, it may also have the batch of one rank of `setting`.
+        In weak scaling, its batch may also be that of `setting` divided by the ranks.
         """
         batches = {setting.config.batch}
         if self.is_weak and setting.config.batch % setting.width == 0:
@@ -426,7 +439,7 @@ class Problem:
     def speed_up(self, setting: RunSetting) -> Spread | None:
         """Return the speed-up of an epoch over the best epoch on one rank.
 
-        In weak scaling, it is multiplied by the ranks, as the rows are. The result is
+        In weak scaling, it is multiplied by the ranks, as are the rows. The result is
         None without a run on one rank.
         """
         base = self.one_rank(setting)
@@ -438,7 +451,7 @@ class Problem:
         return Spread(*(work * seconds / t for t in (time.median, time.high, time.low)))
 
     def efficiency(self, setting: RunSetting) -> float | None:
-        """Return the speed-up over one rank, divided by the ranks."""
+        """Return the speed-up over one rank divided by the number of ranks, or None."""
         speed_up = self.speed_up(setting)
         return None if speed_up is None else speed_up.median / setting.width
 
@@ -531,7 +544,10 @@ PARTS: tuple[Callable[[PointConfig], str], ...] = (
 
 
 def _shortest(setting: RunSetting, others: Sequence[RunSetting]) -> str:
-    """Return the label, and the parts in which settings of this label differ."""
+    """Return the label, and the parts of the configuration in which settings differ.
+
+    Only settings with the same label are compared.
+    """
     config = setting.config
     same = [other.config for other in others if other.label == setting.label]
     parts = [part(config) for part in PARTS if len({part(other) for other in same}) > 1]
@@ -585,7 +601,10 @@ def read_folder(folder: Path) -> list[ReportPoint]:
 
 
 def _of_study(folder: Path) -> Iterator[ReportPoint]:
-    """Yield the newest line of every key, in the order of the first lines."""
+    """Yield a point for the newest line of every key in points.jsonl.
+
+    The order is that of the first line of each key.
+    """
     newest: dict[str, Mapping[str, Any]] = {}
     for number, text in enumerate(_lines(folder / POINTS), 1):
         line = parse_object(text)
@@ -600,7 +619,7 @@ def _of_study(folder: Path) -> Iterator[ReportPoint]:
 def _of_comparison(folder: Path) -> Iterator[ReportPoint]:
     """Yield a point for every repeat of every setting, from its run folder if possible.
 
-    Without its run folder, a repeat has the figures of compare.json.
+    If its run folder has gone, a repeat has the figures of compare.json.
     """
     document = _document(folder / COMPARE)
     for row in document.get("settings", []):
@@ -619,7 +638,10 @@ def _of_comparison(folder: Path) -> Iterator[ReportPoint]:
 
 
 def _line_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
-    """Return the line of a run folder; None if a later run has written into it."""
+    """Return the result in a run folder, as the line of a study.
+
+    Return None if there is no result, or if a later run has written it.
+    """
     try:
         own_folder(folder.parent, folder.name)
     except OSError as error:
@@ -638,7 +660,7 @@ def _of_run(folder: Path) -> ReportPoint:
 
 
 def _as_line(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return result.json, or a row of compare.json, as the line of a study."""
+    """Return result.json, or a row of compare.json, as a line of a study."""
     config = _table(document, "config")
     schedule = _table(config, "schedule")
     grid = _table(config, "grid")
@@ -701,7 +723,10 @@ AGREEMENT = ("kind", "codec")
 def _batch(
     document: Mapping[str, Any], schedule: Mapping[str, Any], grid: Mapping[str, Any]
 ) -> Any:
-    """Return the global batch; a configuration has the batch of one replica."""
+    """Return the rows of a step over all replicas.
+
+    A configuration has the batch of one replica, which is multiplied by the replicas.
+    """
     for table in (document, _table(document, "schedule")):
         if "global_batch" in table:
             return table["global_batch"]
@@ -713,7 +738,10 @@ def _batch(
 
 
 def _steps(document: Mapping[str, Any], grid: Mapping[str, Any]) -> Any:
-    """Return the SGD steps between two messages; 1 for a sum in every step."""
+    """Return the SGD steps between two messages.
+
+    It is 1 for one replica with the product `direct`, which sums in every step.
+    """
     replicas = _table(document, "grid").get("replicas", grid.get("replicas"))
     if document.get("products") == "direct" and replicas == 1:
         return 1
@@ -721,7 +749,7 @@ def _steps(document: Mapping[str, Any], grid: Mapping[str, Any]) -> Any:
 
 
 def _expected(document: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return the expected traffic; None if the document lacks what it depends on."""
+    """Return the traffic by formula; None if the document lacks what it depends on."""
     try:
         return expected_traffic(document)
     except (AttributeError, KeyError, TypeError, ValueError, HpcsgdError):

@@ -1,4 +1,4 @@
-"""Certificates of finished runs, which a reviewer can make again."""
+"""Certificates of finished runs, which a reviewer can reproduce."""
 
 from hpcsgd.studies.verify.certificate import Certificate, certify
 

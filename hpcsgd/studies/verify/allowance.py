@@ -45,7 +45,10 @@ class RecordedExchange:
 
 
 def look(exchange: RecordedExchange, at: Array, speed: Array) -> Array:
-    """Return the point at which the gradient is evaluated."""
+    """Return the point at which the gradient is evaluated.
+
+    It is `at`, or with nesterov-classic `at` moved by the momentum `speed`.
+    """
     ahead = exchange.update == "nesterov-classic"
     return at + L(exchange.momentum) * speed if ahead else at
 
@@ -67,7 +70,7 @@ def update(
 def step(
     exchange: RecordedExchange, at: Point, g: Array, pull: Array, rate: Any
 ) -> Point:
-    """Return the point after one update of weights and of a learnt intercept."""
+    """Return the point after one update of the weights and of a learnt intercept."""
     w, v = update(exchange, at["w"], at["v"], g, rate)
     b = at["b"]
     bv = at["bv"]
@@ -77,7 +80,7 @@ def step(
 
 
 def target_size(family: Family, y: Array) -> Array:
-    """Return the size of the two terms whose difference is a residual."""
+    """Return the size of each of the two terms whose difference is a residual."""
     real = family.targets in NUMBERS
     return np.maximum(np.abs(y), 1) if real else np.ones_like(y)
 
@@ -140,7 +143,7 @@ FEW = 8  # roundings of a number beside those of its sum: factors, conversions, 
 
 
 class Allowance:
-    """The tolerance of an exchange, accumulated step by step."""
+    """The tolerance for the result of an exchange, accumulated step by step."""
 
     def __init__(
         self, exchange: RecordedExchange, start: Point, choices: tuple[bool, ...] = ()
@@ -189,7 +192,7 @@ class Allowance:
             self.stored = None if exchange.in_steps else self._store_states()
 
     def margins(self, j: int, at: Array) -> tuple[Array, Array]:
-        """Return the margins of step j as the run has them, and their errors.
+        """Return the margins of step j as the run has them, and bounds on their errors.
 
         Parameters
         ----------
@@ -224,7 +227,7 @@ class Allowance:
         off: Array,
         residuals: Array,
     ) -> None:
-        """Add the errors of step j.
+        """Add the bounds on the errors of step j.
 
         Parameters
         ----------
@@ -272,9 +275,9 @@ class Allowance:
     # ------------------------------------------------------------ rounding errors
 
     def _store_states(self) -> tuple[list[Array], list[Array]]:
-        """Return stored − exact of the margins at the start, and the errors of it.
+        """Return what storing adds to the margins at the start, with error bounds.
 
-        The margins are those of the weights and of the momentum.
+        Both are lists for the margins of the weights and of the momentum.
         """
         whole = slice(0, len(self.rows))
         shifts = []
@@ -288,14 +291,17 @@ class Allowance:
         return shifts, radii
 
     def _summed(self, batch: slice, at: Array) -> Array:
-        """Return the errors of the sums Y `at`."""
+        """Return bounds on the rounding errors of the sums Y · `at`."""
         name = self.exchange.precision.margin_sum
         size = np.abs(self.rows[batch]) @ np.abs(at)
         factor = gamma(self.words[batch], self.unit["margin_sum"])
         return factor * (size + self._least(name, size))
 
     def _least(self, name: str, size: Array) -> float:
-        """Return the smallest size in the bound of a rounding, for underflow."""
+        """Return the size that a bound on a rounding adds because of underflow.
+
+        It is 0 for formats that need no scale.
+        """
         form = get_format(name)
         if not form.wants_scale:
             return 0.0
@@ -308,8 +314,8 @@ class Allowance:
         Parameters
         ----------
         exact : (b, K)
-        off : (b, K), how far computed ones may be off
-        known : the part of it that is not an error of the margins
+        off : (b, K), bound on the errors of the computed margins
+        known : the part of `off` that is not an error of the margins
         """
         precision = self.exchange.precision
         if self.unit["margin"] <= self.unit["margin_sum"]:
@@ -331,7 +337,10 @@ class Allowance:
         return stored, radius
 
     def _of_gram(self, j: int) -> Array:
-        """Return the error of step j's correction, from sums, wire and use of G."""
+        """Return a bound on the error of step j's correction by the Gram matrix G.
+
+        It is that of the sums of G, of its format in messages, and of its use.
+        """
         batch = self.batches[j]
         unit = self.unit
         if not j:
@@ -352,7 +361,7 @@ class Allowance:
         return np.asarray(used + summed * (np.abs(self.rows[batch]) @ pulls))
 
     def _of_wire(self, j: int) -> tuple[Array, Array]:
-        """Return the change of step j's scores by a G of few bits, and its error.
+        """Return the change of step j's scores if G is sent in few bits, and its error.
 
         The part of each member is rounded, and so is their sum. The rounded number is
         known if all numbers in the interval of its error are rounded to it.
@@ -388,7 +397,10 @@ class Allowance:
         return shift.astype(L), np.where(is_known, 0.0, radius) @ np.abs(r)
 
     def _slopes(self, j: int, t: Array, e: Array) -> Array:
-        """Return bounds on the slopes of the residuals, of shape (b, 1)."""
+        """Return bounds on the slopes of the residuals of step j, of shape (b, 1).
+
+        `t` are the replayed scores, `e` bounds on their errors.
+        """
         family = self.exchange.family
         batch = self.batches[j]
         if np.isfinite(family.curvature):
@@ -403,7 +415,10 @@ class Allowance:
     # ------------------------------------------------------------ propagation
 
     def _drift(self, j: int) -> tuple[float, float]:
-        """Return the errors of weights and intercept before the gradient of step j."""
+        """Return bounds on the errors of weights and intercept.
+
+        They hold before the gradient of step j.
+        """
         if self.is_joint:
             return self.joint, self.joint
         w = np.sum(np.abs(self.of_weights.look[:, j, :j]) * self.kicks[:, :j])
@@ -412,12 +427,12 @@ class Allowance:
 
     @property
     def is_joint(self) -> bool:
-        """Return whether errors of weights and intercept are one vector (plain SGD)."""
+        """Return whether weights and intercept have one error bound (plain SGD)."""
         plain = self.exchange.update == "sgd"
         return plain and self.linear is None and not self.forgets
 
     def _move(self, j: int, before: Point, after: Point) -> None:
-        """Add the errors of step j to those of the points after it."""
+        """Add the errors of step j to the bounds for the points after it."""
         of = self.exchange
         batch = self.batches[j]
         unit = self.unit
@@ -461,7 +476,7 @@ class Allowance:
             self.intercept_kicks[:, j] = (whole / np.sqrt(b) + shift, shift, shift)
 
     def _kept(self, before: Array, after: Array, pull: Array, count: int) -> float:
-        """Return the rounding error of weights or momentum in a single step."""
+        """Return a bound on the rounding error of weights or momentum in one step."""
         if self.exchange.update == "sgd" and not before.any() and not after.any():
             return 0.0
         sizes = np.abs(_wide(before)) + np.abs(_wide(after)) + pull
@@ -469,14 +484,20 @@ class Allowance:
         return float(summed + self._rounded(after))
 
     def _rounded(self, after: Array) -> float:
-        """Return the error of storing weights, for random or nearest rounding."""
+        """Return a bound on the error of storing weights.
+
+        It holds for rounding to nearest and for random rounding.
+        """
         form = get_format(self.exchange.precision.weights)
         size = np.abs(_wide(after))
         size = np.where(size > 0, np.maximum(size, 2.0**form.least), 0.0)
         return float(2 * form.unit_roundoff * np.linalg.norm(size))
 
     def _of_sums(self, state: int, after: Array) -> float:
-        """Return the error of a sum over all steps and of its addition to the state."""
+        """Return a bound on the error of a sum of all steps, added to the state.
+
+        `state` is 0 for the weights and 1 for the momentum.
+        """
         of = self.exchange
         count = len(self.rows) + FEW
         gains = np.abs(self.of_weights.end[0, state])
@@ -492,7 +513,7 @@ class Allowance:
         return float(summed + self._rounded(after))
 
     def _bounds(self) -> list[float]:
-        """Return the errors of w, v, b and bv at the end, from those of all steps."""
+        """Return bounds on the errors of w, v, b and bv at the end of the exchange."""
         if self.is_joint:
             return [self.joint, 0.0, self.joint, 0.0]
         w = np.einsum("ksi,ki->s", np.abs(self.of_weights.end), self.kicks)
@@ -559,7 +580,7 @@ class ErrorPropagation:
         return np.stack(slopes, axis=2)
 
     def bounds(self) -> list[float]:
-        """Return Σ_j ‖B_j‖ ‖u_j‖ of w, v, b and bv."""
+        """Return the bounds Σ_j ‖B_j‖ ‖u_j‖ on the errors of w, v, b and bv."""
         of = self.of
         sizes = self.of.exchange.sizes
         bounds = []
@@ -614,13 +635,13 @@ class Response:
 
 
 def gamma(count: Array | float, unit: float) -> Array:
-    """Return γ_k(u) = k u / (1 − k u), infinite where k u reaches 1."""
+    """Return γ_k(u) = k u / (1 − k u) for k = `count`, infinite where k u reaches 1."""
     share = np.asarray(count, dtype=np.float64) * unit
     return np.where(share < 1.0, share / np.maximum(1.0 - share, unit), np.inf)
 
 
 def _wide(values: Array) -> Array:
-    """Return a copy in float64."""
+    """Return a copy of `values` in float64."""
     return np.array(values, dtype=np.float64)
 
 
@@ -629,7 +650,7 @@ def _size(values: Array) -> float:
 
 
 def _norm(rows: Array) -> float:
-    """Return ‖Y‖₂, or the smaller of two bounds on it for a large matrix."""
+    """Return the spectral norm ‖Y‖₂ of `rows`, or a bound on it for a large matrix."""
     if min(rows.shape) <= SMALL:
         square = rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
         return float(np.sqrt(max(np.linalg.eigvalsh(square)[-1], 0.0)))

@@ -2,8 +2,8 @@
 
 `Gradient` is distributed data parallelism (Li et al., 2020). A rank holds d columns of
 K classes. Behind the gradient it sends a tail of t = K·i + f + 1 words: Σr for the
-intercept (i = 1 with one, else 0), a flag of overflow (f = 1 where residuals are scaled,
-else 0), and the number of rows.
+intercept (i = 1 with one, else 0), a flag of overflow (f = 1 where residuals are
+scaled, else 0), and the number of rows.
 
 Needs    s = 1, τ = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
          adam, product direct, gather or gather-once, one model, a smooth penalty, and

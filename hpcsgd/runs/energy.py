@@ -125,7 +125,7 @@ class EnergyMeter:
             self._count()
 
     def report(self) -> "EnergyReport":
-        """Return the energy that this rank has measured, for rank 0 to add up."""
+        """Return the energy that this rank has measured, to be gathered from all."""
         gains = [
             Gain(c.node, c.name, c.source, joules)
             for c, joules in zip(self.counters, self.joules, strict=True)
@@ -178,7 +178,8 @@ class Gain:
 class EnergyReport:
     """The energy measured by one rank.
 
-    It is empty if another rank of the node reads the counters.
+    It has no gains if another rank of the node reads the counters, and a `reason` if a
+    counter could not be read.
     """
 
     gains: tuple[Gain, ...] = ()

@@ -178,7 +178,10 @@ class RawKernels:
         self._known: dict[Build, OnStream] = {}
 
     def get(self, build: Build) -> OnStream:
-        """Return launch(stream, grid, block, arguments, shared=0, cluster=1)."""
+        """Return launch(stream, grid, block, arguments, shared=0, cluster=1).
+
+        It launches the kernel of `build`, which is compiled if it was not before.
+        """
         if build not in self._known:
             self._known[build] = self._launcher(build)
         return self._known[build]

@@ -1,4 +1,4 @@
-"""Settings that describe themselves: default, help, values they take, who reads them.
+"""Settings that describe themselves: default, help, allowed values, and their readers.
 
 A section of the configuration is a frozen dataclass below `Settings` whose fields are
 made by `setting`. Checks, `--help`, `hpcsgd new`, `defaults.toml` and the reference of
@@ -93,7 +93,7 @@ class Setting:
 
     @property
     def known(self) -> tuple[Any, ...]:
-        """The values that the setting takes; empty where it takes others."""
+        """Return the choices of the setting; empty if it has no list of choices."""
         return tuple(self.choices() if callable(self.choices) else self.choices)
 
     @property
@@ -123,17 +123,17 @@ class Setting:
         )
 
     def is_automatic(self, value: Any) -> bool:
-        """Return whether a value stands for another one."""
+        """Return whether a value stands for another, which the run determines."""
         usual = self.default if self.placeholder is None else self.placeholder
         return self.becomes is not None and value == usual
 
     def resolve(self, facts: RunFacts) -> Resolved:
-        """Return what runs in the place of an automatic value, and why."""
+        """Return the value that an automatic value stands for, and the reason."""
         assert self.becomes is not None
         return self.becomes(facts) if callable(self.becomes) else self.becomes
 
     def must(self, value: Any) -> str:
-        """Return what a refused value must be instead."""
+        """Return the end of a refusal after "must", such as "be at least 0"."""
         if self.fixed:
             choices = ", ".join(map(str, self.fixed))
             hint = did_you_mean(value, self.fixed) if isinstance(value, str) else ""
@@ -227,7 +227,10 @@ class Settings:
                 return
 
     def refusals(self) -> Iterator[str]:
-        """Yield a sentence for each value that the section does not take."""
+        """Yield a sentence for each value that is not allowed.
+
+        If all are allowed, yield the sentences of `conflicts`.
+        """
         is_good = True
         for name, declared in declarations(type(self)).items():
             value = getattr(self, name)
@@ -242,13 +245,13 @@ class Settings:
 
     @classmethod
     def refusal(cls, name: str, value: Any) -> str:
-        """Return the sentence for a value that a setting does not take."""
+        """Return the sentence that refuses `value` for the setting `name`."""
         declared = declarations(cls)[name]
         remedy = f"; {declared.remedy}" if declared.remedy else ""
         return f"[{cls.section}] {name} = {value!r} must {declared.must(value)}{remedy}"
 
     def conflicts(self) -> Iterable[str]:
-        """Yield a sentence for values that cannot work together."""
+        """Yield a sentence for each pair of values that cannot work together."""
         return ()
 
 
@@ -256,7 +259,7 @@ _DECLARED: dict[Any, dict[str, Setting]] = {}
 
 
 def declarations(kind: type[Any]) -> dict[str, Setting]:
-    """Return field -> what it declares, for a section of the configuration."""
+    """Return the `Setting` of each field of a section, by the name of the field."""
     if kind not in _DECLARED:
         _DECLARED[kind] = {
             entry.name: entry.metadata.get("setting", Setting("", entry.default))
@@ -266,12 +269,12 @@ def declarations(kind: type[Any]) -> dict[str, Setting]:
 
 
 class Refusals(ConfigError):
-    """Several settings that cannot work.
+    """An error about several settings that cannot work.
 
     Attributes
     ----------
     sentences : list of str
-        One for each of them.
+        One sentence for each refusal.
     """
 
     def __init__(self, sentences: list[str]) -> None:
@@ -281,7 +284,7 @@ class Refusals(ConfigError):
 
 
 def refuse(sentences: Iterable[str]) -> None:
-    """Raise one ConfigError for all of these sentences; none for no sentence."""
+    """Raise one ConfigError with all of these sentences, if there are any."""
     messages = list(dict.fromkeys(sentences))
     if len(messages) == 1:
         raise ConfigError(messages[0])
@@ -290,7 +293,7 @@ def refuse(sentences: Iterable[str]) -> None:
 
 
 def refuse_together(errors: Iterable[ConfigError]) -> None:
-    """Raise one ConfigError for all that these errors say; none for no error."""
+    """Raise one ConfigError with the sentences of all these errors, if any."""
     refuse(
         sentence
         for error in errors

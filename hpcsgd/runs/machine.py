@@ -1,6 +1,6 @@
-"""Speeds of a machine: their figures, their file, and their measurement.
+"""Speeds of a machine: their values, the file that stores them, their measurement.
 
-Automatic choices, `hpcsgd tune` and `hpcsgd study predict` take figures from here.
+Automatic choices, `hpcsgd tune` and `hpcsgd study predict` use these values.
 """
 
 import copy
@@ -63,21 +63,21 @@ MOST_CORRECTION = 4.0  # one beyond this is an accident, and no property of a ma
 
 @dataclass(frozen=True)
 class Number:
-    """A figure, and where it comes from."""
+    """A speed or time of a machine, with the source of its value."""
 
     value: float
     mark: str  # measured, or stated
     source: str
 
     def toml(self) -> str:
-        """Return the figure as a machine file has it."""
+        """Return the number as the inline table of a machine file."""
         source = toml_literal(self.source)
         return f'{{ value = {self.value!r}, mark = "{self.mark}", source = {source} }}'
 
 
 @dataclass(frozen=True)
 class NetworkLevel:
-    """A level of the network: NVLink, PCIe, shared memory, a fabric."""
+    """A level of the network, such as NVLink, PCIe, shared memory or a fabric."""
 
     name: str
     ranks: int  # that reach each other on it, or on a nearer one; 0 = all there are
@@ -87,14 +87,18 @@ class NetworkLevel:
 
 @dataclass(frozen=True)
 class MeasuredFigures:
-    """Figures of one kind of run, and the corrections that runs of it have made."""
+    """The measured speeds for one kind of run, and corrections from such runs."""
 
     machine: Machine
     # product -> seconds a step took, over those that the model predicted
     corrections: dict[str, float] = field(default_factory=dict)
 
     def corrected(self, product: str, ratio: float) -> "MeasuredFigures":
-        """Return figures corrected half-way to a measured ratio: one run is noisy."""
+        """Return a copy in which the correction for `product` is adjusted by `ratio`.
+
+        `ratio` is the measured over the predicted time. The correction moves only
+        half-way, because one run is noisy.
+        """
         before = self.corrections.get(product, 1.0)
         after = before * (1 + ratio) / 2
         after = min(max(after, 1 / MOST_CORRECTION), MOST_CORRECTION)
@@ -103,7 +107,7 @@ class MeasuredFigures:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Figures of a machine, whatever its number of ranks."""
+    """The speeds of a machine, which do not depend on the number of ranks."""
 
     name: str
     about: str
@@ -113,7 +117,7 @@ class Hardware:
     kinds: Mapping[str, MeasuredFigures] = field(default_factory=dict)
 
     def numbers(self) -> Iterator[tuple[str, Number]]:
-        """Yield each figure of the machine with its name."""
+        """Yield each number of the machine, with its name."""
         yield from ((f"rank.{name}", number) for name, number in self.rank.items())
         if self.base is not None:
             yield "sum.base", self.base
@@ -122,7 +126,9 @@ class Hardware:
             yield f"{level.name}.bandwidth", level.bandwidth
 
     def machine(self, narrow: bool = False) -> Machine:
-        """Return the figures of one rank alone; `narrow`: of a matrix of 16 bits or
+        """Return the speeds of one rank, without messages.
+
+        With `narrow`, the speed of the Gram matrix is that for a matrix of 16 bits or
         fewer.
         """
         values = {name: number.value for name, number in self.rank.items()}
@@ -131,7 +137,10 @@ class Hardware:
         return Machine(latency=0.0, per_byte=0.0, **values)
 
     def spans(self, ranks: int) -> list[tuple[NetworkLevel, int]]:
-        """Return the levels that `ranks` ranks need, each with how many it joins."""
+        """Return the network levels that `ranks` ranks use, from the nearest.
+
+        Each has the number of groups of ranks that it joins.
+        """
         needed = []
         inside = 1
         for level in self.levels:
@@ -148,7 +157,7 @@ class Hardware:
         return needed
 
     def toml(self) -> str:
-        """Return the machine file with these figures."""
+        """Return the text of the machine file with these numbers."""
         lines = [f"name = {toml_literal(self.name)}"]
         lines += [f"about = {toml_literal(self.about)}"]
         if self.rank:
@@ -170,7 +179,7 @@ class Hardware:
 
 
 def _inline(values: Mapping[str, float]) -> str:
-    """Return a TOML table in one line."""
+    """Return `values` as a TOML table in one line."""
     pairs = (f"{toml_literal(k)} = {float(v)!r}" for k, v in values.items())
     return f"{{ {', '.join(pairs)} }}"
 
@@ -181,9 +190,10 @@ def known_machines() -> list[str]:
 
 
 def load_hardware(name: str) -> Hardware:
-    """Return the figures in a machine file, by its path or by its name in this package.
+    """Return the machine of a machine file, by path or by name in this package.
 
-    A file that has figures of kinds of runs only predicts by those of the first kind.
+    If the file has no numbers of the whole machine but only those of kinds of runs, the
+    first kind stands for the machine.
     """
     path = Path(name)
     shipped = FOLDER / f"{name}.toml"
@@ -226,10 +236,10 @@ def _tables(path: Path) -> Mapping[str, Any]:
 
 
 def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
-    """Return the figures in the tables of a machine file.
+    """Return the machine of the tables of a machine file.
 
-    Every figure is needed, each with its mark and source, and no other is known. A file
-    with figures of kinds of runs needs none of the whole machine.
+    All numbers are required, each with its mark and source, and other names are
+    refused. Only a file with kinds of runs may lack the numbers of the whole machine.
     """
     _only(place, tables, ("name", "about", "rank", "sum", "levels", "kinds"))
     rank = tables.get("rank")
@@ -268,7 +278,7 @@ def _level(place: str, table: Any) -> NetworkLevel:
 
 
 def _number(place: str, given: Any) -> Number:
-    """Return a figure that has a mark and a source."""
+    """Return a number of a machine file; it must have a mark and a source."""
     if not isinstance(given, Mapping) or set(given) != {"value", "mark", "source"}:
         raise ConfigError(
             f"{place}: write {{ value = ..., mark = 'measured' or 'stated',"
@@ -291,7 +301,7 @@ def _number(place: str, given: Any) -> Number:
 
 
 def _kinds(place: str, table: Any) -> dict[str, MeasuredFigures]:
-    """Return the figures of each kind of run."""
+    """Return the measured speeds of each kind of run, by its key."""
     try:
         return {
             str(kind): MeasuredFigures(
@@ -342,7 +352,7 @@ def _only(place: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class Sum:
-    """Latency and time per byte of one all-reduce algorithm on a number of ranks."""
+    """The latency and the time per byte of one all-reduce algorithm on some ranks."""
 
     way: str  # the algorithm: none, tree, halves or rings
     latency: float  # seconds
@@ -350,12 +360,18 @@ class Sum:
     slowest: str  # the level on which a long sum spends most of its time
 
     def seconds(self, calls: int, moved: float) -> float:
-        """Return the seconds of so many sums, whose rings move so many bytes in all."""
+        """Return the seconds of `calls` all-reduces.
+
+        `moved` is the number of bytes that rings would move in all of them.
+        """
         return calls * self.latency + moved * self.per_byte
 
 
 def sums_over(hardware: Hardware, ranks: int) -> list[Sum]:
-    """Return the all-reduce algorithms on a number of ranks; one rank needs none."""
+    """Return the possible all-reduce algorithms on a number of ranks, with their times.
+
+    One rank has a single entry that takes no time.
+    """
     if ranks == 1:
         return [Sum("none", 0.0, 0.0, "")]
     if hardware.base is not None:
@@ -382,7 +398,7 @@ def _tree(hardware: Hardware, ranks: int) -> Sum:
 
 
 def _tree_of_nccl(hardware: Hardware, ranks: int) -> Sum:
-    """Return NCCL's sum up a tree and down again, without its base."""
+    """Return NCCL's all-reduce up a tree and down again, without the base β₀."""
     latency = 0.0
     times = {}
     for level, parts in hardware.spans(ranks):
@@ -396,7 +412,10 @@ def _tree_of_nccl(hardware: Hardware, ranks: int) -> Sum:
 def _shares(
     way: str, hardware: Hardware, ranks: int, hops: Callable[[int], int]
 ) -> Sum:
-    """Return a reduce-scatter and an all-gather, with `hops(f)` hops on f groups."""
+    """Return a reduce-scatter followed by an all-gather, called `way`.
+
+    Each of them takes `hops(f)` hops at a level that joins f groups.
+    """
     latency = 0.0
     times = {}
     inside = 1
@@ -410,7 +429,7 @@ def _shares(
 
 
 def tree_of_network(network: Network, ranks: int) -> Sum:
-    """Return the all-reduce of an emulated network, whose model has trees only."""
+    """Return the all-reduce of an emulated network, which is always a tree."""
     if ranks == 1:
         return Sum("none", 0.0, 0.0, "")
     many = network.ranks or ranks
@@ -428,19 +447,23 @@ def _slowest(times: dict[str, float]) -> str:
 
 
 class MachineFile:
-    """The machine file of `[products] machine`. Ranks other than 0 leave it alone."""
+    """The machine file that `[products] machine` names.
+
+    Only rank 0 reads and writes it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self, kind: str) -> MeasuredFigures | None:
-        """Return the figures of a kind of run, None where there are none."""
+        """Return the measured speeds for a kind of run; None if there are none."""
         return self._load().kinds.get(kind)
 
     def write(self, kind: str, known: MeasuredFigures | None) -> None:
-        """Write or, for None, remove the figures of a kind; others stay as they are.
+        """Write the speeds for a kind of run, or remove them if `known` is None.
 
-        A file that cannot be written costs a warning, and no run.
+        Other kinds stay as they are. If the file cannot be written, a warning is logged
+        and the run continues.
         """
         hardware = self._load()
         kinds = {k: v for k, v in hardware.kinds.items() if k != kind}
@@ -454,11 +477,11 @@ class MachineFile:
     def correct(
         self, kind: str, product: str, ratio: float, sure: bool = False
     ) -> None:
-        """Correct the prediction for a product by the ratio that a run has measured.
+        """Adjust the correction of a product by the `ratio` that a run has measured.
 
-        Where a run was long enough to be `sure`, figures that are off by more than any
-        noise are of another machine, or of another load: they are removed, and the next
-        run measures them.
+        `ratio` is the measured over the predicted time. If the run was long enough to
+        be `sure` and the ratio is beyond any noise, the speeds must be of another
+        machine or load: they are removed, and the next run measures them again.
         """
         figures = self.read(kind)
         if figures is None:
@@ -486,9 +509,9 @@ class MachineFile:
 def measured_hardware(
     machine: Machine, narrow: float, network: "NetworkFigures", source: str
 ) -> Hardware:
-    """Return measured figures as those of a machine with one level between its ranks.
+    """Return a machine with measured speeds and one network level between its ranks.
 
-    `narrow` is the rate of the Gram of 16-bit rows.
+    `narrow` is the speed of the Gram matrix of 16-bit rows.
     """
 
     def number(value: float) -> Number:
@@ -522,7 +545,7 @@ SHORT_SUMS = 20
 
 @dataclass(frozen=True)
 class NetworkFigures:
-    """Figures of sums among the ranks of one direction of the grid."""
+    """The times of all-reduces over the members or the replicas of the grid."""
 
     name: str  # members, or replicas
     ranks: int
@@ -533,23 +556,23 @@ class NetworkFigures:
 
     @property
     def latency_of_hop(self) -> float:
-        """Seconds of one hop of a sum, which is a tree of them."""
+        """Return the seconds of one hop; a sum is a tree of ⌈log2 ranks⌉ hops."""
         return self.latency / max(ceil(log2(self.ranks)), 1)
 
     @property
     def worst(self) -> float:
-        """The largest relative distance of a time from the line."""
+        """Return the largest relative error of the line α + β · size."""
         line = [self.seconds(size) for size in self.sizes]
         pairs = zip(line, self.times, strict=True)
         return max((abs(a / b - 1.0) for a, b in pairs), default=0.0)
 
     def seconds(self, payload: float) -> float:
-        """Return the seconds of a sum of `payload` bytes, by the line."""
+        """Return the seconds of a sum of `payload` bytes, by the fitted line."""
         moved = communicator.sum_bytes(int(payload), self.ranks)
         return self.latency + self.per_byte * moved
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures for a report."""
+        """Return the numbers as a dictionary, for a report."""
         return asdict(self) | {"worst": self.worst}
 
 
@@ -560,9 +583,10 @@ def measure_network(
     dtype: Any = np.float32,
     seconds: float = inf,
 ) -> NetworkFigures:
-    """Return α and β of sums over `group`, with all that surrounds them. Collective.
+    """Measure latency α and seconds per byte β of sums over `group`. Collective.
 
-    Sizes after the second are left out where those before have used up the seconds.
+    Times include everything around a sum. After the first two sizes, the others are
+    left out once `seconds` are used up.
     """
     if group.size == 1:
         return NetworkFigures(name, 1, 0.0, 0.0)
@@ -585,16 +609,20 @@ def measure_network(
 def line_through(
     name: str, ranks: int, sizes: Sequence[int], times: Sequence[float]
 ) -> NetworkFigures:
-    """Return α and β of sums of these sizes that took these times."""
+    """Return α and β fitted to sums of these sizes that took these times.
+
+    `sizes` are the bytes of the payloads, `times` seconds.
+    """
     moved = [communicator.sum_bytes(size, ranks) for size in sizes]
     latency, per_byte = fit_line(moved, times)
     return NetworkFigures(name, ranks, latency, per_byte, tuple(sizes), tuple(times))
 
 
 def fit_line(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
-    """Return (α, β) of times α + β · size, by least squares of relative errors.
+    """Fit times = α + β · size by least squares of relative errors; return (α, β).
 
-    Neither is negative: where the best line has a negative part, that part is 0.
+    Neither is negative: where the best line has a negative coefficient, it is set to 0
+    and the other is fitted alone.
     """
     x = np.asarray(sizes, float)
     y = np.asarray(times, float)
@@ -612,7 +640,7 @@ def fit_line(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, flo
 def _time_sums(
     workspace: Workspace, group: Communicator, most: int, seconds: float
 ) -> tuple[float, float]:
-    """Return the median seconds of one sum, and the seconds of all, on every rank."""
+    """Return the median seconds of one sum, and those of all; the maxima over ranks."""
     began = perf_counter()
 
     def send() -> float:
@@ -635,7 +663,7 @@ FEW = 8  # columns of it
 
 
 def task_alone(task: Task) -> Task:
-    """Return the task for one member, with one column of weights and no momentum."""
+    """Return the task as that of a replica of one member, without momentum."""
     return Task(
         shard=task.shard,
         backend=task.backend,
@@ -651,9 +679,10 @@ def task_alone(task: Task) -> Task:
 
 
 def of_few_columns(task: Task) -> Task:
-    """Return the task on some rows with a few columns; sparse rows stay as they are.
+    """Return the task on some of its rows with a few of its columns.
 
-    They are copied: kernels take rows that lie as in a shard of so few columns.
+    The data are copied, since kernels expect the memory layout of so few columns. A
+    task with sparse rows is returned as it is.
     """
     shard = task.shard
     scaling = task.backend.scaling
@@ -692,10 +721,11 @@ PASSES = 9  # over rows: tens of microseconds each
 def measure_machine(
     task: Task, batch: int, world: Communicator, members: NetworkFigures | None = None
 ) -> Machine:
-    """Return the figures of the slowest rank of the world. Collective.
+    """Measure the machine, and return the speeds of the slowest rank. Collective.
 
-    Of the world, not of the members alone: all replicas have to choose alike. `members`
-    are the figures of the network between members, where they were measured before.
+    The slowest of the world counts, not of the members alone, since all replicas must
+    choose alike. `members` are the times of sums over the members, if they were
+    measured before.
     """
     if members is None:
         sums = ((batch, SHORT_SUMS), LONG)
@@ -710,7 +740,7 @@ def measure_machine(
 
 
 def measure_rates(task: Task, batch: int) -> Machine:
-    """Return the figures of this rank alone, as if its messages took no time."""
+    """Measure the speeds of this rank alone, as if its messages took no time."""
     plain = task_alone(task)
     blocks, rows = timed_rows(task.shard, batch)
     size = rows * task.shard.width * value_bytes(task.shard)
@@ -736,7 +766,10 @@ def measure_rates(task: Task, batch: int) -> Machine:
 
 
 def timed_rows(shard: Shard, batch: int) -> tuple[Blocks, int]:
-    """Return the blocks that a Gram is timed on, and the rows that passes are."""
+    """Return the blocks whose Gram matrix is timed, and the number of timed rows.
+
+    The rows are those of the timed passes.
+    """
     blocks = uniform_blocks(batch, max(min(STEPS, shard.height // batch), 1))
     # Enough of narrow rows for a call of microseconds to be nothing beside them.
     fits = int(PASS / (shard.width * value_bytes(shard)))
@@ -744,13 +777,16 @@ def timed_rows(shard: Shard, batch: int) -> tuple[Blocks, int]:
 
 
 def _draws(task: Task, rows: int) -> Callable[[int], Array]:
-    """Return what gives other rows, in no order, for each number of a repetition."""
+    """Return a function that draws `rows` row numbers for each repetition."""
     order = np.random.default_rng(0).permutation(task.shard.height)
     return lambda i: np.roll(order, -i * rows)[:rows]
 
 
 def time_passes(task: Task, rows: Array) -> tuple[float, float]:
-    """Return the seconds of scores on rows from memory, and of the update after it."""
+    """Return the seconds of gather and scores, and those of the update.
+
+    The rows of the first come from memory, those of the second from the cache.
+    """
     shard = task.shard
     backend = task.backend
     weights = backend.zeros((shard.width, task.columns))
@@ -767,7 +803,10 @@ def time_passes(task: Task, rows: Array) -> tuple[float, float]:
 
 
 def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
-    """Return the seconds of plain steps on rows from memory; inf if no call has all."""
+    """Return the seconds of plain steps on rows from memory, in one fused kernel.
+
+    They are inf if the backend has no such kernel.
+    """
     sizes = [batch] * (len(rows) // batch)
     sizes += [len(rows) - sum(sizes)] if sum(sizes) < len(rows) else []
     group = _group(task, rows, tuple(sizes))
@@ -788,7 +827,7 @@ def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
 
 
 def time_gram(task: Task, rows: Array, blocks: Blocks) -> tuple[float]:
-    """Return the seconds of the Gram of these rows."""
+    """Return the seconds of the Gram matrix of these rows."""
     packed = np.ones(blocks.gram_words, dtype=_inner(task))  # touched
     buffer = _room(task, len(rows))
     sampled: Rows = task.shard.matrix.gather(task.backend, rows, buffer)
@@ -798,7 +837,7 @@ def time_gram(task: Task, rows: Array, blocks: Blocks) -> tuple[float]:
 
 
 def _room(task: Task, rows: int) -> Array | None:
-    """Return memory for a copy of sampled rows, written once, as in a run."""
+    """Return a buffer for sampled rows, already written to; None for sparse rows."""
     if task.shard.is_sparse:
         return None
     buffer = np.empty((rows, task.shard.width), dtype=task.precision.working)
@@ -809,10 +848,11 @@ def _room(task: Task, rows: int) -> Array | None:
 def fastest_of(
     sample: Callable[[int], tuple[float, ...]], repeats: int = PASSES
 ) -> tuple[float, ...]:
-    """Return the shortest of each of the times of a sample, after one to warm up.
+    """Return the shortest of each of the times that `sample` returns.
 
-    What others do on the machine only ever adds, and hits one rate more than another:
-    the shortest times say what products take beside each other.
+    It is called `repeats` times. One more call at first warms up. Other programs only
+    ever add time, and they disturb one speed more than another, so the shortest times
+    compare products best.
     """
     sample(0)
     samples = [sample(i) for i in range(1, repeats + 1)]
@@ -820,7 +860,10 @@ def fastest_of(
 
 
 def _recurrence(task: Task, blocks: Blocks) -> tuple[float, float]:
-    """Return the seconds of the recurrence beyond its links, and of a row's link."""
+    """Return the seconds of the recurrence without the link function.
+
+    The second value is the seconds of the link function for one row.
+    """
     whole = _residuals(task, blocks)
     links = _residuals(task, uniform_blocks(blocks.rows, 1))
     return max(whole - links, 1e-9), links / blocks.rows
@@ -842,7 +885,7 @@ def _residuals(task: Task, blocks: Blocks) -> float:
 def _overheads(task: Task, batch: int) -> tuple[float, float]:
     """Return the seconds around an exchange, and around a plain step with a message.
 
-    The data are so few that arithmetic takes no time beside them.
+    They are measured on so few data that arithmetic takes no time.
     """
     task = of_few_columns(task)
     shard = task.shard
@@ -860,7 +903,10 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
 
 
 def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
-    """Return what takes `steps` plain steps of a few rows, without messages."""
+    """Return a function that takes `steps` plain steps, without messages.
+
+    Each step has a batch of `few` rows.
+    """
     rows = np.arange(few * steps, dtype=np.int64)
     exchanges = HostExchanges(task)
     group = _group(task, rows, (few,) * steps)
@@ -885,19 +931,23 @@ def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
 
 
 def _group(task: Task, rows: Array, sizes: tuple[int, ...]) -> Group:
-    """Return steps of length 0: what is timed changes no weights."""
+    """Return a group of steps with rate 0, which change no weights while timed."""
     update = make_update("sgd", 0.0)
     planner = Planner(update, 0.0, lambda _, count: np.zeros(count), task.backend)
     return planner.group(0, 0, rows, 0, sizes, 0)
 
 
 def _inner(task: Task) -> Any:
-    """Return the dtype that residuals are computed in."""
+    """Return the dtype in which residuals are computed."""
     return task.no_gram.dtype
 
 
 def value_bytes(shard: Shard) -> float:
-    """Return the bytes of a stored value; of sparse rows, the mean over columns."""
+    """Return the bytes of one stored value of the matrix.
+
+    For sparse rows it is the mean over all entries, zeros included, of the bytes of
+    values and column numbers.
+    """
     matrix = shard.matrix
     if matrix.is_sparse:
         stored_bytes = matrix.data.nbytes + matrix.indices.nbytes
@@ -906,7 +956,7 @@ def value_bytes(shard: Shard) -> float:
 
 
 def _seconds(action: Callable[[], Any], repeats: int) -> float:
-    """Return the median seconds of `action`, after one that wakes everything."""
+    """Return the median seconds of `repeats` calls of `action`, after a first call."""
     action()
     times = []
     for _ in range(repeats):
@@ -928,9 +978,9 @@ PIECE = 16 * 2**20  # bytes read to see how fast that is
 
 
 def measure_reading(reader: RowReader, world: Communicator) -> float:
-    """Return the bytes of float64 a second of the slowest rank. Collective.
+    """Measure how fast the slowest rank reads rows, in bytes of float64 a second.
 
-    All ranks read at once.
+    All ranks read at the same time. Collective.
     """
     each = 8 * row_words(reader)
     rows = min(max(PIECE // each, 1), reader.rows)

@@ -43,7 +43,7 @@ from hpcsgd.solvers.sgd import RunLength, SgdSolver
 def make_observers(
     parts: Parts, agreement: Agreement, evaluation: Evaluation, view: View
 ) -> list[Observer]:
-    """Return the observers of a run, in the order in which they are called."""
+    """Return the observers of a run, in the order in which the solver calls them."""
     config = parts.config
     columns = parts.columns
     task = parts.task
@@ -66,14 +66,20 @@ def _best_held(
     evaluation: Evaluation,
     history: Sequence[Mapping[str, Any]],
 ) -> list[Observer]:
-    """Return the observer of the best weights on validation rows, if they end runs."""
+    """Return an observer of the weights that are best on held-out rows.
+
+    The list is empty unless the run stops by its validation loss.
+    """
     if config.stop.on != "validation":
         return []
     return [BestWeights(evaluation, task.columns, history)]
 
 
 def _scales(task: Task) -> list[Observer]:
-    """Return the observer of a loss scale that adapts and that each replica has."""
+    """Return an observer of a loss scale that each replica adapts by itself.
+
+    The list is empty if there is no such loss scale.
+    """
     scale = task.backend.loss_scale
     if scale is None or scale.is_fixed or scale.waits:
         return []
@@ -81,7 +87,7 @@ def _scales(task: Task) -> list[Observer]:
 
 
 def _averages(parts: Parts, evaluation: Evaluation, planned: int) -> list[Observer]:
-    """Return the observer that averages the last exchanges, if requested."""
+    """Return an observer that averages the last iterates, if the run requests it."""
     config = parts.config
     task = parts.task
     product = parts.product
@@ -109,7 +115,10 @@ def _averages(parts: Parts, evaluation: Evaluation, planned: int) -> list[Observ
 
 
 def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
-    """Return the evaluation; by tiles or slices if no rank has all of its weights."""
+    """Return the evaluation of the objective.
+
+    It is by tiles or slices where no rank has all of its weights in memory.
+    """
     loaded = parts.loaded
     task = parts.task
     arguments = (
@@ -145,7 +154,10 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
 
 
 def _measure(config: RunConfig, several: bool) -> str:
-    """Return the measure of every evaluation, as requested or as the goal needs."""
+    """Return what each evaluation measures: what the run requests, or its goal needs.
+
+    The goal is `[stop] on`.
+    """
     measure = config.run.evaluate
     goal = config.stop.on
     if goal == "validation" and not config.sampling.hold_out:
@@ -188,8 +200,8 @@ def is_replayable(
 ) -> bool:
     """Return whether plain SGD can repeat the exchanges of a run.
 
-    It repeats those of one model, if steps are neither clipped, nor anchored, nor of
-    another rule.
+    It can if there is one model, and steps are neither clipped nor of svrg nor of a
+    rule with further state.
     """
     update = config.update
     if update.clip != "none" or update.kind == "svrg" or several:
@@ -209,7 +221,7 @@ def is_replayable(
 
 
 def recorders(parts: Parts, agreement: Agreement) -> list[Observer]:
-    """Return the recorder of a run; none where exchanges could not be replayed."""
+    """Return the recorder of exchanges; an empty list if they cannot be replayed."""
     config = parts.config
     grid = parts.grid
     run = config.run
@@ -243,7 +255,7 @@ def recorders(parts: Parts, agreement: Agreement) -> list[Observer]:
 
 
 def _recorded(parts: Parts, agreement: Agreement, total: int) -> frozenset[int]:
-    """Return the exchanges to record, some of those in which this replica trains."""
+    """Return the numbers of the exchanges to record, in which this replica trains."""
     count = parts.config.run.record
     seed = parts.config.sampling.seed
     if agreement.workers == parts.grid.replicas.size:
@@ -254,9 +266,10 @@ def _recorded(parts: Parts, agreement: Agreement, total: int) -> frozenset[int]:
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that two legs of one run have in common.
+    """Return the settings that must be equal in two legs of one run.
 
-    The epochs are left out: a run may be made longer.
+    A leg is the part of a run between a start and its end. The number of epochs is left
+    out, since a run may be made longer.
     """
     names = ("problem", "schedule", "update", "rate", "sampling", "precision")
     tables = {name: dict(config.tables()[name]) for name in names}
@@ -270,7 +283,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 def make_training(
     parts: Parts, callbacks: list[Callback]
 ) -> tuple[Capture, SgdSolver, Training[State]]:
-    """Return what takes a run's state and puts it back, its solver, its training."""
+    """Make the capture of the state for checkpoints, the solver, and the training."""
     config = parts.config
     grid = parts.grid
     task = parts.task
@@ -327,9 +340,9 @@ def make_training(
 def _refinement(
     parts: Parts, evaluation: Evaluation, loop: TrainingLoop[State]
 ) -> TrainingLoop[State] | None:
-    """Return the loop over full passes that follows `loop`; None: there is none.
+    """Return the loop of full passes that follows `loop`; None if none is requested.
 
-    Weights that are made up have no optimum, and are refused.
+    Runs for which a refinement has no optimum to go to are refused.
     """
     config = parts.config
     if config.polish.kind == "none":
@@ -366,7 +379,7 @@ def _refinement(
 
 
 def _good_states(parts: Parts, view: View, evaluation: Evaluation) -> GoodStates | None:
-    """Return what keeps good states; None: there is no level to fall back to."""
+    """Return the store of good states; None if the run has no level to fall back to."""
     if not _falls_back(parts):
         return None
     if next_fallback_level(parts.config, parts.product_name) is None:
@@ -382,12 +395,19 @@ def _falls_back(parts: Parts) -> bool:
 
 
 def phases_so_far(clock: Clock, ledger: Ledger) -> dict[str, float]:
-    """Seconds of every phase; agreements are timed by the ledger, not the clock."""
+    """Return the seconds of every phase so far.
+
+    The ledger times agreements, and the clock all other phases.
+    """
     return {**clock.seconds, "agreement": ledger.entries["agreement"].seconds}
 
 
 def evaluations(epochs: int, every: int) -> int:
-    """Full losses of a run: at both ends, and every so many epochs."""
+    """Return the number of full losses of a run of `epochs` epochs.
+
+    They are evaluated at both ends and after each `every` epochs; 0: at both ends
+    alone.
+    """
     if not every:
         return 2
     return 1 + -(-epochs // every)
@@ -437,7 +457,7 @@ def _capture(
 
 
 def _saver(parts: Parts, capture: Capture) -> Saver[State] | None:
-    """Return what writes checkpoints; None: the run leaves nothing behind."""
+    """Return the writer of checkpoints; None if the run writes none."""
     config = parts.config.checkpoint
     out = parts.config.run.out
     shrinks = parts.config.run.on_failure == "shrink"

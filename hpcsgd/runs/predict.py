@@ -1,4 +1,4 @@
-"""Predictions and measures of a trained model on data."""
+"""Predictions and evaluations of a trained model on data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TRAINING = "train.h5"  # how a remedy names the file of the training, if nobody 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A result as arithmetic needs it: w (d, K) and intercept (K,) in float64."""
+    """A trained model in float64: the weights w, (d, K), and the intercept, (K,)."""
 
     family: Family
     weights: Array
@@ -62,12 +62,12 @@ class TrainedModel:
 
     @property
     def is_classifier(self) -> bool:
-        """True where targets are labels."""
+        """Return whether the targets are labels."""
         return self.family.targets in LABELLED
 
     @one_thread()
     def scores(self, X: Any, offset: Array | None) -> Array:
-        """Return the scores t of m rows, (m, K)."""
+        """Return the scores X w + intercept + offset of the m rows of X, (m, K)."""
         scores: Array = X @ self.weights
         if self.intercept is not None:
             scores += self.intercept
@@ -76,14 +76,17 @@ class TrainedModel:
         return scores
 
     def places(self, scores: Array) -> Array:
-        """The number of each row's likeliest label, (m,)."""
+        """Return the number of each row's likeliest label, (m,)."""
         if scores.shape[1] > 1:
             return np.asarray(scores.argmax(axis=1))
         return np.asarray(scores[:, 0] >= 0).astype(np.intp)
 
 
 def model_of(result: Result) -> TrainedModel:
-    """Return the model of a run; refuse what is no result of one run."""
+    """Return the model of a result.
+
+    Raise ConfigError if `result` is no result of one run, such as that of a sweep.
+    """
     check_result(result)
     if "models" in result.report:
         raise ConfigError(
@@ -110,7 +113,7 @@ def model_of(result: Result) -> TrainedModel:
 
 
 def check_result(result: Any) -> None:
-    """Refuse what is no Result, with what to give instead."""
+    """Raise ConfigError, with a remedy, if `result` is not a `Result`."""
     if isinstance(result, Result):
         return
     kind = type(result).__name__
@@ -126,7 +129,7 @@ def check_result(result: Any) -> None:
 
 
 def _file_of(result: Result) -> str | None:
-    """The HDF5 file that a run was trained on."""
+    """Return the path of the file that a run was trained on; None if unknown."""
     source = result.report.get("source")
     path = source.get("path") if isinstance(source, dict) else None
     return path if isinstance(path, str) else None
@@ -165,7 +168,7 @@ KINDS: dict[str, Callable[[TrainedModel, Array], Array]] = {
 
 
 def check_what(model: TrainedModel, what: str) -> None:
-    """Refuse a prediction that this model does not have."""
+    """Raise ConfigError if the model cannot make the prediction `what`."""
     name = model.family.name
     if what not in KINDS:
         raise ConfigError(f"unknown prediction: {what!r}; known: {list(KINDS)}")
@@ -180,7 +183,7 @@ def check_what(model: TrainedModel, what: str) -> None:
 
 
 def column_names(model: TrainedModel, what: str) -> list[str]:
-    """A name for each column that `predict` gives."""
+    """Return a name for each column that `predict` returns."""
     labels = [f"{label:g}" for label in model.targets.labels]
     many = model.weights.shape[1] > 1 and what != "class"
     if what == "probability" or many:
@@ -189,10 +192,10 @@ def column_names(model: TrainedModel, what: str) -> list[str]:
 
 
 def rows_for(model: TrainedModel, reader: RowReader) -> tuple[RowReader, str]:
-    """Return the rows as the model was trained on them, and a sentence that says how.
+    """Return the rows in the form of the training, and a sentence about what was done.
 
     Raw rows are scaled with the column means and scales of the training data. Columns
-    of other names, in another order or of another number are refused, and so are rows
+    with other names, in another order or of another number are refused, and so are rows
     that were scaled otherwise.
     """
     check_names(model.names, names_of(reader), _in_order(model, reader))
@@ -207,7 +210,7 @@ def rows_for(model: TrainedModel, reader: RowReader) -> tuple[RowReader, str]:
 
 
 def _in_order(model: TrainedModel, reader: RowReader) -> str:
-    """Return how to bring columns into the order of the training."""
+    """Return a remedy, as a phrase, for columns in another order than in training."""
     if getattr(reader, "is_in_memory", False):
         return "give them in the order of the training, which feature_names says"
     like = model.trained_on or TRAINING
@@ -215,7 +218,11 @@ def _in_order(model: TrainedModel, reader: RowReader) -> str:
 
 
 def _warn_of_earlier(model: TrainedModel, reader: RowReader) -> None:
-    """Warn if a run of an earlier version, which stored no moments, had other rows."""
+    """Warn if the model was trained on rows that were prepared in another way.
+
+    Runs of an earlier version did not store the means and scales of the columns, so the
+    file of the training is read.
+    """
     if model.trained_on is None:
         return
     try:
@@ -240,14 +247,17 @@ def _warn_of_earlier(model: TrainedModel, reader: RowReader) -> None:
 
 
 def blocks_of(rows: slice, words: int, budget: int | None = None) -> Iterator[slice]:
-    """Yield blocks of `rows`, `words` float64 each, of about `budget` bytes a block."""
+    """Yield slices of `rows` whose blocks take about `budget` bytes each.
+
+    A row has `words` numbers in float64. None takes the default budget.
+    """
     step = max((budget or CHUNK_BYTES) // (8 * max(words, 1)), 1)
     for start in range(rows.start, rows.stop, step):
         yield slice(start, min(start + step, rows.stop))
 
 
 def block_scores(model: TrainedModel, reader: RowReader, rows: slice) -> Array:
-    """The scores of these rows, with the offsets of the data."""
+    """Return the scores of these rows, including the offsets of the data."""
     X: Any
     if is_sparse(reader):
         X = load_csr(reader, rows, slice(0, reader.cols), _exact).to_scipy()
@@ -302,7 +312,7 @@ def predict_blocks(
 def predict_prepared(
     model: TrainedModel, reader: RowReader, what: str, budget: int | None = None
 ) -> Iterator[Array]:
-    """Predict the rows that `rows_for` has returned, one block after the other."""
+    """Yield predictions of the rows that `rows_for` has returned, block by block."""
     for rows in blocks_of(slice(0, reader.rows), row_words(reader), budget):
         with np.errstate(over="ignore", under="ignore"):
             yield KINDS[what](model, block_scores(model, reader, rows))
@@ -372,7 +382,7 @@ def open_rows(
     offset: ArrayLike | None = None,
     scaled: bool = False,
 ) -> MemoryReader:
-    """Return the reader of rows in memory: an array, a frame or a sparse matrix."""
+    """Return a reader of rows in memory: an array, a frame or a sparse matrix."""
     check_result(result)
     matrix = to_matrix(X)
     if matrix.path is not None:
@@ -395,7 +405,11 @@ def open_rows(
 
 @dataclass(frozen=True)
 class RankEvaluator:
-    """The sums over the rows of one rank from which a model is evaluated."""
+    """The sums over the rows of one rank from which a model is evaluated.
+
+    y, c and t are the target, weight and scores of a row, ℓ is its loss, and μ the mean
+    that the model predicts.
+    """
 
     model: TrainedModel
     reader: RowReader
@@ -403,14 +417,14 @@ class RankEvaluator:
     preparation: str = ""  # a sentence on what was done to the rows, if anything
 
     def columns(self, rows: slice) -> tuple[Array, Array]:
-        """Encoded targets and weights of these rows, (m,) each."""
+        """Return the encoded targets and the weights of these rows, (m,) each."""
         raw = self.reader.targets(rows)
         y = encode_known(raw, self.model.targets, rows.start)[:, 0]
         weights = checked_weights(self.reader, rows)
         return y, np.ones(len(y)) if weights is None else weights
 
     def targets_sums(self) -> Array:
-        """Σc and Σcy."""
+        """Return Σ c and Σ c y, over the rows of this rank."""
         sums = np.zeros(2)
         for rows in blocks_of(self.rows, 1):
             y, c = self.columns(rows)
@@ -418,19 +432,26 @@ class RankEvaluator:
         return sums
 
     def blocks(self) -> Iterator[tuple[Array, Array, Array]]:
-        """(scores, targets, weights) of one block after the other."""
+        """Yield (scores, targets, weights) of one block of rows after the other."""
         for rows in blocks_of(self.rows, row_words(self.reader)):
             y, c = self.columns(rows)
             yield block_scores(self.model, self.reader, rows), y, c
 
     def loss_sums(self, scores: Array, y: Array, c: Array) -> list[float]:
-        """Σcℓ, and the scores beyond the range of exp."""
+        """Return Σ c ℓ, and the number of clipped scores.
+
+        These are scores beyond the range of exp.
+        """
         family = self.model.family
         losses = family.loss(scores, y[:, None])[:, 0]
         return [float(c @ losses), float(family.clipped(scores))]
 
     def label_sums(self, mean: float) -> Array:
-        """Return Σcℓ, clipped scores, then the rows and the errors of each label."""
+        """Return Σ c ℓ, the number of clipped scores, and counts for each label.
+
+        First come the numbers of rows of each label, then those of wrong predictions.
+        `mean` is not used.
+        """
         count = len(self.model.targets.labels)
         sums = np.zeros(2 + 2 * count)
         for scores, y, c in self.blocks():
@@ -442,7 +463,11 @@ class RankEvaluator:
         return sums
 
     def value_sums(self, mean: float) -> Array:
-        """Σcℓ, clips, Σc(y − μ)², Σc(y − ȳ)², Σc min ℓ."""
+        """Return Σ c ℓ, the number of clipped scores, and three sums.
+
+        These are Σ c (y − μ)², Σ c (y − ȳ)² with ȳ = `mean`, and Σ c min ℓ, where min ℓ
+        is the least loss that any score gives.
+        """
         family = self.model.family
         sums = np.zeros(5)
         for scores, y, c in self.blocks():
@@ -458,7 +483,7 @@ class RankEvaluator:
 
 
 def _place(y: Array, model: TrainedModel) -> Array:
-    """Encoded targets as the numbers of their labels."""
+    """Return the numbers of the labels that the encoded targets y stand for."""
     places = (y + 1) / 2 if model.targets.kind == "signed" else y
     return np.asarray(places).astype(np.intp)
 
@@ -467,9 +492,10 @@ def _place(y: Array, model: TrainedModel) -> Array:
 def evaluate_reader(
     result: Result, open_data: Callable[[], RowReader], world: Communicator
 ) -> dict[str, Any]:
-    """`evaluate` on a file: each rank of `world` takes a part of its rows.
+    """Evaluate a model on the rows of a reader, as `evaluate` does. Collective.
 
-    Every rank gets the same figures, and raises what any rank has found.
+    Each rank of `world` takes a part of the rows. All ranks return the same dictionary,
+    and all raise an error that any rank raises.
     """
     judge = world.together(lambda: _judge(result, open_data, world))
     total, sum_y = world.sum(world.together(judge.targets_sums), "evaluate")

@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class History(Callback):
-    """Callback that writes a record of each evaluation and event as it comes.
+    """Callback that writes a record of each evaluation and event to a file.
 
-    Training continues if a record cannot be written (a full disk, a quota): this is
-    logged once, and the record follows as soon as possible.
+    Training continues if a record cannot be written (a full disk, a quota): a warning
+    is logged once, and the record is written as soon as possible.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -35,21 +35,21 @@ class History(Callback):
         self.failed = False
 
     def on_start(self, view: View) -> None:
-        """Begin the file with the records that a checkpoint restored, if any."""
+        """Start the file, with the records that a checkpoint restored, if any."""
         self.lines = self.end = 0
         self._catch_up(view)
 
     def on_evaluate(self, view: View) -> None:
-        """Add the newest record."""
+        """Write the records that are not in the file yet."""
         self._catch_up(view)
 
     def on_end(self, view: View) -> None:
-        """Add what could not be written before, and the last events."""
+        """Write the records that could not be written before, and the last events."""
         if self.lines < len(view.history) + len(view.events):
             self._catch_up(view)
 
     def _catch_up(self, view: View) -> None:
-        """Add all records that are not in the file yet."""
+        """Write all records that are not in the file yet."""
         if self.path is None:
             return
         try:
@@ -88,7 +88,7 @@ class History(Callback):
 def in_order(
     history: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return all records, with each event between the losses around it."""
+    """Return all records, with each event after the evaluations that came before it."""
     records: list[dict[str, Any]] = []
     waiting = list(events)
     for number, record in enumerate(history):
@@ -113,13 +113,16 @@ WORK = ("gather", "gram", "scores", "inner", "update", "steps")
 
 
 class TimeShares:
-    """Shares of work, network and the rest in the time since the last call."""
+    """The shares of work, network and other in the time since the last call."""
 
     def __init__(self) -> None:
         self.seen = (0.0, 0.0, 0.0)
 
     def since_last(self, view: View) -> str:
-        """Return work, net and other in per cent, "" where nothing was measured."""
+        """Return a text with the shares since the last call, in per cent.
+
+        "" if no time has been measured.
+        """
         phases = view.phases()
         work = sum(phases.get(name, 0.0) for name in WORK)
         net = sum(phases.get(name, 0.0) for name in COMMUNICATE)
@@ -135,10 +138,10 @@ class TimeShares:
 
 
 class Forecast:
-    """Time left, from decayed sums of what was done and how long it took.
+    """A forecast of the time that a run still takes.
 
-    A sum that forgets with the time spent cannot jump: one slow exchange among many
-    moves the rate by its own share only.
+    The rate is a ratio of two sums, of exchanges and of seconds, in which older terms
+    decay with the time spent. So one slow exchange among many changes the rate little.
     """
 
     MEMORY = 20.0  # seconds of training after which a third of a measurement is left
@@ -151,18 +154,18 @@ class Forecast:
         self.earlier_evaluating = 0.0  # seconds of those
 
     def begin(self, view: View) -> None:
-        """Begin a start: what a checkpoint restored was done by earlier ones."""
+        """Start to count; exchanges restored from a checkpoint are not measured."""
         self.exchanges = view.exchanges
         self.seconds = view.seconds
         self.earlier_evaluations = len(view.history)
         self.earlier_evaluating = view.phases().get("evaluate", 0.0)
 
     def evaluated(self) -> None:
-        """Count a full loss."""
+        """Count one evaluation of the full loss."""
         self.evaluations += 1
 
     def update(self, view: View) -> None:
-        """Count what was done since the last update."""
+        """Add the exchanges and the seconds since the last update to the sums."""
         done = view.exchanges - self.exchanges
         spent = view.seconds - self.seconds
         if done <= 0 or spent <= 0.0:
@@ -173,7 +176,10 @@ class Forecast:
         self.seconds = view.seconds
 
     def seconds_left(self, view: View) -> float:
-        """Return the seconds of exchanges and evaluations to come; nan if unknown."""
+        """Return the seconds of the exchanges and evaluations to come.
+
+        nan if no exchange has been timed.
+        """
         if self.done <= 0.0:
             return math.nan
         exchanges = max(view.exchanges_planned - view.exchanges, 0)
@@ -182,7 +188,11 @@ class Forecast:
         return exchanges * self.spent / self.done + to_come * self._evaluation(view)
 
     def _evaluation(self, view: View) -> float:
-        """Return the seconds of one evaluation: of this start, else of earlier ones."""
+        """Return the mean seconds of one evaluation.
+
+        It is over the evaluations since this start, or else over those of earlier
+        starts.
+        """
         if self.evaluations:
             seconds = view.phases().get("evaluate", 0.0) - self.earlier_evaluating
             return seconds / self.evaluations
@@ -191,13 +201,14 @@ class Forecast:
         return 0.0
 
     def left(self, view: View) -> str:
-        """Return the time left in words."""
+        """Return the time left as a text, such as "45 s left"."""
         return format_time_left(self.seconds_left(view))
 
 
 def format_time_left(seconds: float) -> str:
-    """Format the seconds left, no finer than they are known: "45 s left", "2 min 10 s
-    left", "about 3 h left".
+    """Format the seconds left, no finer than the forecast is accurate.
+
+    For example: "45 s left", "2 min 10 s left", "about 3 h left"; "" if it is unknown.
     """
     if not math.isfinite(seconds):
         return ""
@@ -230,10 +241,11 @@ TERMINAL = "HPCSGD_TERMINAL"  # columns of the terminal at the other end of mpie
 
 
 def terminal_columns() -> int | None:
-    """Return the width of the terminal behind standard error; None without a terminal.
+    """Return the width of the terminal behind standard error; None if there is none.
 
-    0 where the terminal can be asked itself, and may change its width. mpiexec puts a
-    pipe between the ranks and the terminal; whoever started it passes on the width.
+    0 if standard error is the terminal itself, whose width may change. mpiexec puts a
+    pipe between the ranks and the terminal, so the process that starts mpiexec passes
+    the width in an environment variable.
     """
     behind = os.environ.get(TERMINAL, "")
     if behind.isdigit():
@@ -242,13 +254,13 @@ def terminal_columns() -> int | None:
 
 
 def write_line(text: str) -> None:
-    """Write one plain line to standard error, so that a log file stays readable."""
+    """Write one plain line to standard error, without control characters."""
     sys.stderr.write(f"hpcsgd: {text}\n")
     sys.stderr.flush()
 
 
 class TerminalBar:
-    """A text, a bar, a percentage and a second text in a line that `stop` removes.
+    """A progress bar in one line of a terminal, between a text and a second text.
 
     Parameters
     ----------
@@ -279,26 +291,33 @@ class TerminalBar:
         self.progress.start()
 
     def begin(self, total: float | None, text: str = "") -> None:
-        """Draw an empty bar in the place of the last one; None: of unknown length."""
+        """Draw an empty bar in the place of the last one.
+
+        `total` is the value of a full bar; None: the length is unknown.
+        """
         if self.task is not None:
             self.progress.remove_task(self.task)
         self.task = self.progress.add_task(text, total=total, after="")
 
     def move(self, completed: float, after: str, text: str | None = None) -> None:
-        """Fill the bar as far as `completed`, with `after` behind and `text` before."""
+        """Fill the bar up to `completed` of the total.
+
+        Write `text` before the bar and `after` behind it.
+        """
         self.progress.update(
             self.task, completed=completed, description=text, after=after
         )
 
     def stop(self) -> None:
-        """Remove the line."""
+        """Remove the line from the terminal."""
         self.progress.stop()
 
 
 def make_progress(seconds: float) -> list[Callback]:
-    """Return a bar if standard error is a terminal, else a line every `seconds`.
+    """Return the callback that shows the progress of a run, if any.
 
-    A notebook has a line that is written over.
+    It is a bar in a notebook, or on a terminal behind standard error. Otherwise it
+    writes a line every `seconds` seconds; 0 shows nothing.
     """
     if in_notebook():
         return [NotebookProgress()]
@@ -320,7 +339,7 @@ class ProgressDisplay(Callback):
         self.last = time.monotonic()
 
     def on_start(self, view: View) -> None:
-        """Start the clock with the run, or with this start of a resumed one."""
+        """Reset clock, shares and forecast when a run starts or resumes."""
         self.split = TimeShares()
         self.forecast = Forecast()
         self.split.since_last(view)
@@ -341,18 +360,18 @@ class ProgressDisplay(Callback):
             self.show(view, "  ".join(filter(None, parts)))
 
     def show(self, view: View, said: str) -> None:
-        """Show the text `said` to the user."""
+        """Show the text `said` to the user; subclasses define how."""
 
 
 class ProgressLines(ProgressDisplay):
-    """One plain line every so often."""
+    """Callback that writes one plain line about the progress at intervals."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.every = seconds
 
     def show(self, view: View, said: str) -> None:
-        """Write a line with the share done, `said`, and the time left."""
+        """Write a line with the share that is done, `said`, and the time left."""
         share = 100 * view.exchanges / max(view.exchanges_planned, 1)
         write_line(f"{share:.0f} %  {said}  {self.forecast.left(view)}")
 
@@ -367,13 +386,16 @@ def in_notebook() -> bool:
 
 
 class NotebookLine:
-    """One line of a notebook's output that is written over, with a bar before it."""
+    """One line in the output of a notebook, with a bar and a text.
+
+    Each update replaces the line.
+    """
 
     def __init__(self) -> None:
         self.handle: Any = None
 
     def show(self, share: float, text: str) -> None:
-        """Show `text` behind a bar of which the part `share` is full."""
+        """Show `text` after a bar that is full up to `share`, from 0 to 1."""
         from IPython import display
 
         show: Any = display.display
@@ -388,28 +410,31 @@ class NotebookLine:
 
 
 class NotebookProgress(ProgressDisplay):
-    """A bar in the output of a notebook's cell."""
+    """Callback that shows a bar in the output of a cell of a notebook."""
 
     every = 0.2  # seconds between updates, each of them a message to the browser
     wide = False
 
     def on_start(self, view: View) -> None:
-        """Begin a new line."""
+        """Start a new line in the output of the cell."""
         super().on_start(view)
         self.line = NotebookLine()
 
     def show(self, view: View, said: str) -> None:
-        """Write over the line."""
+        """Replace the line by the bar, the text `said` and the time left."""
         share = view.exchanges / max(view.exchanges_planned, 1)
         self.line.show(share, f"{said}  {self.forecast.left(view)}".rstrip())
 
     def on_end(self, view: View) -> None:
-        """Leave the last loss."""
+        """Replace the line by a full bar and the last loss."""
         self.line.show(1.0, "  ".join(figures(view, wide=False)))
 
 
 class ProgressBar(ProgressDisplay):
-    """A bar with loss, rows a second, words a step, split of the time and time left."""
+    """Callback that shows a bar on a terminal.
+
+    It shows loss, rows a second, words a step, shares of the time, and the time left.
+    """
 
     every = 0.1  # seconds between redraws: more would cost the run, not help the eye
     ROOM = 120  # columns from which everything fits beside a bar
@@ -420,7 +445,7 @@ class ProgressBar(ProgressDisplay):
         self.bar: Any = None
 
     def on_start(self, view: View) -> None:
-        """Draw the bar."""
+        """Draw an empty bar."""
         super().on_start(view)
         self.bar = TerminalBar(self.columns, 10, self.ROOM)
         self.wide = self.bar.is_wide
@@ -428,7 +453,7 @@ class ProgressBar(ProgressDisplay):
         self.last = -math.inf  # the first exchange is shown at once
 
     def show(self, view: View, said: str) -> None:
-        """Move the bar."""
+        """Move the bar to the present exchange, with the text `said`."""
         self.bar.move(view.exchanges, self.forecast.left(view), said)
 
     def on_end(self, view: View) -> None:
@@ -437,7 +462,10 @@ class ProgressBar(ProgressDisplay):
 
 
 def figures(view: View, wide: bool = True) -> list[str]:
-    """Loss, rate of rows, and words a step where there is room."""
+    """Return texts with the loss, the rows a second, and the words a step.
+
+    The words are left out unless `wide`.
+    """
     rate = view.rows / view.seconds if view.seconds > 0 else 0.0
     words = view.words() / view.steps if view.steps else 0.0
     texts = [f"loss {view.loss:.6g}", f"{rate:.3g} rows/s", f"{words:.0f} words/step"]
@@ -452,10 +480,11 @@ MUCH = 1.25  # times what the rival was expected to take
 
 
 class SlowerThanExpected(Callback):
-    """Callback that logs a product slower than another was expected to be.
+    """Callback that logs once if steps are slower than expected of two products.
 
-    The run keeps its product and s: others have other bits, and a run that was stopped
-    could not be repeated. A machine file learns from it at the end.
+    These are the product that runs and its fastest rival. The run keeps its product and
+    s, since others give other bits, and a resumed run could not be repeated. At the end
+    of the run, the machine file is corrected.
     """
 
     def __init__(self, chosen: Any, keeps: bool) -> None:
@@ -464,7 +493,7 @@ class SlowerThanExpected(Callback):
         self.is_open = True
 
     def on_exchange(self, view: View) -> None:
-        """Log once, when the time of a step is known well enough."""
+        """Compare the time of a step, once, as soon as it is known well enough."""
         if not self.is_open or view.seconds < PATIENCE or view.epoch < self.epochs:
             return
         self.is_open = False

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, and whether it belongs to this run."""
+"""Resuming from a checkpoint: which one, and whether it belongs to this run."""
 
 import logging
 from collections.abc import Mapping
@@ -47,10 +47,10 @@ def resume(
 ) -> bool:
     """Restore a run from its checkpoint, if there is one. Collective.
 
-    Returns True on rank 0 if the run folder contains this run: a checkpoint may also
-    come from another folder. Rank 0 reads, all ranks check, and none starts before all
-    have agreed. Survivors of a failure have the checkpoint in memory: `known`, the same
-    on all of them.
+    Returns True on rank 0 if the checkpoint is in the run folder of this run: it may
+    also come from another folder. Rank 0 reads the checkpoint, all ranks check it, and
+    no rank starts before all have agreed. After a failure, the surviving ranks have the
+    checkpoint in memory and pass it as `known`, the same on all of them.
     """
     world = live.grid.world
     checkpoint = known
@@ -97,7 +97,7 @@ class CheckpointedRun:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "CheckpointedRun":
-        """Return what the document of a checkpoint records.
+        """Return what `document`, the document of a checkpoint, records about its run.
 
         Raises
         ------
@@ -128,10 +128,10 @@ class CheckpointedRun:
 
 
 def apply_recorded_fallback(config: RunConfig, recorded: CheckpointedRun) -> RunConfig:
-    """Return `config` with what a recorded run fell back to.
+    """Return `config` with the values to which a recorded run fell back.
 
-    That holds for settings that both request alike: whoever asks for something else
-    than that run did gets it.
+    A value is taken over only if both runs request the same value of that setting; a
+    setting that requests another value keeps it.
     """
     if not recorded.has_fallen_back:
         return config
@@ -149,10 +149,10 @@ def apply_recorded_fallback(config: RunConfig, recorded: CheckpointedRun) -> Run
 
 
 def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun | None:
-    """Return what is recorded of the run that goes on, None where none does.
+    """Return what a checkpoint records about the run to resume; None if there is none.
 
-    Collective, where `resume` asks for a checkpoint. Rank 0 reads the newest whole one;
-    `resume` reads it again with its arrays, and reports what is wrong with others.
+    Collective, if `run.resume` requests a checkpoint. Rank 0 reads the newest complete
+    one; `resume` reads it again with its arrays, and reports errors of others.
     """
     if run.resume == "no":
         return None
@@ -164,7 +164,7 @@ def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun |
 
 
 def _recorded_run(run: RunSection) -> CheckpointedRun | None:
-    """Return what the newest whole checkpoint says of its run."""
+    """Return what the newest complete checkpoint records about its run."""
     path = _run_folder(run) if run.resume == "auto" else Path(run.resume)
     is_folder = run.resume == "auto" or _is_folder(path)
     with suppress(OSError):
@@ -184,7 +184,10 @@ def _run_folder(run: RunSection) -> Path:
 
 
 def _find(run: RunSection) -> tuple[Path, Snapshot] | None:
-    """The checkpoint that `resume` names, or the newest whole one of the run folder."""
+    """Return path and contents of the checkpoint to resume from; None if there is none.
+
+    `resume` names it, or it is the newest complete one of the run folder.
+    """
     if run.resume == "no":
         return None
     if run.resume == "auto":
@@ -228,9 +231,9 @@ def _is_same(folder: Path, other: Path | str | None) -> bool:
 
 
 def _share(world: Communicator, found: Snapshot | None) -> Snapshot | None:
-    """Return the checkpoint that rank 0 has read, on every rank. Collective.
+    """Send the checkpoint that rank 0 has read to all ranks. Collective.
 
-    One rank reads the file, not a thousand.
+    So the file is read once, and not by every rank.
     """
     outline = None
     if found is not None:
@@ -248,7 +251,7 @@ def _share(world: Communicator, found: Snapshot | None) -> Snapshot | None:
 
 
 def _check(config: RunConfig, live: AssembledRun, checkpoint: Snapshot) -> None:
-    """Refuse to go on as another run than the one that was saved."""
+    """Raise an error if the checkpoint belongs to another run than this one."""
     document = checkpoint.document
     if document["fingerprint"] != live.loaded.fingerprint:
         raise DataError(
@@ -265,7 +268,10 @@ def _check(config: RunConfig, live: AssembledRun, checkpoint: Snapshot) -> None:
 
 
 def _check_place(config: RunConfig, live: AssembledRun, path: Path | None) -> None:
-    """Refuse to resume a run whose states are on disk in the folder of another run."""
+    """Refuse to resume a run whose states are on disk in the folder of another run.
+
+    The states would be changed there.
+    """
     if path is None or config.agreement.states_folder or _is_own(config.run, path):
         return
     if config.agreement.on_disk:
@@ -277,7 +283,10 @@ def _check_place(config: RunConfig, live: AssembledRun, path: Path | None) -> No
 
 
 def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two sections [agreement] take the same steps."""
+    """Return whether two sections [agreement] lead to the same steps.
+
+    They do if both take steps along summed gradients without a codec.
+    """
     return all(
         settings_of(section["kind"]).steps_of_gradient
         and section["codec"] == "identity"
@@ -305,7 +314,7 @@ def _check_section(
 
 
 def _check_arrays(live: AssembledRun, checkpoint: Snapshot) -> None:
-    """Refuse a checkpoint without the arrays of this run, or of other shapes."""
+    """Refuse a checkpoint without the arrays of this run, or with other shapes."""
     then = checkpoint.document["config"].get("grid", {}).get("replicas", 0)
     for name, shape in _wanted(live, checkpoint).items():
         array = checkpoint.arrays.get(name)
@@ -319,7 +328,10 @@ def _check_arrays(live: AssembledRun, checkpoint: Snapshot) -> None:
 
 
 def _wanted(live: AssembledRun, checkpoint: Snapshot) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of every array to read, without the axis of replicas."""
+    """Return the name and shape of every array that this run restores.
+
+    The shapes are without the axis of replicas.
+    """
     if live.config.agreement.on_disk:
         return {}
     columns = live.task.shard.total_columns

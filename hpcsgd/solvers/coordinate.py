@@ -1,4 +1,7 @@
-"""Coordinate descent in exchanges of several items."""
+"""Coordinate descent in exchanges of several items.
+
+Each coordinate has an item: a column of the data, or a row in the dual form.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +24,7 @@ AT_ONCE = 2**20  # values that are widened together
 
 @dataclass(frozen=True)
 class SampledItems:
-    """Some items of a form, as arrays for products with them."""
+    """A selection of the items, as arrays with which products are computed."""
 
     rows: Any  # (m, width): an array or a SciPy CSR array
     wide: Any  # the same in float64, for gradients
@@ -29,7 +32,7 @@ class SampledItems:
     along: Array  # (width,)
 
     def gram(self) -> Array:
-        """Return this rank's part of the inner products of all pairs, (m, m).
+        """Return this rank's part of the Gram matrix of the items, (m, m).
 
         It has the dtype of the data, since it determines the length of steps, not their
         limit.
@@ -60,12 +63,11 @@ class SampledItems:
 
 @dataclass(frozen=True)
 class Items:
-    """The items of a form: a dense or SciPy CSR matrix, with optional shift and
-    factors.
+    """All items of a problem: a matrix, with optional shift and factors.
 
-    Item i is `factors · (matrix[i] − shift[i])`. Items are computed when they are
-    taken, never all at once: centred sparse items would be dense, and factors may
-    change in every epoch.
+    The matrix is dense or a SciPy CSR matrix. Item i is `factors · (matrix[i] −
+    shift[i])`. Items are computed when they are taken, and never all at once: centred
+    sparse items would be dense, and factors may change in every epoch.
     """
 
     matrix: Any
@@ -79,11 +81,11 @@ class Items:
 
     @property
     def width(self) -> int:
-        """Return the length of an item's part on this rank."""
+        """Return the number of elements of an item that this rank stores."""
         return int(self.matrix.shape[1])
 
     def take(self, numbers: Any) -> SampledItems:
-        """Return the items with these numbers, an array or a slice."""
+        """Return the items with these numbers, which are an array or a slice."""
         rows = self.matrix[numbers]
         if self.factors is not None:
             rows = rows * self.factors.astype(rows.dtype)[None, :]
@@ -94,8 +96,9 @@ class Items:
         return SampledItems(rows, wide, shift, self._along)
 
     def products(self, vector: Array) -> Array:
-        """Return this rank's part of the inner products of all items with `vector`,
-        (N,).
+        """Return this rank's part of the inner products of all items with `vector`.
+
+        The shape is (N,), for N items.
         """
         if self.count == 0:
             return np.zeros((0, *vector.shape[1:]))
@@ -116,13 +119,16 @@ class Items:
 
     @property
     def _is_plain(self) -> bool:
-        """Return whether all items are multiplied at once, as the matrix is stored."""
+        """Return whether the matrix, as it is stored, contains the items in float64.
+
+        All items can then be multiplied at once.
+        """
         is_bare = self.shift is None and self.factors is None
         return is_bare and self.matrix.dtype == np.float64
 
     @property
     def _along(self) -> Array:
-        """Return the vector of which shifts subtract multiples, (width,)."""
+        """Return the vector that item i subtracts `shift[i]` times, (width,)."""
         return np.ones(self.width) if self.factors is None else self.factors
 
     def _parts(self) -> Iterator[slice]:
@@ -148,14 +154,17 @@ class Items:
 
 @dataclass
 class CoordinatePoint:
-    """The iterate: x, the same on all ranks, and each rank's part of v."""
+    """The present point: x, equal on all ranks, and this rank's part of v."""
 
     x: Array
     v: Array
 
 
 class Quadratic(Protocol):
-    """Protocol of the problem that coordinate descent minimises: items, σ and ψ."""
+    """Protocol of the problem that coordinate descent minimises.
+
+    It has items, a scale σ, and a separable function ψ with a proximal step.
+    """
 
     items: Items
     scale: float  # σ
@@ -164,7 +173,10 @@ class Quadratic(Protocol):
 
 @dataclass(frozen=True)
 class FormFacts:
-    """Gram matrix and curvatures of a group of items, the same at every point."""
+    """The Gram matrix of a group of items, and the curvatures of its blocks.
+
+    They are the same at every point.
+    """
 
     gram: Array  # (m, m), its lower triangle
     curvatures: list[float]  # L_j / σ of every block
@@ -172,9 +184,7 @@ class FormFacts:
 
 @dataclass
 class Exchanges:
-    """The exchanges of coordinate descent, over the ranks that share the items of a
-    form.
-    """
+    """The exchanges of coordinate descent, over members that share the items."""
 
     members: Communicator
     form: str  # of a word on the wire: fp32 or fp64
@@ -208,8 +218,9 @@ class Exchanges:
     def _sum(
         self, group: int, sampled: SampledItems, v: Array, blocks: Blocks
     ) -> tuple[FormFacts, Array]:
-        """Return Gram matrix and curvatures of a group, and z; only z is summed where
-        the others are known.
+        """Return the Gram matrix and curvatures of a group, and z = Y v. Collective.
+
+        If the first two are stored from an earlier epoch, only z is summed.
         """
         facts = self.known.get(group)
         m = blocks.rows
@@ -230,7 +241,10 @@ class Exchanges:
 
 
 def _known(packed: Array, blocks: Blocks) -> FormFacts:
-    """Return G of its packed lower triangle, and λ_max of every diagonal block."""
+    """Return the Gram matrix from its packed lower triangle, with the curvatures.
+
+    A curvature is the largest eigenvalue of a diagonal block.
+    """
     m = blocks.rows
     gram = np.zeros((m, m))
     gram[_triangle(m)] = packed
@@ -240,12 +254,18 @@ def _known(packed: Array, blocks: Blocks) -> FormFacts:
 
 @lru_cache(maxsize=4)
 def _triangle(m: int) -> tuple[Array, ...]:
-    """Return rows and columns of the lower triangle, in the order of the message."""
+    """Return rows and columns of the lower triangle of an (m, m) matrix.
+
+    They are in the order of the message.
+    """
     return np.tril_indices(m)
 
 
 def _largest(block: Array) -> float:
-    """Return λ_max of a symmetric block, of which the lower triangle alone is set."""
+    """Return the largest eigenvalue of a symmetric block, at least 0.
+
+    Only the lower triangle of the block is set.
+    """
     if len(block) == 1:
         return float(block[0, 0])
     return max(float(np.linalg.eigvalsh(block)[-1]), 0.0)
@@ -259,8 +279,9 @@ def _steps(
     z: Array,
     task: Quadratic,
 ) -> Array:
-    """Take the steps of all blocks on x, in place; return the move of every
-    item, (m,).
+    """Take the steps of all blocks on x, in place.
+
+    Return the change of x for every item of the group, (m,).
     """
     moved = np.zeros(blocks.rows)
     scale = task.scale
@@ -284,8 +305,9 @@ def _single_steps(
     z: Array,
     task: Quadratic,
 ) -> Array:
-    """Take the steps of `_steps` for blocks of one item, with numbers instead of
-    arrays.
+    """Take the steps of all blocks as `_steps` does, if each block has one item.
+
+    It computes with numbers instead of arrays.
     """
     moved = np.zeros(blocks.rows)
     scale = task.scale
@@ -309,7 +331,7 @@ FORMS = ("auto", "primal", "dual", "newton")
 
 @dataclass(frozen=True)
 class CoordinateConfig(Settings, section="coordinate"):
-    """Coordinate descent, [update] kind = "coordinate"."""
+    """The settings of coordinate descent, [update] kind = "coordinate"."""
 
     tol: float = setting(
         1e-6,

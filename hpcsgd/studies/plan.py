@@ -37,7 +37,10 @@ SCALED = ("per_batch", "norm")  # settings of rates that are inverse curvatures
 
 
 def scale_of(config: RunConfig) -> str:
-    """Return the rule in `OWN_RATES` that sets the length of steps; "" without one."""
+    """Return the rule whose own rate sets the length of steps; "" if there is none.
+
+    The rules are the keys of `OWN_RATES`.
+    """
     if config.update.kind in OWN_RATES:
         return config.update.kind
     if "mirror" in config.agreement.reads and config.mirror.kind == "diagonal":
@@ -144,7 +147,7 @@ def columns(ranks: int) -> list[Grid]:
 
 
 def rows(ranks: int) -> list[Grid]:
-    """Return the grid of as many replicas as ranks."""
+    """Return the grid in which every rank is a replica of its own."""
     return [(ranks, 1)]
 
 
@@ -158,7 +161,7 @@ def both(ranks: int) -> list[Grid]:
 
 
 def every_grid(ranks: int) -> list[Grid]:
-    """Return all grids of a number of ranks, in the order of their replicas."""
+    """Return all grids of `ranks` ranks, by ascending number of replicas."""
     small = [r for r in range(1, isqrt(ranks) + 1) if ranks % r == 0]
     divisors = sorted({*small, *(ranks // r for r in small)})
     return [(r, ranks // r) for r in divisors]
@@ -169,7 +172,7 @@ PERIOD = "schedule.period"
 
 
 def of_row(name: str, row: config.MethodRow) -> StudyMethod:
-    """Return a method of `train --method`, with every rank a replica.
+    """Return the method of a row of `train --method`, in which every rank is a replica.
 
     An exchange has one step. A row without a period has an agreement in every step.
     """
@@ -223,14 +226,14 @@ PLACED = ("hybrid",)  # methods whose grid can be chosen
 
 
 def get_method(name: str) -> StudyMethod:
-    """Return the method of a name, or raise the error of `unknown`."""
+    """Return the method called `name`; raise ConfigError if there is none."""
     if name not in METHODS:
         raise unknown(name, METHODS)
     return METHODS[name]
 
 
 def unknown(name: str, names: Iterable[str]) -> ConfigError:
-    """Return the error on a name that is not the name of a method."""
+    """Return the error that `name` is not the name of a method."""
     return ConfigError(
         f"--methods {name}: there is no such method{did_you_mean(name, names)}; known:"
         f" {', '.join(names)}; separate them by commas"
@@ -258,45 +261,46 @@ class StudyPoint:
 
     @property
     def setting(self) -> str:
-        """The part of the key that repeats and seeds share."""
+        """Return the part of the key that repeats and seeds of a point share."""
         R, C = self.grid
         size = f"s{self.steps}/b{self.batch}"
         return f"{self.method}/p{self.ranks}/{size}/{R}x{C}/{self.recipe}"
 
     @property
     def key(self) -> str:
-        """The key of the point in points.jsonl."""
+        """Return the key of the point in points.jsonl."""
         return f"{self.setting}/seed{self.seed}/r{self.repeat}"
 
     @property
     def name(self) -> str:
-        """The key as the name of a file."""
+        """Return the key in a form that can be the name of a file."""
         return self.key.replace("/", "-")
 
     @property
     def emulated(self) -> int:
-        """Ranks that the one started rank stands for; 0 where all ranks are started."""
+        """Return how many ranks the started rank stands for; 0 if all are started."""
         return self.ranks if self.ranks in self.plan.emulated else 0
 
     @property
     def rows(self) -> int:
-        """Rows at the beginning of the data on which the run trains; 0 for all."""
+        """Return how many rows, from the first on, the run trains on; 0 for all."""
         return self.plan.rows_on(self.ranks)
 
     @property
     def launched(self) -> int:
-        """The number of ranks that are started."""
+        """Return the number of ranks that are started."""
         return 1 if self.emulated else self.ranks
 
     @property
     def batch_per_replica(self) -> int:
-        """Rows of a step of one replica: the batch of `train`."""
+        """Return the rows of one step of one replica, the batch of `train`."""
         return self.batch // self.grid[0]
 
     def tables(self, data: str = "", out: str = "") -> dict[str, dict[str, Any]]:
-        """Return the configuration of the run, with the paths of data and run folder.
+        """Return the configuration of the run, with the paths `data` and `out`.
 
-        Without `data`, the path is that of the study.
+        These are the paths of the data and the run folder. Without `data`, the path is
+        that of the study.
         """
         method = METHODS[self.method]
         base = self.plan.base
@@ -376,7 +380,7 @@ class StudyPlan:
 
     @property
     def all_ranks(self) -> tuple[int, ...]:
-        """Numbers of ranks that are started or emulated, in ascending order."""
+        """Return all numbers of ranks, started or emulated, in ascending order."""
         return tuple(sorted({*self.ranks, *self.emulated}))
 
     def settings(self) -> list[StudyPoint]:
@@ -384,7 +388,7 @@ class StudyPlan:
         return list(self._points())
 
     def runs(self) -> Iterator[StudyPoint]:
-        """Yield all runs: every point once, then every point again.
+        """Yield all runs: all points once, then all points again, for each repeat.
 
         In this order, all points suffer alike from a machine whose speed varies.
         """
@@ -405,7 +409,7 @@ class StudyPlan:
         ]
 
     def grids_of(self, name: str, ranks: int) -> list[Grid]:
-        """Return the grids on which a method runs on a number of ranks."""
+        """Return the grids on which the method `name` runs on `ranks` ranks."""
         method = get_method(name)
         if name not in PLACED:
             return method.grids(ranks)
@@ -440,14 +444,14 @@ class StudyPlan:
                     )
 
     def rows_on(self, ranks: int) -> int:
-        """Return the number of rows on which a number of ranks trains; 0 for all."""
+        """Return how many rows a run on `ranks` ranks trains on; 0 for all."""
         most = max(self.all_ranks)
         if self.kind != "weak" or ranks == most:
             return 0
         return self.rows * ranks // most
 
     def batch_on(self, ranks: int, batch: int) -> int:
-        """Return the global batch on a number of ranks."""
+        """Return the global batch on `ranks` ranks, for an entry of `batch`."""
         return batch * ranks // min(self.all_ranks) if self.batch_grows else batch
 
     def as_dict(self) -> dict[str, Any]:
@@ -513,7 +517,7 @@ class NamedSetting:
 
     @property
     def global_batch(self) -> int:
-        """Rows of one step, over all replicas."""
+        """Return the rows of one step, over all replicas."""
         config = self.config
         batches = config.grid.replicas * config.agreement.batches_together
         return config.schedule.batch * batches
@@ -531,12 +535,12 @@ Entry = NamedSetting | Refusal
 
 
 def settings_of(entries: Iterable[Entry]) -> list[NamedSetting]:
-    """Return the settings among entries, without the refusals."""
+    """Return the settings in `entries`, without the refusals."""
     return [entry for entry in entries if isinstance(entry, NamedSetting)]
 
 
 def refusals_of(entries: Iterable[object]) -> tuple[Refusal, ...]:
-    """Return the refusals among entries."""
+    """Return the refusals in `entries`."""
     return tuple(entry for entry in entries if isinstance(entry, Refusal))
 
 
@@ -587,7 +591,10 @@ def check_shared(base: Tables, configs: Sequence[RunConfig]) -> None:
 
 
 def on_ranks(entry: Entry, ranks: int) -> Entry:
-    """Return a setting with its default grid on `ranks` ranks, if it has no grid."""
+    """Return a setting with its default grid on `ranks` ranks.
+
+    A setting that has a grid, and a refusal, stay as they are.
+    """
     if isinstance(entry, Refusal):
         return entry
     return replace(entry, config=resolve_grid(entry.config, ranks))
@@ -651,7 +658,7 @@ def _grid(name: str, text: str) -> dict[str, int]:
 
 
 def folder_name(name: str) -> str:
-    """Return the name of a setting as the name of a folder."""
+    """Return the name of the folder for the setting called `name`."""
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
@@ -699,7 +706,10 @@ def is_equal_batch(settings: Sequence[NamedSetting]) -> bool:
 
 
 def equal_batch(settings: Sequence[NamedSetting]) -> int:
-    """Return the first global batch, rounded up so that all replicas can share it."""
+    """Return the global batch of the first setting, rounded up.
+
+    The replicas of each setting can then share it evenly.
+    """
     share = lcm(*(setting.config.grid.replicas for setting in settings))
     return -(-settings[0].global_batch // share) * share
 

@@ -632,7 +632,7 @@ class ShardedAgreement(SlicedState):
     def takes_at_once(self) -> bool:
         """Return whether an exchange takes all batches as one, as in stages 2 and 3.
 
-        No whole gradient is kept there, to which batches could be added one by one.
+        Several replicas then keep no whole gradient, to which batches could be added.
         """
         return self.stage > 1
 

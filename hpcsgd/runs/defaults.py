@@ -248,7 +248,11 @@ class FitArguments:
         return config
 
     def _leave_to_method(self, tables: Tables) -> None:
-        """Remove from `tables` defaults that the method in `config` sets itself."""
+        """Adapt the defaults in `tables` to the method that `config` names, if any.
+
+        Settings that the method has itself are removed; averages are turned off if its
+        agreement supports none.
+        """
         if not isinstance(self.config, Mapping):
             return
         agreement = self.config.get("agreement")
@@ -659,5 +663,5 @@ def _as_fit(
 
 
 def has_wide_values(X: Any) -> bool:
-    """Return whether X is of float64, or a list, which becomes float64."""
+    """Return whether X is of float64, or has no dtype, as a list; None is False."""
     return is_wide(X) if hasattr(X, "dtype") else X is not None

@@ -322,9 +322,9 @@ def inner(case: Case) -> float:
 def residual(case: Case) -> float:
     """Return T7, the bound of ‖δw‖ by the format of the residuals.
 
-    The errors are u (6 |μ| + |r|) in the residuals r, whose means are μ, and u |t| in
-    the scores t. Sample weights c add u c |r|, and targets y that are not numbers of
-    the format add u |y|.
+    The errors are u (6 |μ| + |r|) in the residuals r, with means μ, and u |t| in the
+    scores t. Sample weights c add u c |r|, and targets y that are not numbers of the
+    format add u |y|.
     """
     of = case.exchange
     path = case.exchange.path

@@ -512,7 +512,7 @@ def open_candidate_group(
 ) -> CandidateGroup:
     """Load the sample onto the grid, and measure the machine; return a new group.
 
-    Collective. Measuring takes at most the time until `share` of the budget is spent.
+    Collective. `share` is the part of the budget that is spent at the end of it.
     """
     config, whole = on_grid(question.config, grid, recipe), question.reader()
 

@@ -111,7 +111,7 @@ class PowerSgd(Codec):
     def take_over(self, other: Self) -> None:
         """Copy the columns of Q from `other`, a codec of a different matrix rank r.
 
-        Do nothing if the matrices of the two codecs differ in shape.
+        Do nothing if the shapes of the matrices differ, or if a codec never compresses.
         """
         is_alike = self.shape == other.shape
         if is_alike and self.is_worth_it and other.is_worth_it:

@@ -348,7 +348,8 @@ def _shape_of(sizes: Sequence[int], width: int) -> tuple[int, int, int]:
 def allowed(kind: str, reproducible: bool) -> str:
     """Return the kernel that a run may use.
 
-    In a reproducible run no measured time may decide: "auto" becomes "own".
+    In a reproducible run no measured time may decide: "auto" becomes "own". "cublas"
+    raises ConfigError there, as its sums have no fixed order.
     """
     if reproducible and kind == "cublas":
         raise ConfigError(

@@ -221,7 +221,8 @@ class Crew:
     def beat(self) -> None:
         """Send a sign of life from rank 0 to the waiting ranks, at most every BEAT s.
 
-        Raise a fault that another rank reports. Call it in `on_root_for_long` only.
+        Raise a fault that another rank reports. Outside of `on_root_for_long`, do
+        nothing.
         """
         if self._beats_at is None or monotonic() - self._beats_at < BEAT:
             return

@@ -150,7 +150,7 @@ class SealedParts:
                 self.seal()
 
     def seal(self) -> None:
-        """Complete the part: write it to disk up to the last mark, then name it."""
+        """Complete the part: write it to disk as far as `reach` noted, then name it."""
         if self._file is None:
             return
         try:

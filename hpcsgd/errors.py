@@ -94,15 +94,15 @@ class DataError(HpcsgdError, ValueError):
 
 
 class MissingPackage(ConfigError, ImportError):
-    """An optional package is needed now: the message has the pip command."""
+    """An optional package is not installed. The message has the pip command."""
 
 
 class TransportError(HpcsgdError, RuntimeError):
-    """Ranks cannot talk as asked."""
+    """Ranks cannot exchange messages as requested."""
 
 
 class DeviceLost(TransportError):
-    """A GPU that does nothing more: what was on it is gone."""
+    """A GPU has failed and accepts no more requests; the data in its memory is lost."""
 
 
 class NumericsError(HpcsgdError, ArithmeticError):
@@ -127,7 +127,9 @@ class ConvergenceWarning(UserWarning):
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """Return the known name that is most like `word`, "" where none is like it.
+    """Return the known name that is most like `word`; "" if none is like it.
+
+    `likeness` is the least similarity, from 0 to 1.
 
     >>> nearest("tain", ["train", "tune"])
     'train'
@@ -140,7 +142,9 @@ def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the question to put behind an unknown name, "" where none is like it.
+    """Return a question to append to a message about an unknown name.
+
+    It suggests the most similar known name; "" if no known name is similar.
 
     >>> did_you_mean("--dta", ["--data", "--out"])
     ' (did you mean --data?)'
@@ -150,7 +154,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def reject_unknown(place: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse names that are not known, with a suggestion for the first of them.
+    """Raise ConfigError if some `given` names are not `known`, with a suggestion.
+
+    The message begins with `place`, the section or the argument that has the names.
 
     >>> reject_unknown("[grid]", ["mebers"], ["members", "replicas"])
     Traceback (most recent call last):
@@ -164,7 +170,7 @@ known: ['members', 'replicas']
 
 
 def either(names: Iterable[object]) -> str:
-    """Return names as a sentence lists them.
+    """Return names joined by commas, with "or" before the last one.
 
     >>> either(["sgd", "adam", "svrg"])
     'sgd, adam or svrg'
@@ -174,7 +180,10 @@ def either(names: Iterable[object]) -> str:
 
 
 def did_you_mean_file(path: str | os.PathLike[str]) -> str:
-    """Return the question to put behind a path that does not exist, or ""."""
+    """Return a question to append to a message about a path that does not exist.
+
+    It suggests a similar name in the same folder; "" if there is none.
+    """
     folder, word = os.path.split(path)
     try:
         names = sorted(os.listdir(folder or "."))

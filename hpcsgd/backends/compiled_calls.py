@@ -29,7 +29,7 @@ except ImportError:  # not compiled: ctypes takes five times as long
 
 
 def door_to(library: Any, name: str) -> Call:
-    """Return the kernel `name` as a function of arrays, integers and None."""
+    """Return kernel `name` of a library as a function of arrays, integers and None."""
     function = getattr(library, name)
     if invoke is not None:
         return partial(invoke, ctypes.cast(function, ctypes.c_void_p).value)
@@ -42,7 +42,10 @@ def _by_ctypes(function: Any, *arguments: Any) -> None:
 
 
 def _word(argument: Any) -> ctypes.c_int64 | None:
-    """Return an argument as all kernels take it, in 64 bits; None stays None."""
+    """Return an argument in 64 bits, as all kernels take it; None stays None.
+
+    An array becomes its address.
+    """
     if isinstance(argument, np.ndarray):
         return ctypes.c_int64(argument.ctypes.data)
     return None if argument is None else ctypes.c_int64(argument)
@@ -59,7 +62,11 @@ CAP = "HPCSGD_ISA"  # the best set that may be used, for comparisons and tests
 
 @lru_cache(maxsize=1)
 def best() -> tuple[Any, str, str]:
-    """Return (library or None, its set, why) of the best object for this processor."""
+    """Return (library or None, instruction set, reason) of the best compiled object.
+
+    The object is the best one that this processor, the environment variable HPCSGD_ISA
+    and the other ranks allow. The reason is a text for the user.
+    """
     if "" in settled:
         return None, "", "another rank has no compiled kernels; NumPy is used"
     library, why = load_library("portable")
@@ -79,8 +86,9 @@ def best() -> tuple[Any, str, str]:
 
 
 def resolve_isa(sets: Sequence[str]) -> bool:
-    """Use no better instruction set than the least of `sets`, "" for none; return True
-    if that changes it.
+    """Use no better instruction set than the least of `sets`; return True on a change.
+
+    An empty text in `sets` stands for a rank without compiled kernels.
     """
     least = min(sets, key=(("", *SETS)).index)
     if least == best()[1]:
@@ -98,7 +106,7 @@ def _cap() -> int:
 
 
 def load_library(name: str) -> tuple[Any, str]:
-    """Return (library or None, why) of one set of instructions."""
+    """Return (library or None, reason) of the object for the instruction set `name`."""
     return load_kernels(Path(__file__).parent, f"_cpu_{name}", "the NumPy path")
 
 
@@ -158,9 +166,7 @@ BF16_GRAMS = (
 
 @lru_cache(maxsize=1)
 def functions() -> dict[str, Any]:
-    """Return all kernels by name and element type; an empty dict where none is
-    compiled.
-    """
+    """Return all kernels by name and element type; {} if none are compiled."""
     library = best()[0]
     return {} if library is None else kernels_of(library)
 
@@ -179,7 +185,7 @@ def kernels_of(library: Any) -> dict[str, Any]:
 
 
 def bf16_gram(library: Any) -> dict[str, Any]:
-    """Return the Gram kernel of this set for bf16, with its scratch; {} if none."""
+    """Return the Gram kernel for bf16 rows and the size of its scratch; {} if none."""
     for size_function, name in BF16_GRAMS:
         words = declare(library, size_function, "l", "l")
         if words(1):
@@ -188,7 +194,7 @@ def bf16_gram(library: Any) -> dict[str, Any]:
 
 
 def kernel(name: str, matrix: Array) -> Call:
-    """Return the kernel of this name for the storage of `matrix`."""
+    """Return kernel `name` for the element type of `matrix`, float32 or bf16 bits."""
     call: Call = functions()[name + MATRICES[matrix.dtype.char]]
     return call
 
@@ -209,17 +215,22 @@ def instructions() -> str:
 
 
 def has_pairs() -> bool:
-    """Return whether the Gram multiplies bf16 in pairs, faster than float32."""
+    """Return whether the Gram kernel multiplies bf16 in pairs, faster than float32."""
     return "strict_gram_pairs" in functions()
 
 
 def has_tiles() -> bool:
-    """Return whether this processor has tiles and the system permits their use."""
+    """Return whether kernels with AMX tiles are in use.
+
+    The processor must have tiles, and the operating system must permit their use.
+    """
     return instructions() == TILES
 
 
 def settle(sets: Sequence[str]) -> None:
-    """Use an instruction set of all ranks; `sets` are their results of `instructions`.
+    """Use the best instruction set that all ranks have.
+
+    `sets` contains what `instructions` returned on each rank.
 
     Otherwise, ranks that compute the same value would differ in its last bits.
     """
@@ -228,9 +239,10 @@ def settle(sets: Sequence[str]) -> None:
 
 
 def tile_peak() -> Callable[[int], int] | None:
-    """Return a function that multiplies tiles in registers; None if there are no tiles.
+    """Return a function that multiplies AMX tiles in registers; None without tiles.
 
-    It takes the number of rounds, and returns the number of products.
+    The function takes the number of rounds and returns the number of multiply-adds. A
+    caller that times it learns the peak speed of the tiles.
     """
     if not has_tiles():
         return None
@@ -239,16 +251,16 @@ def tile_peak() -> Callable[[int], int] | None:
 
 
 class KernelScratch:
-    """Scratch of kernels, kept from call to call and zero when it is made.
+    """Scratch arrays of kernels, kept from call to call; a new array contains zeros.
 
-    Every backend has its own: ranks that are threads share none.
+    Every backend has its own instance, so that ranks that are threads share no scratch.
     """
 
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}
 
     def array(self, name: str, words: int, dtype: Any) -> Array:
-        """Return the array `name`, of at least so many words."""
+        """Return the scratch array called `name`, of at least `words` elements."""
         array = self._arrays.get(name)
         if array is None or len(array) < words:
             array = self._arrays[name] = np.zeros(words, dtype=dtype)
@@ -289,7 +301,10 @@ MOST_CLASSES = 64  # of a softmax
 
 
 def has_loss_terms(family: Family, columns: int) -> bool:
-    """Return whether a kernel takes the losses of a family with K scores a row."""
+    """Return whether a kernel computes the losses of a family.
+
+    `columns` is the number K of scores a row.
+    """
     if family.name == SOFTMAX:
         return available() and columns <= MOST_CLASSES
     return available() and family.name in LOSSES and columns == 1
@@ -298,7 +313,9 @@ def has_loss_terms(family: Family, columns: int) -> bool:
 def loss_terms(
     family: Family, scores: Array, targets: Array, shares: Array, along: Array
 ) -> tuple[Array, Array, Array | None]:
-    """Return (Σ c ℓ, Σ c r·q, Σ c |ℓ|), r and, of one score a row, ∂r/∂t.
+    """Return the sums (Σ c ℓ, Σ c r·q, Σ c |ℓ|), the residuals r, and ∂r/∂t.
+
+    Sums are over all rows. ∂r/∂t is None for softmax, which has several scores a row.
 
     Parameters
     ----------
@@ -334,7 +351,7 @@ def loss_terms(
 
 
 def add_outer(rows: Any, bends: Array, out: Array) -> None:
-    """Compute out ← out + Σ h a aᵀ of CSR rows, in the lower triangle of a square.
+    """Compute out ← out + Σ h a aᵀ over CSR rows a, in the lower triangle of `out`.
 
     Parameters
     ----------
@@ -359,7 +376,10 @@ def has_bad(block: Array) -> bool:
 
 
 def fingerprint(bits: Array, rows: Array, columns: Array) -> np.uint64:
-    """Return Σ rows_i columns_j bits_ij mod 2⁶⁴."""
+    """Return the checksum Σ_ij rows_i columns_j bits_ij mod 2⁶⁴ of a matrix of bits.
+
+    `rows` and `columns` contain a factor for each row and for each column.
+    """
     total = np.zeros(1, dtype=np.uint64)
     call = functions()["fingerprint"]
     call(bits, stride_of(bits), *bits.shape, rows, columns, total)
@@ -394,7 +414,8 @@ def margins_columns(
 ) -> None:
     """Compute out ← Y W for the sampled rows Y and weights (d, K).
 
-    `tiles` is the scratch of AMX tiles, which multiply rows in bf16; None for lanes.
+    `tiles` is the scratch of the kernel with AMX tiles, which multiplies rows in bf16;
+    None selects the kernel with vector instructions.
     """
     _by_columns("margins", matrix, rows, weights, out, tiles)
 
@@ -408,7 +429,8 @@ def update_columns(
 ) -> None:
     """Compute weights ← weights + Yᵀ R for the sampled rows Y and residuals (m, K).
 
-    `tiles` is the scratch of AMX tiles, which multiply rows in bf16; None for lanes.
+    `tiles` is the scratch of the kernel with AMX tiles, which multiplies rows in bf16;
+    None selects the kernel with vector instructions.
     """
     _by_columns("update", matrix, rows, residuals, weights, tiles)
 
@@ -435,7 +457,10 @@ def _by_columns(
 
 
 def strict_gram(matrix: Array, rows: Array, starts: Array, out: Array) -> None:
-    """Compute out ← the strictly-lower blocks of Y Yᵀ, packed, for sampled rows Y."""
+    """Compute out ← the strictly-lower blocks of Y Yᵀ, packed, for sampled rows Y.
+
+    `starts` contains the first row of each batch, and the number of rows.
+    """
     call = kernel("strict_gram", matrix)
     stride = stride_of(matrix)
     width = matrix.shape[1]
@@ -443,7 +468,7 @@ def strict_gram(matrix: Array, rows: Array, starts: Array, out: Array) -> None:
 
 
 def pair_room_bytes(rows: int) -> int:
-    """Return the bytes of scratch of `strict_gram_pairs`; 0 where there is none."""
+    """Return the bytes of scratch of `strict_gram_pairs`; 0 without that kernel."""
     words = int(functions()["gram_room"](rows)) if has_pairs() else 0
     return words * np.dtype(np.uint32).itemsize
 
@@ -453,7 +478,8 @@ def strict_gram_pairs(
 ) -> None:
     """Compute out ← the strictly-lower blocks of Y Yᵀ for sampled bf16 rows Y, packed.
 
-    The processor has to multiply bf16 in pairs or tiles.
+    `starts` is that of `strict_gram`. The processor must multiply bf16 in pairs or
+    tiles.
     """
     call = functions()["strict_gram_pairs"]
     batches = len(starts) - 1
@@ -477,25 +503,25 @@ ABREAST = 16  # as in kernels/cpu/csr.c
 
 
 def csr_kernel(name: str, csr: Csr) -> Call:
-    """Return the kernel of this name for the storage of `csr`."""
+    """Return kernel `name` for the types of the values and column numbers of `csr`."""
     kind = MATRICES[csr.data.dtype.char] + COLUMNS[csr.indices.itemsize]
     call: Call = functions()[name + kind]
     return call
 
 
 def call_csr(name: str, csr: Csr, rows: Array, *rest: Any) -> None:
-    """Call a compiled kernel on the sampled `rows` of a CSR matrix."""
+    """Call kernel `name` on the sampled `rows` of a CSR matrix, and `rest`."""
     call = csr_kernel(name, csr)
     call(csr.indptr, csr.indices, csr.data, rows, len(rows), *rest)
 
 
 def csr_margins(csr: Csr, rows: Array, weights: Array, out: Array) -> None:
-    """Compute out[i] ← row i of the sample times the weights, (width, K)."""
+    """Compute out[i] ← row rows[i] of `csr` times the weights, (width, K)."""
     call_csr("csr_margins", csr, rows, weights.shape[1], weights, out)
 
 
 def csr_update(csr: Csr, rows: Array, residuals: Array, weights: Array) -> None:
-    """Compute weights ← weights + Yᵀ residuals, with residuals (m, K)."""
+    """Compute weights ← weights + Yᵀ R for sampled rows Y and residuals R, (m, K)."""
     call_csr("csr_update", csr, rows, weights.shape[1], residuals, weights)
 
 
@@ -531,7 +557,7 @@ SOFTMAX = "softmax"  # K scores a row have kernels of their own
 
 
 class CStruct:
-    """A C struct of integers, a float64 if there is a setting, and addresses."""
+    """A C struct of 64-bit words: integers, a float64 or none, and addresses."""
 
     def __init__(
         self, numbers: Sequence[int], setting: float | None, arrays: Sequence[Array]
@@ -548,7 +574,9 @@ def family_number(family: Family) -> int:
 
 
 class CompiledRecurrence:
-    """The coefficients of an exchange as `hpcsgd_recur` and its variants take them.
+    """A kernel of the s-step recurrence, with the coefficients of an exchange.
+
+    A call computes the residuals of all steps of an exchange.
 
     Parameters
     ----------
@@ -612,7 +640,10 @@ class CompiledRecurrence:
 
 
 class PlainStepsPlan:
-    """The coefficients of plain steps, as the struct `walk` of the kernels in C."""
+    """The coefficients of plain steps, as the struct `walk` of the kernels in C.
+
+    Plain steps are taken one after the other, without a Gram matrix.
+    """
 
     def __init__(self, plain: StepSequence, width: int, rounds: bool) -> None:
         steps = plain.steps
@@ -637,11 +668,11 @@ PLACE = 11  # words of `place` in kernels/cpu/steps.c
 
 
 class CompiledSteps:
-    """Plain steps on sampled rows: a call of a kernel, and all that it points to.
+    """Plain steps on sampled rows: a call of a kernel, and all arrays that it uses.
 
-    `hpcsgd_walk` takes all steps at once, without arguments. `hpcsgd_between` is called
-    with j, the summed margins of step j, and a place for those of step j + 1, from
-    j = -1 on.
+    The kernel `hpcsgd_walk` takes all steps in one call without arguments. The kernel
+    `hpcsgd_between` is called once for every j from -1 on: its arguments are j, the
+    summed margins of step j, and an array for the margins of step j + 1.
 
     Parameters
     ----------
@@ -695,8 +726,8 @@ log = logging.getLogger(__name__)
 def use(count: int, grain: int = 0) -> None:
     """Set the number of threads of kernels in this process; results keep their bits.
 
-    A call of fewer than two times `grain` nanoseconds stays with its thread; `grain` 0
-    selects the threshold that pays.
+    A call of less work than two times `grain` nanoseconds runs on the calling thread
+    alone; `grain` 0 selects the usual threshold.
     """
     if available():
         functions()["set_threads"](count, grain)
@@ -705,7 +736,8 @@ def use(count: int, grain: int = 0) -> None:
 def warn(count: int, places: Sequence[tuple[str, Sequence[int]]], rank: int) -> None:
     """Warn on one rank of a node if its ranks use more threads than available cores.
 
-    `places` contains the result of `place` of each rank.
+    Each rank uses `count` threads; `places` contains the result of `place` of each
+    rank.
     """
     node = places[rank][0]
     here = [cores for name, cores in places if name == node]
@@ -717,7 +749,7 @@ def warn(count: int, places: Sequence[tuple[str, Sequence[int]]], rank: int) -> 
 
 @lru_cache
 def _say(*figures: Any) -> None:
-    """Log the warning once a process for the same figures, in however many runs."""
+    """Log the warning of `warn`, only once in a process for the same figures."""
     log.warning(
         "%d x %d threads share %d cores of %s and wait for one another;"
         " use fewer --threads or ranks",

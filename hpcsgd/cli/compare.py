@@ -94,7 +94,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Check every setting, then compare here or under mpiexec."""
+    """Run `hpcsgd compare`, here or under mpiexec; return the exit code.
+
+    Every setting is checked before any of them trains.
+    """
     from hpcsgd.studies.compare import check, read_one_rank
 
     base, entries = plan_comparison(arguments)
@@ -112,8 +115,10 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def plan_comparison(arguments: argparse.Namespace) -> "tuple[RunConfig, list[Entry]]":
-    """Return the shared configuration and the rows: methods, tables of the file, those
-    of --setting.
+    """Return the shared configuration and the entries to compare.
+
+    Entries are, in this order, the methods of --methods, the [compare.NAME] tables of
+    the file, and those of --setting.
     """
     from hpcsgd.config import RunConfig, read_toml
     from hpcsgd.studies.compare import line_up
@@ -180,7 +185,7 @@ def _compare(
 
 
 def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -> None:
-    """Save, draw and print the comparison; warn of settings that diverged or rose."""
+    """Save, draw and print the comparison; warn of a loss that diverged or rose."""
     from hpcsgd.studies.report.page import make_report, write_page
 
     if out:
@@ -206,7 +211,7 @@ def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -
 
 
 def _on_worse(row: "ComparisonRow") -> str:
-    """Return the sentence on a row that ended above where it began."""
+    """Return a warning about a setting whose loss ended above its first loss."""
     first = row.result.history[0]["loss"]
     return (
         f"{row.name} ended above where it began (loss {row.result.loss:.4g}, from"
@@ -215,7 +220,7 @@ def _on_worse(row: "ComparisonRow") -> str:
 
 
 def _draw(found: "Comparison", arguments: argparse.Namespace, path: Path | str) -> None:
-    """Draw the losses over epochs and seconds; those of methods over their costs."""
+    """Draw the losses over epochs and seconds; with --methods, over all costs."""
     by_method = arguments.methods is not None
     from hpcsgd.runs.figures import loss_curves
 
@@ -286,7 +291,7 @@ def _notes(found: "Comparison") -> list[str]:
 
 
 def _rule(found: "Comparison", rule: str, names: list[str]) -> str:
-    """Return an update rule, with the rates of the rows `names` if it has rates."""
+    """Return an update rule as text, with the rates of the rows `names`, if any."""
     if rule == COORDINATE:
         return rule
     rates = dict.fromkeys(f"{row.rate:g}" for row in found.rows if row.name in names)
@@ -294,7 +299,10 @@ def _rule(found: "Comparison", rule: str, names: list[str]) -> str:
 
 
 def _gap(found: "Comparison", row: "ComparisonRow") -> str:
-    """Return the gap of a row, or its status if it diverged or got worse."""
+    """Return the loss difference of a row in percent, or its status if it has none.
+
+    The difference is to the reference. A row that diverged or got worse has none.
+    """
     if not row.is_whole:
         return row.status
     return f"{100 * found.loss_gap(row):+.4f} %"
@@ -328,5 +336,5 @@ def _cells(found: "Comparison", row: "ComparisonRow") -> tuple[str, ...]:
 
 
 def _ratio(value: float | None) -> str:
-    """Format a ratio; "-" if it is unknown."""
+    """Format a ratio as text such as "2.00x"; "-" if it is unknown."""
     return "-" if value is None or value != value else f"{value:.2f}x"

@@ -134,10 +134,11 @@ def add_train_parser(commands: Any) -> None:
 def add_settings(
     parser: parser_module.Parser, without: Container[str] = (), fit: bool = False
 ) -> None:
-    """Add the file, the flags and --set, which every command that trains understands.
+    """Add the arguments of every command that trains: the file, the flags and --set.
 
-    Flags named in `without` are left to the command itself. `fit`: without settings of
-    SGD the command has the defaults of `hpcsgd.fit`.
+    Flags named in `without` are not added, since the command defines them itself. `fit`
+    is True for a command that has the defaults of `hpcsgd.fit`, unless a setting of SGD
+    is named.
     """
     parser.add_argument(
         "config",
@@ -149,7 +150,10 @@ def add_settings(
 
 
 def run_train(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Check the configuration, then train here or under mpiexec."""
+    """Run `hpcsgd train`, here or under mpiexec; return the exit code.
+
+    The configuration is checked before ranks start.
+    """
     config = configuration(arguments)
     check_data(config)
     launch.check_readable(config.data.path)
@@ -163,7 +167,7 @@ def run_train(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def configuration(arguments: argparse.Namespace) -> "RunConfig":
-    """Return all settings of a run of `train`, as on one rank."""
+    """Return all settings of a run of `train`, with the defaults as on one rank."""
     from hpcsgd.runs.defaults import resolve_defaults
 
     return resolve_defaults(named_settings(arguments))
@@ -184,7 +188,7 @@ def named_settings(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def check_data(config: "RunConfig") -> None:
-    """Refuse a run without data, or with an invalid network, before ranks start."""
+    """Raise ConfigError for a run without data, or with an invalid network."""
     if not config.data.path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
     if config.run.network:
@@ -247,7 +251,7 @@ def _plan(config: "RunConfig", arguments: argparse.Namespace) -> int:
 
 
 def exit_code(result: "Result") -> int:
-    """Return the exit code of the status; if it is 0, 1 if a file was not saved."""
+    """Return the exit code of a result: of its status, else 1 for an unsaved file."""
     return result.status.exit_code or int("unsaved" in result.report)
 
 
@@ -330,7 +334,10 @@ def add_sweep_parser(commands: Any) -> None:
 
 
 def run_sweep(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Check the configuration, then train here or under mpiexec."""
+    """Run `hpcsgd sweep`, here or under mpiexec; return the exit code.
+
+    The configuration is checked before ranks start.
+    """
     from hpcsgd.runs.checks import check_configuration
 
     config = sweep_configuration(arguments)
@@ -386,7 +393,10 @@ def _show_sweep(found: "Sweep", arguments: argparse.Namespace) -> None:
 
 
 def table(found: "Sweep") -> str:
-    """Return the table: a line for each model on all rows, and lines on the best."""
+    """Return the text of a sweep: a line for each model of all rows, and a summary.
+
+    The summary names the best model, and the messages and seconds of the sweep.
+    """
     shown = [row for row in found.rows() if row["fold"] is None]
     names = ("l2", "rate", "status", "loss", "mean_held")
     titles = ("l2", "rate", "status", "loss", "held-out loss")

@@ -27,15 +27,15 @@ SHARE = 0.05  # of a core: a process that uses more has ranks that work
 
 
 class RankDied(BaseException):
-    """Raised by a rank that is to vanish, as if it had been killed."""
+    """Raised in the thread of a rank to end it, as if its process had been killed."""
 
 
 class LostRank(TransportError):
-    """The error of a rank that waits for another, which is gone."""
+    """The error of a rank that waits for another rank, which has failed."""
 
 
 class Census:
-    """The ranks left of a world: counts the dead, and waits for all others to meet."""
+    """A count of the dead ranks of a world, and the meeting of all other ranks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -51,8 +51,10 @@ class Census:
             self.changed.notify_all()
 
     def meet(self, rank: int) -> tuple[int, "list[Board]"]:
-        """Return the new number of `rank` and the new world's boards, once all others
-        meet.
+        """Wait until all ranks that are left have called this; return (rank, boards).
+
+        Both belong to the new world of these ranks: the number that `rank` of the old
+        world has there, and the boards that all of them share.
         """
         with self.changed:
             self.left.append(rank)
@@ -64,7 +66,7 @@ class Census:
 
 
 class Board:
-    """The messages of the ranks of a group, each under its number."""
+    """The messages of the ranks of one communicator, in the order of their numbers."""
 
     def __init__(self, size: int, limit: float = LIMIT) -> None:
         self.size = size
@@ -77,15 +79,15 @@ class Board:
         self.census = Census(size)
 
     def put(self, number: int, rank: int, item: Any) -> None:
-        """Store `item` as this rank's message `number` of the group."""
+        """Store `item` as message `number` of `rank`."""
         with self.changed:
             self.items.setdefault(number, {})[rank] = item
             self.changed.notify_all()
 
     def take(self, number: int, waits: Callable[[], str]) -> list[Any]:
-        """Return message `number` of all ranks in rank order, once all have put it.
+        """Return message `number` of all ranks in rank order, once all have put theirs.
 
-        An error after the limit begins with the text that `waits` returns.
+        A TransportError after the time limit begins with the text that `waits` returns.
         """
         with self.changed:
             in_time = self._wait_for(
@@ -104,8 +106,9 @@ class Board:
             return [messages[rank] for rank in range(self.size)]
 
     def is_complete(self, number: int) -> bool:
-        """Return whether all ranks have put message `number`, which not all
-        have taken.
+        """Return whether all ranks have put message `number`.
+
+        The result is False again once all ranks have taken the message.
         """
         with self.changed:
             return len(self.items.get(number, ())) == self.size
@@ -117,8 +120,9 @@ class Board:
             self.changed.notify_all()
 
     def receive(self, sender: int, receiver: int, waits: Callable[[], str]) -> Any:
-        """Return the first message from `sender` that was not received yet, once it is
-        there.
+        """Wait for the next message from `sender` to `receiver`, and return it.
+
+        A TransportError after the time limit begins with the text that `waits` returns.
         """
         with self.changed:
             letters = self.letters.setdefault((sender, receiver), deque())
@@ -133,8 +137,8 @@ class Board:
     def _wait_for(self, is_there: Callable[[], bool]) -> bool:
         """Wait for a condition or a failure; return whether one of them comes in time.
 
-        The limit is ten times as long while any rank works. Ranks that are threads
-        share one clock of CPU time, which does not show the rank that works.
+        The limit is up to ten times as long while the process uses CPU time, since some
+        rank then still works. Threads share that clock, which does not show which rank.
         """
         for _ in range(PATIENCE):
             began = time.perf_counter()
@@ -161,8 +165,9 @@ class Board:
 
 
 def newest_world(boards: list[Board]) -> list[Board]:
-    """Return the boards of the world that is left of this one after all
-    losses so far.
+    """Return the boards of the newest world: that of the ranks left after all losses.
+
+    `boards` are those of an earlier world, or already the newest ones.
     """
     while boards[0].census.world:
         boards = boards[0].census.world
@@ -173,7 +178,10 @@ def newest_world(boards: list[Board]) -> list[Board]:
 
 
 class ThreadCommunicator(Communicator):
-    """A rank that is a thread. Sums are in rank order: the same bits everywhere."""
+    """The communicator of a rank that is a thread.
+
+    Sums are in rank order, so that they have the same bits on all ranks.
+    """
 
     def __init__(
         self,
@@ -189,15 +197,13 @@ class ThreadCommunicator(Communicator):
         self._number = 0
 
     def watch(self, timeout: float) -> None:
-        """Set the limit of every board of this world."""
+        """Set the seconds that ranks of this world wait for one another."""
         super().watch(timeout)
         for board in list(self._boards):
             board.limit = timeout
 
     def has_lost_ranks(self, error: BaseException) -> bool:
-        """Return whether `error` is the one of ranks that wait for a rank
-        that is gone.
-        """
+        """Return whether `error` means that this rank has waited for a lost rank."""
         return isinstance(error, LostRank)
 
     def exit_abruptly(self) -> None:
@@ -205,16 +211,16 @@ class ThreadCommunicator(Communicator):
         raise RankDied
 
     def survivors(self) -> "ThreadCommunicator":
-        """Return the group of the ranks that are left, in their order. Collective."""
+        """Return the communicator of the ranks that are left, in order. Collective."""
         for board in list(self._boards):
             board.break_up()  # not every rank has noticed
         rank, boards = self._board.census.meet(self.rank)
         return ThreadCommunicator(rank, boards[0], boards, Ledger(), self.reproducible)
 
     def split(self, color: int, key: int) -> "ThreadCommunicator":
-        """Return the group of the ranks with this color, ordered by key. Collective.
+        """Return the communicator of the ranks with this color, in order of `key`.
 
-        The first rank of the group makes its board.
+        Collective. Its first rank makes the board that all of them share.
         """
         with self.enter("split", "control"):
             return self._split(color, key)
@@ -240,7 +246,7 @@ class ThreadCommunicator(Communicator):
         """Do nothing: there is nothing to free."""
 
     def abort(self, code: int = 1) -> NoReturn:
-        """Release all others, then fail."""
+        """Release all ranks that wait, then raise TransportError."""
         for board in self._boards:
             board.break_up()
         raise TransportError(
@@ -248,8 +254,9 @@ class ThreadCommunicator(Communicator):
         )
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Put what this rank sends on the board; `wait` combines what all ranks have
-        put.
+        """Put the message of this rank on the board, and return the transfer.
+
+        The transfer's `wait` combines the messages of all ranks.
         """
         if collective.kind == "swap":
             return self._begin_swap(collective)
@@ -287,7 +294,7 @@ class ThreadCommunicator(Communicator):
 
 
 def _message(c: Collective) -> Any:
-    """Return what a rank sends: an item, a copy of an array, or of its pieces."""
+    """Return what a rank sends: an item, a copy of an array, or pieces of a copy."""
     if c.kind == "objects":
         return c.send.value
     if c.kind in ("exchange", "deal", "parts", "ordered_parts"):
@@ -376,8 +383,8 @@ def run_ranks(
 ) -> list[Any]:
     """Run function(world) on n ranks that are threads; return results in rank order.
 
-    The first rank that raises frees the others, and its exception is raised here;
-    one that raises RankDied just vanishes.
+    The first rank that raises releases the others, and its exception is raised here. A
+    rank that raises RankDied just vanishes.
     """
     boards = [Board(n)]
     results: list[Any] = [None] * n
@@ -409,7 +416,7 @@ def run_ranks(
 
 
 class SerialCommunicator(Communicator):
-    """The world of a program that was not launched on several ranks."""
+    """The communicator of a program that was not launched on several ranks."""
 
     def __init__(
         self, ledger: Ledger | None = None, reproducible: bool = False
@@ -417,16 +424,16 @@ class SerialCommunicator(Communicator):
         super().__init__(0, 1, ledger or Ledger(), reproducible)
 
     def split(self, color: int, key: int) -> "SerialCommunicator":
-        """Return a group of this rank alone."""
+        """Return a communicator of this rank alone."""
         return SerialCommunicator(self.ledger, self.reproducible)
 
     def close(self) -> None:
         """Do nothing: there is nothing to free."""
 
     def abort(self, code: int = 1) -> NoReturn:
-        """Exit with this code."""
+        """Exit the process with `code`."""
         sys.exit(code)
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Refuse: a group of one rank sends nothing."""
+        """Raise TransportError: a communicator of one rank sends nothing."""
         raise TransportError("one rank has nobody to talk to; start more with --ranks")

@@ -74,7 +74,7 @@ class Sampler:
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks; only the last one may be smaller."""
+        """Return the number of blocks of rows; only the last block may be smaller."""
         return -(-self.rows // self.block)
 
     def rows_of(self, block: int) -> Array:
@@ -87,7 +87,7 @@ class Sampler:
         return min(self.block, self.rows - block * self.block)
 
     def windows(self, epoch: int) -> list[Array]:
-        """Return the block numbers of each window of an epoch, in order of use."""
+        """Return the block numbers of each window of `epoch`, in order of use."""
         return self._windows(
             np.random.default_rng((self.seed, self.replica, epoch + 1))
         )
@@ -150,12 +150,18 @@ HELD_OUT = 0x68656C64  # combined with the seed, so that other draws differ
 
 
 def fold_of(rows: slice, folds: int, seed: int) -> Array:
-    """Return the fold of each row, int64; each fold has one of `folds` rows."""
+    """Return the fold of each row, int64.
+
+    Of every `folds` consecutive rows of the data, each fold has one.
+    """
     return _places(rows, folds, seed)
 
 
 def held_out(rows: slice, share: float, seed: int) -> Array:
-    """Return which rows are held out (bool): on average a `share` of every ten."""
+    """Return a mask of the rows that are held out, bool.
+
+    Of every ten consecutive rows of the data, on average a `share` is held out.
+    """
     first = rows.start // STRETCH
     stretches = np.arange(first, -(-rows.stop // STRETCH) + 1, dtype=np.float64)
     # The cumulative sum is rounded, so that the share is right over many stretches.
@@ -166,7 +172,10 @@ def held_out(rows: slice, share: float, seed: int) -> Array:
 
 
 def _places(rows: slice, length: int, seed: int) -> Array:
-    """Return the place of each row in a random order of the rows of its stretch."""
+    """Return the place of each row in a random order of its stretch.
+
+    A stretch is `length` consecutive rows of the data.
+    """
     first = rows.start // length
     last = -(-rows.stop // length)
     drawn = _hash(np.arange(first * length, last * length, dtype=np.uint64), seed)
@@ -178,7 +187,7 @@ def _places(rows: slice, length: int, seed: int) -> Array:
 
 
 def _hash(numbers: Array, seed: int) -> Array:
-    """Return SplitMix64 of each number, with the same bits on every machine."""
+    """Return SplitMix64 of each number and a seed, the same bits on every machine."""
     with np.errstate(over="ignore"):
         x = (numbers + np.uint64(1)) * GOLDEN
         x ^= (np.uint64(seed & 0xFFFFFFFFFFFFFFFF) + np.uint64(1)) * np.uint64(
@@ -191,8 +200,8 @@ def _hash(numbers: Array, seed: int) -> Array:
 class FoldSplit:
     """The division of rows into training rows and folds or validation rows.
 
-    With folds, sample weights have a column for each fold, without the rows of the
-    fold, and a last column with all rows.
+    With folds, sample weights have a column for each fold, which leaves out the rows of
+    that fold, and a last column with all rows.
     """
 
     folds: int = 0
@@ -214,13 +223,14 @@ class FoldSplit:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all rows are training rows of all columns."""
+        """Return whether there are neither folds nor validation rows."""
         return not self.folds and not self.hold_out
 
     def kept_apart(self, rows: slice, known: Array | None = None) -> Array:
         """Return an array (rows, columns), True where a row is not trained on.
 
-        `known` contains the folds of all rows if the caller chose them; −1: no fold.
+        `known` contains the fold of every row of the data if the caller chose the
+        folds; −1 marks a row of no fold, which all columns train on.
         """
         if self.hold_out:
             return held_out(rows, self.hold_out, self.seed)[:, None]
@@ -229,9 +239,10 @@ class FoldSplit:
         return np.asarray(fold[:, None] == np.append(np.arange(self.folds), -1))
 
     def check(self, trained: Array, kept: Array) -> None:
-        """Raise DataError if a sum of weights over all rows is 0.
+        """Raise DataError if rows that are trained on or held out have no weight.
 
-        `trained` are the sums over training rows, `kept` those over rows left out.
+        `trained` and `kept` contain the sum of the sample weights in each column: over
+        rows that are trained on, and over rows that are held out.
         """
         if (trained <= 0.0).any():
             raise DataError(

@@ -56,7 +56,7 @@ class PartFile:
     def readinto(self, buffer: Any) -> int:
         """Fill `buffer`, with zeros behind the end of the file, as HDF5 expects.
 
-        Return the bytes that were read.
+        Return the number of bytes that were read.
         """
         view = memoryview(buffer).cast("B")
         got = os.preadv(self.number, [view], self.place)
@@ -130,7 +130,7 @@ def open_part(path: Path) -> PartFile:
 
 
 def _write_all(number: int, data: memoryview, place: int) -> None:
-    """Write all of `data` at byte `place`; raise OSError if that fails."""
+    """Write all of `data` at byte `place` of the descriptor `number`."""
     while data:
         done = os.pwrite(number, data, place)
         data = data[done:]
@@ -138,7 +138,10 @@ def _write_all(number: int, data: memoryview, place: int) -> None:
 
 
 def _private(path: Path) -> int:
-    """Open the file for this user alone; a symbolic link of others is not followed."""
+    """Open or make a file that only this user may access, and return its descriptor.
+
+    A symbolic link is not followed, since it may be that of another user.
+    """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT
     number = os.open(path, flags, 0o600)
     os.fchmod(number, 0o600)
@@ -150,7 +153,7 @@ def _private(path: Path) -> int:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Consecutive rows of a store, and their columns beside X."""
+    """Consecutive rows as a store contains them, and their side columns, such as y."""
 
     matrix: Array | Csr  # of stored elements, which may be bits
     columns: dict[str, Array]
@@ -163,7 +166,10 @@ class StoredRows:
 def encode_rows(
     layout: StoreLayout, X: Any, columns: Mapping[str, Array], first: int, path: Path
 ) -> StoredRows:
-    """Return encoded rows of a store from number `first` on; refuse large values."""
+    """Return rows encoded for a store; raise DataError for values that are too large.
+
+    `first` is the number of the first row in the store, for the message.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         largest = (_largest_csr if layout.is_sparse else _largest_dense)(X)
     encode = _encode_csr if layout.is_sparse else _encode_dense
@@ -208,7 +214,11 @@ def _largest(squares: Array) -> float:
 def _encode(
     layout: StoreLayout, values: Array, first: int, path: Path, indptr: Any = None
 ) -> Array:
-    """Return encoded values; raise DataError if a finite value becomes infinite."""
+    """Return encoded values; raise DataError if a finite value becomes infinite.
+
+    `indptr` is that of CSR rows, None for dense rows; `first` is the number of the
+    first row.
+    """
     with np.errstate(over="ignore", invalid="ignore"):  # NaN remains NaN
         stored = layout.encode(values)
     if layout.element == "fp64" or not values.size:
@@ -255,7 +265,7 @@ class PendingRows:
             self.pieces.append((matrix, columns))
 
     def all(self) -> Piece:
-        """Return all rows as one piece, and keep them."""
+        """Return all collected rows as one piece, without removing them."""
         if len(self.pieces) > 1:
             matrix = self.stack([matrix for matrix, _ in self.pieces])
             columns = {
@@ -299,7 +309,7 @@ class StoreBlocks(ABC):
         self._make()
 
     def write(self, piece: Piece) -> None:
-        """Write the rows from `first` on: a whole block, or the last rows."""
+        """Write `piece` after the rows written so far: a block, or the last rows."""
         matrix, columns = piece
         stop = self.first + matrix.shape[0]
         number = self.first // self.layout.block_rows
@@ -504,14 +514,17 @@ class StoreWriter:
         position: int | None = None,
         qid: Array | None = None,
     ) -> None:
-        """Append rows; `position` is the position of the source after them."""
+        """Append rows; `position` is where the source goes on after them.
+
+        It is saved in the file; by default it is the number of rows so far.
+        """
         pairs = zip(COLUMNS, (y, sample_weight, offset, qid), strict=True)
         columns = {name: column for name, column in pairs if column is not None}
         self._check_fit(X.shape, columns)
         self._take(encode_rows(self.layout, X, columns, self.done, self.path), position)
 
     def append_stored(self, rows: StoredRows, position: int) -> None:
-        """Append rows that are already encoded for this store."""
+        """Append rows that are already encoded; `position` is that of `append`."""
         self._check_fit(rows.matrix.shape, rows.columns)
         self._take(rows, position)
 
@@ -529,7 +542,10 @@ class StoreWriter:
             raise self._unwritten(self.raw.error)
 
     def finish(self) -> None:
-        """Give the complete file its name; of an incomplete one, raise DataError."""
+        """Write the last rows, and give the file its name.
+
+        If rows are missing, remove the unfinished file and raise DataError.
+        """
         if self.done == 0 or self.done != (self.rows or self.done):
             self.abandon()
             raise DataError(
@@ -622,7 +638,7 @@ class StoreWriter:
     def _check_room(self, columns: int) -> None:
         """Raise ConfigError if the disk has no space for the rows.
 
-        Of a sparse matrix, whose size is unknown, only side columns are counted.
+        For a sparse matrix, whose size is unknown, only side columns are counted.
         """
         if not self.path.parent.is_dir() or self.rows is None:
             return
@@ -683,9 +699,10 @@ class StoreCheck:
 def verify_store(
     path: str | Path, progress: Callable[[int, int], None] | None = None
 ) -> StoreCheck:
-    """Read a whole file; `progress` is called with (rows read, rows in all).
+    """Compare all bytes of a store with their checksums, and return the result.
 
-    A file that cannot be opened (truncated, unfinished, newer format) raises DataError.
+    `progress` is called with (rows read, rows in all). A file that cannot be opened
+    (truncated, unfinished, newer format) raises DataError.
     """
     reader = Hdf5Reader(path)
     faults: list[str] = []
@@ -704,7 +721,7 @@ def verify_store(
 
 
 def _faults(reader: Hdf5Reader, rows: slice) -> list[str]:
-    """Return the faults of one block of rows: of its tiles, then of side columns."""
+    """Return the faults of one block of rows: first of X, then of side columns."""
     faults: list[str] = []
     for cols in _tiles(reader):
         faults += _fault(partial(_read, reader, rows, cols))

@@ -57,7 +57,10 @@ FAMILIES: dict[str, str | type[Family]] = NameTable(
 
 
 def nearest_family(name: str) -> str:
-    """Return the family that an unknown name means or is nearly written as, or ""."""
+    """Return the name of the family that an unknown name probably means, or "".
+
+    Synonyms are tried first, then names of similar spelling.
+    """
     plain = str(name).strip().lower().replace("_", "-").replace(" ", "-")
     meant = SYNONYMS.get(plain, plain)
     return meant if meant in FAMILIES else nearest(plain, FAMILIES)
@@ -66,8 +69,8 @@ def nearest_family(name: str) -> str:
 def get_family(name: str, settings: Mapping[str, Any] | None = None) -> Family:
     """Return the family called `name`; raise ConfigError if there is none.
 
-    `settings` are those of [problem], of which a family takes its parameter, such as
-    the power of tweedie. Without it the parameter has its default.
+    `settings` is the section [problem]. It contains the parameter of a family that has
+    one, such as the power of tweedie; without `settings` the parameter has its default.
     """
     if name not in FAMILIES:
         near = nearest_family(name)
@@ -191,7 +194,7 @@ def _family_fault(name: str, kind: Any) -> str:
 
 
 def _arithmetic_fault(family: Family, dtype: np.dtype[Any]) -> str:
-    """Return what is wrong with the methods at a few scores, or ""."""
+    """Return what is wrong with the methods of `family` at a few scores, or ""."""
     t, y = _probes(family.targets, dtype)
     try:
         losses = family.loss(t.copy(), y)
@@ -215,7 +218,10 @@ def _arithmetic_fault(family: Family, dtype: np.dtype[Any]) -> str:
 
 
 def _derivative_fault(family: Family, t: Array, y: Array) -> str:
-    """Return where the loss is negative or the residual not its derivative, or ""."""
+    """Return the row where the loss is negative or the residual is wrong, or "".
+
+    The residual must be the derivative of the loss with respect to the score.
+    """
     losses = family.loss(t.copy(), y)
     slopes = family.residual(t.copy(), y)
     varies = family.targets in (*LOG_LINK_TARGETS, "proportions")  # the least loss
@@ -244,7 +250,10 @@ def _derivative_fault(family: Family, t: Array, y: Array) -> str:
 
 
 def _probes(targets: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return scores (m, K) off any kink, and targets (m, 1) of this kind."""
+    """Return scores (m, K) away from any kink, and targets (m, 1), to test a family.
+
+    `targets` is the kind of targets, such as "real" or "classes".
+    """
     values = PROBES[targets]
     scores = np.linspace(-3.07, 2.93, 13)
     y = np.repeat(values, len(scores)).astype(dtype)[:, None]
@@ -284,7 +293,11 @@ ADAPTIVE = {"adagrad": len(Adagrad.state_names), "adam": len(Adam.state_names)}
 
 
 def make_update(name: str, momentum: float, bits: int = 32) -> LinearUpdate:
-    """Return the update called `name`; plain sgd has no momentum to set."""
+    """Return the linear update called `name`, with the coefficient `momentum`.
+
+    Adaptive rules and optimizer states in 8 bits have no linear update: for them the
+    result is plain SGD, and no recurrence runs.
+    """
     if name in ADAPTIVE or (name in UPDATES and bits == 8):
         return Sgd()  # for recurrences, which do not run with these
     if name not in UPDATES:
@@ -298,7 +311,11 @@ def make_update(name: str, momentum: float, bits: int = 32) -> LinearUpdate:
 
 
 def make_rule(settings: Any, update: LinearUpdate) -> Rule:
-    """Return the rule of replicas that agree on gradients, by the section [update]."""
+    """Return the optimizer rule for replicas that agree on gradients.
+
+    `settings` is the section [update]; `update` is the rule unless `settings` choose an
+    adaptive rule or a state in 8 bits.
+    """
     if settings.kind == "adam":
         rule: Rule = Adam(settings.beta1, settings.beta2, settings.epsilon)
     elif settings.kind == "adagrad":

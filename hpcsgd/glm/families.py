@@ -135,7 +135,8 @@ class LikelihoodFamily(Family, Protocol):
     """A family whose loss is a negative log-likelihood times the dispersion φ.
 
     A family that defines these members has information matrices, log-likelihoods and
-    deviances in `hpcsgd.Result.summary`; any other family has the sandwich alone.
+    deviances in `hpcsgd.Result.summary`; any other family has sandwich covariances
+    alone.
 
     Attributes
     ----------
@@ -236,11 +237,12 @@ def least_losses(family: Family, targets: Array) -> Array:
 
 
 def steepest_slopes(family: Family, t: Array, y: Array, room: float) -> Array:
-    """Return a bound of ∂²ℓ/∂t² within `room` of every score, from two residuals.
+    """Return an upper bound of ∂²ℓ/∂t² within `room` of every score.
 
-    The slope of a family without a common bound is convex in t, or rises to a peak and
-    falls. Beside the peak it is largest at one end, and a secant outside of that end is
-    steeper still.
+    `t` are the scores. ∂²ℓ/∂t² of a family without a common bound is convex in t, or
+    rises to a peak and falls. If the peak is in reach, the bound is the value there.
+    Else ∂²ℓ/∂t² is largest at one end, and a secant of the residual outside of that end
+    is steeper still.
     """
     step = 2.0**-10
     above = family.residual(t + room + step, y) - family.residual(t + room, y)
@@ -275,12 +277,12 @@ def exp_mean(self: Any, t: Array) -> Array:
 
 @lru_cache(maxsize=8)
 def exp_bound(dtype: Any) -> float:
-    """Return the largest score whose exponential is not clipped: half the exponent
-    range.
+    """Return the largest score whose exponential is not clipped.
 
-    About 44.4 in float32 and 354.9 in float64. exp(t)·y, and a sum of such terms,
-    then stay finite in the same dtype. Beyond it the residual stays at its value
-    there, which is no longer the derivative of the loss.
+    It is half the exponent range, 44.4 in float32 and 354.9 in float64, so that
+    exp(t)·y, and a sum of such terms, stay finite in the same dtype. For larger scores
+    the residual keeps its value at the bound, which is no longer the derivative of the
+    loss.
     """
     return float(np.log(np.finfo(dtype).max) / 2)
 
@@ -298,23 +300,23 @@ class Gaussian:
     dispersion_rule = "profile"
 
     def loss(self, t: Array, y: Array) -> Array:
-        """(t − y)² / 2."""
+        """Return ℓ = (t − y)² / 2."""
         return (t - y) ** 2 / 2
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """t − y."""
+        """Return r = t − y."""
         return np.subtract(t, y, out=out)
 
     def mean(self, t: Array) -> Array:
-        """t."""
+        """Return μ = t."""
         return t
 
     def variance(self, mean: Array) -> Array:
-        """1."""
+        """Return V(μ) = 1."""
         return np.ones_like(mean)
 
     def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
-        """−((t − y)²/φ + log 2πφ) / 2."""
+        """Return log f = −((t − y)²/φ + log 2πφ) / 2."""
         constant = np.log(2.0 * np.pi * dispersion) / 2
         density: Array = -((t - y) ** 2) / (2.0 * dispersion) - constant
         return density
@@ -333,28 +335,31 @@ class Logistic:
     dispersion_rule = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
-        """log(1 + eᵗ) − y t, with the larger of 0 and t taken out of the logarithm."""
+        """Return ℓ = log(1 + eᵗ) − y t.
+
+        The larger of 0 and t is taken out of the logarithm, so that nothing overflows.
+        """
         small = np.log1p(np.exp(-np.abs(t)))
         losses: Array = np.maximum(t, 0) + small - y * t
         return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """sigmoid(t) − y."""
+        """Return r = sigmoid(t) − y."""
         mean: Array = expit(t, out=out)
         return np.subtract(mean, y, out=mean)
 
     def mean(self, t: Array) -> Array:
-        """sigmoid(t)."""
+        """Return μ = sigmoid(t)."""
         probability: Array = expit(t)
         return probability
 
     def variance(self, mean: Array) -> Array:
-        """μ (1 − μ)."""
+        """Return V(μ) = μ (1 − μ)."""
         variance: Array = mean * (1 - mean)
         return variance
 
     def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
-        """−ℓ."""
+        """Return log f = −ℓ."""
         density: Array = -self.loss(t, y)
         return density
 
@@ -372,12 +377,12 @@ class Poisson:
     mean = exp_mean
 
     def loss(self, t: Array, y: Array) -> Array:
-        """eᵗ − y t."""
+        """Return ℓ = eᵗ − y t."""
         losses: Array = self.mean(t) - y * t
         return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """eᵗ − y."""
+        """Return r = eᵗ − y."""
         mean = np.minimum(t, exp_bound(t.dtype), out=out)
         np.exp(mean, out=mean)
         return np.subtract(mean, y, out=mean)
@@ -387,20 +392,20 @@ class Poisson:
         return int(np.count_nonzero(t > exp_bound(t.dtype)))
 
     def variance(self, mean: Array) -> Array:
-        """μ."""
+        """Return V(μ) = μ."""
         return mean
 
     def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
-        """−ℓ − log y!."""
+        """Return log f = −ℓ − log y!."""
         density: Array = -self.loss(t, y) - gammaln(y + 1)
         return density
 
     def least_loss(self, y: Array) -> Array:
-        """y − y log y."""
+        """Return min ℓ = y − y log y."""
         return np.asarray(y - xlogy(y, y))
 
     def deviance(self, y: Array, mean: Array) -> Array:
-        """2 (y log(y/μ) − y + μ)."""
+        """Return D = 2 (y log(y/μ) − y + μ)."""
         return np.asarray(2.0 * (xlogy(y, y / mean) - y + mean))
 
 
@@ -417,11 +422,11 @@ class Gamma:
     mean = exp_mean
 
     def loss(self, t: Array, y: Array) -> Array:
-        """y e⁻ᵗ + t."""
+        """Return ℓ = y e⁻ᵗ + t."""
         return y * np.exp(-np.maximum(t, -exp_bound(t.dtype))) + t
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """1 − y e⁻ᵗ."""
+        """Return r = 1 − y e⁻ᵗ."""
         step = np.maximum(t, -exp_bound(t.dtype), out=out)
         np.negative(step, out=step)
         np.exp(step, out=step)
@@ -433,21 +438,21 @@ class Gamma:
         return int(np.count_nonzero(t < -exp_bound(t.dtype)))
 
     def variance(self, mean: Array) -> Array:
-        """μ²."""
+        """Return V(μ) = μ²."""
         return np.square(mean)
 
     def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
-        """(−ℓ + log(y/φ)) / φ − log y − log Γ(1/φ)."""
+        """Return log f = (−ℓ + log(y/φ)) / φ − log y − log Γ(1/φ)."""
         scaled = (np.log(y / dispersion) - self.loss(t, y)) / dispersion
         density: Array = scaled - np.log(y) - gammaln(1.0 / dispersion)
         return density
 
     def least_loss(self, y: Array) -> Array:
-        """1 + log y."""
+        """Return min ℓ = 1 + log y."""
         return 1.0 + np.log(y)
 
     def deviance(self, y: Array, mean: Array) -> Array:
-        """2 (log(μ/y) + y/μ − 1)."""
+        """Return D = 2 (log(μ/y) + y/μ − 1)."""
         return np.asarray(2.0 * (np.log(mean / y) + y / mean - 1.0))
 
 
@@ -478,7 +483,7 @@ class Tweedie:
         self.power = float(power)
 
     def loss(self, t: Array, y: Array) -> Array:
-        """e^{(2−p)t}/(2−p) + y e^{−(p−1)t}/(p−1)."""
+        """Return ℓ = e^{(2−p)t}/(2−p) + y e^{−(p−1)t}/(p−1)."""
         up = 2.0 - self.power
         down = self.power - 1.0
         bound = exp_bound(t.dtype)
@@ -486,7 +491,7 @@ class Tweedie:
         return rising + y * np.exp(np.minimum(-down * t, bound)) / down
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """e^{(2−p)t} − y e^{−(p−1)t}."""
+        """Return r = e^{(2−p)t} − y e^{−(p−1)t}."""
         bound = exp_bound(t.dtype)
         rising = np.multiply(t, 2.0 - self.power)
         np.minimum(rising, bound, out=rising)
@@ -503,16 +508,16 @@ class Tweedie:
         return int(np.count_nonzero(exponents > exp_bound(t.dtype)))
 
     def least_loss(self, y: Array) -> Array:
-        """y^{2−p} / ((2−p)(p−1))."""
+        """Return min ℓ = y^{2−p} / ((2−p)(p−1))."""
         p = self.power
         return np.asarray(y ** (2.0 - p) / ((2.0 - p) * (p - 1.0)))
 
     def variance(self, mean: Array) -> Array:
-        """μᵖ."""
+        """Return V(μ) = μᵖ."""
         return np.asarray(mean**self.power)
 
     def deviance(self, y: Array, mean: Array) -> Array:
-        """2 (μ^{2−p}/(2−p) + y μ^{1−p}/(p−1) − y^{2−p}/((2−p)(p−1)))."""
+        """Return D = 2 (μ^{2−p}/(2−p) + y μ^{1−p}/(p−1) − y^{2−p}/((2−p)(p−1)))."""
         p = self.power
         losses = mean ** (2.0 - p) / (2.0 - p) + y * mean ** (1.0 - p) / (p - 1.0)
         return np.asarray(2.0 * (losses - self.least_loss(y)))
@@ -554,14 +559,17 @@ class NegativeBinomial:
         self.peak = -float(np.log(self.dispersion))
 
     def loss(self, t: Array, y: Array) -> Array:
-        """(y + 1/α) log(1 + α eᵗ) − y t; beyond `exp_bound` log(1 + α eᵗ) is linear."""
+        """Return ℓ = (y + 1/α) log(1 + α eᵗ) − y t.
+
+        Beyond `exp_bound`, log(1 + α eᵗ) is linear in t.
+        """
         low = np.minimum(t, exp_bound(t.dtype))
         softplus = np.log1p(self.dispersion * np.exp(low)) + (t - low)
         losses: Array = (y + 1.0 / self.dispersion) * softplus - y * t
         return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """(μ − y) / (1 + α μ), μ = eᵗ."""
+        """Return r = (μ − y) / (1 + α μ), μ = eᵗ."""
         mean = np.minimum(t, exp_bound(t.dtype), out=out)
         np.exp(mean, out=mean)
         spread = np.multiply(mean, self.dispersion)
@@ -570,26 +578,26 @@ class NegativeBinomial:
         return np.divide(mean, spread, out=mean)
 
     def least_loss(self, y: Array) -> Array:
-        """(y + 1/α) log(1 + α y) − y log y."""
+        """Return min ℓ = (y + 1/α) log(1 + α y) − y log y."""
         alpha = self.dispersion
         return np.asarray((y + 1.0 / alpha) * np.log1p(alpha * y) - xlogy(y, y))
 
     def largest_slope(self, y: Array) -> Array:
-        """(1 + α y) / (4 α)."""
+        """Return max ∂²ℓ/∂t² = (1 + α y) / (4 α)."""
         return (1.0 + self.dispersion * y) / (4.0 * self.dispersion)
 
     def variance(self, mean: Array) -> Array:
-        """μ + α μ²."""
+        """Return V(μ) = μ + α μ²."""
         return np.asarray(mean + self.dispersion * np.square(mean))
 
     def deviance(self, y: Array, mean: Array) -> Array:
-        """2 (y log(y/μ) − (y + 1/α) log((1 + α y) / (1 + α μ)))."""
+        """Return D = 2 (y log(y/μ) − (y + 1/α) log((1 + α y) / (1 + α μ)))."""
         alpha = self.dispersion
         ratio = np.log1p(alpha * (y - mean) / (1.0 + alpha * mean))
         return np.asarray(2.0 * (xlogy(y, y / mean) - (y + 1.0 / alpha) * ratio))
 
     def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
-        """−ℓ + y log α + log Γ(y + 1/α) − log Γ(1/α) − log y!."""
+        """Return log f = −ℓ + y log α + log Γ(y + 1/α) − log Γ(1/α) − log y!."""
         size = 1.0 / self.dispersion
         constant = gammaln(y + size) - gammaln(size) - gammaln(y + 1)
         density: Array = constant + y * np.log(self.dispersion) - self.loss(t, y)
@@ -607,11 +615,11 @@ class Binomial(Logistic):
     targets = "proportions"
 
     def least_loss(self, y: Array) -> Array:
-        """−y log y − (1 − y) log(1 − y)."""
+        """Return min ℓ = −y log y − (1 − y) log(1 − y)."""
         return np.asarray(-xlogy(y, y) - xlogy(1.0 - y, 1.0 - y))
 
     def deviance(self, y: Array, mean: Array) -> Array:
-        """2 (y log(y/μ) + (1 − y) log((1 − y)/(1 − μ))), of one trial."""
+        """Return D = 2 (y log(y/μ) + (1 − y) log((1 − y)/(1 − μ))), of one trial."""
         return np.asarray(2.0 * (rel_entr(y, mean) + rel_entr(1.0 - y, 1.0 - mean)))
 
 
@@ -635,7 +643,7 @@ class Huber:
         self.delta = delta
 
     def loss(self, t: Array, y: Array) -> Array:
-        """The Huber loss, written through the clipped error."""
+        """Return ℓ = c (e − c/2), where e = t − y and c is e clipped to ±δ."""
         error = t - y
         bent = self._bend(error, None)
         error -= bent / 2
@@ -643,12 +651,12 @@ class Huber:
         return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """t − y, clipped to ±δ."""
+        """Return r = t − y, clipped to ±δ."""
         error = np.subtract(t, y, out=out)
         return self._bend(error, error)
 
     def mean(self, t: Array) -> Array:
-        """t."""
+        """Return μ = t."""
         return t
 
     def _bend(self, error: Array, out: Array | None) -> Array:
@@ -673,12 +681,12 @@ class Probit:
     dispersion_rule = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
-        """−log Φ(t) for y = 1, −log Φ(−t) for y = 0."""
+        """Return ℓ = −log Φ(t) for y = 1, −log Φ(−t) for y = 0."""
         losses: Array = -log_ndtr(t * (2 * y - 1))
         return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """−φ(t)/Φ(t) for y = 1, φ(t)/Φ(−t) for y = 0."""
+        """Return r = −φ(t)/Φ(t) for y = 1, φ(t)/Φ(−t) for y = 0."""
         # With c = (1 − 2y)/√2 both are (2/√π) c / erfcx(c t): no quotient of tiny
         # numbers. erfcx overflows to inf where the residual is 0, as it should be.
         c = np.multiply(y, -2 * HALF_ROOT_2)
@@ -690,17 +698,17 @@ class Probit:
         return np.multiply(step, TWO_OVER_ROOT_PI, out=step)
 
     def mean(self, t: Array) -> Array:
-        """Φ(t)."""
+        """Return μ = Φ(t)."""
         probability: Array = ndtr(t)
         return probability
 
     def variance(self, mean: Array) -> Array:
-        """μ (1 − μ)."""
+        """Return V(μ) = μ (1 − μ)."""
         variance: Array = mean * (1 - mean)
         return variance
 
     def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
-        """−ℓ."""
+        """Return log f = −ℓ."""
         density: Array = -self.loss(t, y)
         return density
 
@@ -709,7 +717,7 @@ class Probit:
 
 
 class SquaredHinge:
-    """Two classes as signs."""
+    """Two classes as signs, y = −1 or 1; the loss is the squared hinge."""
 
     name = "squared-hinge"
     targets = "signed"
@@ -717,12 +725,12 @@ class SquaredHinge:
     clipped = no_clips
 
     def loss(self, t: Array, y: Array) -> Array:
-        """max(0, 1 − y t)² / 2."""
+        """Return ℓ = max(0, 1 − y t)² / 2."""
         missing: Array = np.maximum(1 - y * t, 0)
         return missing**2 / 2
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """y min(0, y t − 1)."""
+        """Return r = y min(0, y t − 1)."""
         excess = np.multiply(t, y, out=out)
         np.subtract(excess, 1, out=excess)
         np.minimum(excess, 0, out=excess)
@@ -746,7 +754,10 @@ class Softmax:
     dispersion_rule = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
-        """logsumexp(t) − t_y, with the largest score taken out."""
+        """Return ℓ = logsumexp(t) − t_y, where t_y is the score of class y.
+
+        The largest score is taken out of the sum, so that nothing overflows.
+        """
         top = _largest(t)
         total = np.log(np.exp(t - top).sum(axis=1, keepdims=True))
         labels = y.astype(np.intp, copy=False)
@@ -755,13 +766,13 @@ class Softmax:
         return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """softmax(t) − onehot(y)."""
+        """Return r = softmax(t) − onehot(y)."""
         mean = self._mean(t, out)
         np.subtract(mean, y == np.arange(t.shape[1], dtype=y.dtype), out=mean)
         return mean
 
     def mean(self, t: Array) -> Array:
-        """softmax(t)."""
+        """Return μ = softmax(t)."""
         return self._mean(t, None)
 
     def _mean(self, t: Array, out: Array | None) -> Array:
@@ -771,12 +782,12 @@ class Softmax:
         return mean
 
     def variance(self, mean: Array) -> Array:
-        """μ (1 − μ) of every class."""
+        """Return V(μ) = μ (1 − μ) of every class."""
         variance: Array = mean * (1 - mean)
         return variance
 
     def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
-        """−ℓ."""
+        """Return log f = −ℓ."""
         density: Array = -self.loss(t, y)
         return density
 
@@ -805,12 +816,12 @@ class GroupedSoftmax:
         self.curvature = family.curvature
 
     def loss(self, t: Array, y: Array) -> Array:
-        """ℓ of every model, (m, models)."""
+        """Return ℓ of every model, (m, models)."""
         losses = self.family.loss(*self._apart(t, y))
         return losses.reshape(len(t), -1)
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
-        """∂ℓ/∂t."""
+        """Return ∂ℓ/∂t of every score, (m, models · K)."""
         residuals = self.family.residual(*self._apart(t, y)).reshape(t.shape)
         if out is None:
             return residuals
@@ -818,7 +829,7 @@ class GroupedSoftmax:
         return out
 
     def mean(self, t: Array) -> Array:
-        """μ(t)."""
+        """Return μ(t), the probabilities of the classes in every model."""
         return self.family.mean(t.reshape(-1, self.scores)).reshape(t.shape)
 
     def clipped(self, t: Array) -> int:
@@ -831,5 +842,8 @@ class GroupedSoftmax:
 
 
 def for_models(family: Any, models: int, scores: int) -> Any:
-    """Return the family for `models` models with `scores` scores a row each."""
+    """Return the family for `models` models with `scores` scores a row each.
+
+    It is `family` itself for one model, or for one score a row.
+    """
     return GroupedSoftmax(family, scores) if models > 1 and scores > 1 else family

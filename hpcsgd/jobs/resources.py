@@ -47,7 +47,7 @@ def written(seconds: int) -> str:
 
 
 def mebibytes_of(text: str) -> float:
-    """Return the MiB of an amount of memory as 64G; without a unit it is in MiB."""
+    """Return an amount of memory such as "64G" in MiB, which is the default unit."""
     match = re.fullmatch(r"(\d{1,9})([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
     if not match or int(match[1]) == 0:
         raise ConfigError(
@@ -59,7 +59,7 @@ def mebibytes_of(text: str) -> float:
 
 @dataclass(frozen=True)
 class JobArray:
-    """Elements of an array: "0-15", "0-15%4", "1,3,7", "0-8:2"."""
+    """The elements of a job array, from text such as "0-15%4", "1,3,7" or "0-8:2"."""
 
     text: str
     numbers: tuple[int, ...]
@@ -80,7 +80,7 @@ class JobArray:
 
 
 def _range(part: str) -> range | None:
-    """Return the numbers of 3, 0-7 or 0-8:2; None for any other text."""
+    """Return the numbers of a text such as "3", "0-7" or "0-8:2"; None for others."""
     match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", part, re.ASCII)
     if not match:
         return None
@@ -101,7 +101,7 @@ class JobDependency:
 
     @classmethod
     def parse(cls, text: str) -> "JobDependency":
-        """Parse ID[:ok|any|notok]."""
+        """Parse ID[:ok|any|notok]; raise ConfigError for any other text."""
         job, colon, how = text.partition(":")
         is_valid = (how or "ok") in AFTER and not (colon and not how)
         if not is_valid or not re.fullmatch(r"\d{1,10}(_\d{1,7})?", job, re.ASCII):
@@ -138,14 +138,17 @@ def check_name(value: str, what: str) -> str:
 
 
 def check_names(value: str, what: str) -> str:
-    """Return `value` if it is one name, or several names separated by commas."""
+    """Return `value` if it has names separated by commas; else raise ConfigError."""
     for part in value.split(","):
         check_name(part, what)
     return value
 
 
 def check_constraint(value: str, what: str) -> str:
-    """Return `value` if it lists features of nodes, without spaces or quotes."""
+    """Return `value` if it lists features of nodes; else raise ConfigError.
+
+    Features have no spaces or quotes.
+    """
     if not CONSTRAINT.fullmatch(value):
         raise ConfigError(
             f"{what} = {value!r} must be features as in gpu&hbm80g, without spaces or"
@@ -155,7 +158,7 @@ def check_constraint(value: str, what: str) -> str:
 
 
 def check_line(value: str, what: str) -> str:
-    """Return `value` if it has printable characters only, so that it is one line."""
+    """Return `value` if it is one line of printable text; else raise ConfigError."""
     if len(value) > LONGEST_WORD:
         raise ConfigError(
             f"{what} has {len(value)} characters; at most {LONGEST_WORD} fit into a"
@@ -190,9 +193,10 @@ def quote_all(words: Iterable[str]) -> str:
 
 
 def file_pattern(path: str) -> str:
-    """Return a path as the value of a directive that takes a file name pattern.
+    """Return `path` as an #SBATCH directive writes it where Slurm expands patterns.
 
-    Slurm interprets quotes, backslashes and # in it; % begins a pattern.
+    A % is doubled, since it begins a pattern. Quotes, backslashes and #, which Slurm
+    interprets, raise ConfigError.
     """
     check_line(path, "the folder of the job")
     if any(c in path for c in "\"'\\#"):
@@ -347,7 +351,7 @@ KNOWN = tuple(field.name for field in fields(Resources))
 
 
 def check_known(table: Mapping[str, Any], place: str = "resources") -> None:
-    """Raise ConfigError for a key that is no field of Resources, with their names."""
+    """Raise ConfigError for a key that is no field of Resources; list the fields."""
     reject_unknown(place, table, KNOWN)
 
 

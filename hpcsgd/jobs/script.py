@@ -43,7 +43,7 @@ def directives(job: Job, site: Site) -> list[str]:
 
 
 def signal_seconds(job: Job, site: Site) -> int:
-    """Return the seconds between the signal and the time limit; 0 = no signal."""
+    """Return the seconds from the signal to the time limit; 0 means no signal."""
     if not job.restarting:
         return 0
     if job.signal_seconds is None:
@@ -83,9 +83,9 @@ def _amounts(job: Job) -> list[str]:
 
 
 def _ends(job: Job, site: Site) -> list[str]:
-    """Return the options of the end: signal, requeue and the mode of the log.
+    """Return the options for the end of a job: signal, requeue and mode of the log.
 
-    The signal goes to the ranks: with the prefix B: it would go to the script.
+    The signal goes to the ranks; with the prefix B: Slurm would send it to the script.
     """
     seconds = signal_seconds(job, site)
     return [
@@ -126,9 +126,9 @@ COLLECTIVE = (
 def command_words(job: Job, site: Site, step: Step) -> tuple[str, ...]:
     """Return the words after `hpcsgd` in the script of a job.
 
-    Several ranks get `--comm mpi`, unless the command names another `--comm`: if MPI
-    starts them apart, that is then an error. If one task starts the ranks, `--ranks N`
-    is their number.
+    A command of several ranks gets `--comm mpi`, unless it names another `--comm`;
+    ranks that MPI has not connected then fail. It gets `--ranks N` if one task starts
+    its ranks.
     """
     if any(word.partition("=")[0] == "--ranks" for word in step.command):
         raise ConfigError(
@@ -153,7 +153,7 @@ def _collective_name(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def leaves_comm_open(command: Sequence[str]) -> bool:
-    """Return whether a command takes --comm and sets it by no flag and no --set."""
+    """Return whether a command takes --comm, and neither a flag nor --set names it."""
     gives = any(
         word.partition("=")[0] in ("--comm", "run.comm")
         or word.startswith("--set=run.comm=")
@@ -163,7 +163,7 @@ def leaves_comm_open(command: Sequence[str]) -> bool:
 
 
 def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
-    """Return the words before the command, in parts that are lines of the script."""
+    """Return the words before the command of a step, a part for each script line."""
     program = quote_all((python, "-m", "hpcsgd"))
     if not site.has_slurm:
         return [program]
@@ -174,7 +174,10 @@ def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
 
 
 def _srun(job: Job, site: Site, tasks: int) -> list[str]:
-    """Return the words of srun; they repeat the cores of a task, not inherited."""
+    """Return the arguments of srun for `tasks` ranks.
+
+    They repeat the cores of a task, which srun does not inherit from sbatch.
+    """
     resources = job.resources
     launcher = site.launcher
     # A rank that has saved and ended must not end ranks that still save.
@@ -215,7 +218,7 @@ def warnings(job: Job, site: Site) -> list[str]:
 
 
 def _check_launcher(job: Job, site: Site) -> None:
-    """Refuse ranks and nodes for which the site's launcher makes no communicator."""
+    """Raise ConfigError for ranks or nodes that the site's launcher cannot connect."""
     ranks = max(step.tasks or job.resources.tasks for step in job.all_steps)
     if site.starts_one_rank and ranks > 1:
         raise ConfigError(
@@ -355,7 +358,7 @@ def render(job: Job, site: Site, python: str = sys.executable) -> str:
 
 
 def _steps(job: Job, site: Site, python: str) -> list[dict[str, Any]]:
-    """Return folder, command and words of each launch, for the templates."""
+    """Return folder, command and words of each launch of a job, for the templates."""
     launches = []
     for step in job.all_steps:
         command = command_words(job, site, step)
@@ -382,5 +385,5 @@ def _environment() -> "Environment":
 
 
 def _lines(words: list[str]) -> str:
-    """Return the parts of a launch, each on its line."""
+    """Return the parts of a launch as one shell command, each part on its own line."""
     return " \\\n    ".join(words)

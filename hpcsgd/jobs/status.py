@@ -59,11 +59,12 @@ SAID = {"COMPLETED": "completed", "FAILED": "failed"}
 
 
 def judge(notes: Notes, seen: QueueEntry | None, has_queue: bool) -> tuple[str, str]:
-    """Return the state of a job and a sentence on it.
+    """Return the state of a job, and a sentence on it, which may be empty.
 
     The state is pending, running, requeued, completed, preempted, failed, timeout,
     cancelled, terminated, lost or unknown. `notes` are the records of the job's script,
-    `seen` is its entry in Slurm.
+    `seen` is the entry of the job in Slurm, and `has_queue` is False if Slurm does not
+    answer.
     """
     if seen is not None and seen.is_active:
         active = _of_active(notes, seen)
@@ -86,7 +87,10 @@ def judge(notes: Notes, seen: QueueEntry | None, has_queue: bool) -> tuple[str, 
 
 
 def _of_active(notes: Notes, seen: QueueEntry) -> tuple[str, str] | None:
-    """Return the state of a job that waits or runs; None if its script has ended."""
+    """Return (state, reason) of a job that waits or runs, by its entry in Slurm.
+
+    The result is None if the job is completing and its script has ended.
+    """
     if seen.state in WAITING:
         reason = seen.reason if seen.reason not in ("", "None") else ""
         return ("requeued" if notes else "pending", reason)
@@ -95,7 +99,7 @@ def _of_active(notes: Notes, seen: QueueEntry) -> tuple[str, str] | None:
 
 
 def _of_notes(last: dict[str, Any], has_queue: bool) -> tuple[str, str]:
-    """Return the state of a job by the last note of its script."""
+    """Return (state, reason) of a job by the last note of its script."""
     event = last["event"]
     code = last.get("code", 0)
     if event == "ended" and code == REQUEUE:
@@ -115,7 +119,7 @@ def _of_notes(last: dict[str, Any], has_queue: bool) -> tuple[str, str]:
 
 
 def last_event(notes: Notes) -> dict[str, Any]:
-    """Return the last note on the job as a whole; empty without one."""
+    """Return the last note on the job as a whole, not on a step; {} without one."""
     whole = [n for n in notes if n.get("event") not in (None, "step")]
     return whole[-1] if whole else {}
 
@@ -164,7 +168,11 @@ ENDED_WELL = "Exited with exit code 75"  # preempted: the state is saved
 
 
 def find_culprit(log: Path) -> Blame | None:
-    """Return the rank or cause that the log of a failed job names last."""
+    """Return the rank or the cause that the log of a failed job blames, or None.
+
+    Only the text after the last start of the job is searched. The death of a rank that
+    Slurm reports comes first, then the clearest of `SIGNS`.
+    """
     text = last_start(log)
     death = DEATH.search(ENDING.split(text, maxsplit=1)[0])
     if death:
@@ -190,7 +198,7 @@ def last_start(log: Path) -> str:
 
 
 def _as_blame(found: "re.Match[str]") -> Blame:
-    """Return the rank of a match and the last line of its text, as of a traceback."""
+    """Return the rank of a match, and the last line of its text (of a traceback)."""
     rank = found.groupdict().get("rank")
     text = found["text"].rstrip().rsplit("\n", 1)[-1]
     return Blame(int(rank) if rank is not None else None, text.strip())
@@ -263,15 +271,20 @@ class JobState:
 
 @dataclass(frozen=True)
 class SlurmFacts:
-    """The entries of Slurm on jobs; `queue` is None if squeue fails."""
+    """The entries of jobs in Slurm's queue and accounting.
+
+    `queue` is None if squeue fails; `cancelled` has the jobs that hpcsgd has cancelled.
+    """
 
     queue: Mapping[str, QueueEntry] | None
     account: Mapping[str, QueueEntry] = field(default_factory=dict)
     cancelled: frozenset[str] = frozenset()
 
     def seen(self, job: str) -> QueueEntry | None:
-        """Return the newest entry of a job: the queue's while it is active, else the
-        accounting's.
+        """Return the newest entry of a job, or None.
+
+        It is the queue's entry while the job is active, else that of the accounting, if
+        any.
         """
         queued = (self.queue or {}).get(job)
         if queued is not None and queued.is_active:
@@ -296,8 +309,9 @@ def states(folder: Path) -> list[JobState]:
 def query_slurm(
     jobs: Sequence[str], said: Sequence[Mapping[str, Any]] = ()
 ) -> SlurmFacts:
-    """Query Slurm: the queue, and the accounting of jobs that the queue does not show
-    as active.
+    """Query Slurm's queue, and its accounting for jobs not active in the queue.
+
+    `said` are the records of the folder, which name the jobs that were cancelled.
     """
     queue = queued()
     active = {job for job, seen in (queue or {}).items() if seen.is_active}
@@ -306,7 +320,7 @@ def query_slurm(
 
 
 def elements(record: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Return (number, job) of each element that a submission started."""
+    """Return (number, Slurm's job number) of each element that a submission started."""
     job = str(record["job"])
     if not record.get("array"):
         return [(0, job)]
@@ -346,7 +360,7 @@ def _state(
 
 
 def _runs(record: Mapping[str, Any], number: int) -> tuple[str, ...]:
-    """Return the run folders of a job; of an element of an array, its own folder."""
+    """Return the run folders of a job; for an array element, that of its own run."""
     steps = record.get("steps", [])
     mine = steps[number : number + 1] if record.get("array") else steps
     place = Path(record.get("workplace", "."))
@@ -354,7 +368,7 @@ def _runs(record: Mapping[str, Any], number: int) -> tuple[str, ...]:
 
 
 def _code(said: Notes, seen: QueueEntry | None) -> int | None:
-    """Return the exit code of a job: that of its notes, else that of Slurm.
+    """Return the exit code of a job, from its notes if they have one, else from Slurm.
 
     The accounting does not contain the code 75 of a job that was requeued.
     """
@@ -365,7 +379,7 @@ def _code(said: Notes, seen: QueueEntry | None) -> int | None:
 
 
 def _elapsed(said: Notes) -> str:
-    """Return the time from the last start of a job to its last note, or ""."""
+    """Return the time from the last start of a job to its last note as text, or ""."""
     began = [n["at"] for n in said if n.get("event") == "began"]
     last = last_event(said)
     if not began or last.get("event") == "began":
@@ -380,9 +394,10 @@ COLUMNS = ("job", "state", "run", *OF_RESULT)
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
-    """Return a row for each run, of the newest job that used it.
+    """Return a row for each run of the jobs of `folder`, as dicts.
 
-    A row has the settings that differ between the runs.
+    A row has the state of the newest job that used the run, the figures of the result,
+    and the settings that differ between the runs.
     """
     settings = _settings(folder)
     differing = _differing(list(settings.values()))
@@ -403,7 +418,7 @@ def _row(state: JobState, run: str) -> dict[str, Any]:
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return run folder -> settings by --set in the command of the run."""
+    """Return run folder -> the settings that --set names in the command of the run."""
     settings = {}
     for record in submitted(folder):
         place = Path(record.get("workplace", "."))
@@ -413,7 +428,7 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _sets(command: Sequence[str]) -> dict[str, Any]:
-    """Return section.key -> value of every --set."""
+    """Return section.key -> value of every --set in a command."""
     pairs = zip(command, command[1:], strict=False)
     assignments = [word.partition("=") for flag, word in pairs if flag == "--set"]
     return {key: toml_value(value) for key, _, value in assignments}

@@ -84,7 +84,10 @@ def submit(
 
 
 def check_idle(job: Job) -> None:
-    """Refuse a folder with a job that waits or runs, unless this one comes after it."""
+    """Raise ConfigError if the folder of `job` has another job that waits or runs.
+
+    Jobs that `job` is submitted to wait for do not count.
+    """
     if not os.path.lexists(job.path / LOG):
         return
     before = {JobDependency.parse(text).job for text in job.after}
@@ -159,7 +162,7 @@ def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
 
 
 def cancel(folder: Path, job: str = "") -> list[str]:
-    """Cancel the active jobs of a folder, or one of them; return their numbers."""
+    """Cancel the active jobs of `folder`, or `job` alone; return their numbers."""
     need("scancel")
     job_states = states(folder)
     if job and not any(job in (s.job, s.job.partition("_")[0]) for s in job_states):

@@ -102,7 +102,10 @@ class CheckpointStore:
         self.keep = keep
 
     def write(self, checkpoint: Snapshot) -> Path:
-        """Write a checkpoint, then remove the oldest; OSError if there is no room."""
+        """Write a checkpoint, and return its path; then remove those beyond `keep`.
+
+        The oldest are removed. OSError is raised if the checkpoint cannot be written.
+        """
         own_folder(self.run_folder, FOLDER, make=True)
         for left in self.folder.glob(".*.part"):  # by a run that died while writing
             left.unlink(missing_ok=True)
@@ -116,16 +119,19 @@ class CheckpointStore:
         return path
 
     def paths(self) -> list[Path]:
-        """Return the paths of all checkpoints, the newest first; OSError on failure."""
+        """Return the paths of all checkpoints, the newest first.
+
+        OSError is raised if the folder cannot be read.
+        """
         files = [self.folder / name for name in self._names() if NAME.fullmatch(name)]
         return sorted(files, key=_number, reverse=True)
 
     def newest(self, tidies: bool = False) -> tuple[Path, Snapshot] | None:
-        """Return the newest whole checkpoint; None in a folder that never had one.
+        """Return (path, newest whole checkpoint); None in a folder that never had one.
 
-        Checkpoints that are not whole are logged and passed over; with `tidies`, those
-        that are proven to be damaged are renamed. One that cannot be read at all raises
-        Unreadable: it may be whole, and newer than the others.
+        Checkpoints that are not whole are logged and skipped; with `tidies`, those that
+        are proven to be damaged are renamed. A checkpoint that cannot be read at all
+        raises Unreadable, since it may be whole, and newer than the others.
         """
         passed: dict[Path, DataError] = {}
         for path in self._readable_paths():
@@ -148,7 +154,7 @@ class CheckpointStore:
             raise unreadable(self.folder, error) from error
 
     def _check_never_had_any(self) -> None:
-        """Refuse to take a folder without a whole checkpoint for a new one."""
+        """Raise DataError if the folder has checkpoints, of which none is whole."""
         count = sum(
             bool(NAME.fullmatch(name.removesuffix(DAMAGED))) for name in self._names()
         )
@@ -166,7 +172,7 @@ class CheckpointStore:
 
 
 def read_checkpoint(path: Path) -> Snapshot:
-    """Read a whole checkpoint whose parts fit together; DataError for anything else."""
+    """Read a checkpoint; raise DataError if it is damaged or its parts do not fit."""
     checkpoint = Snapshot.read(path)
     document = checkpoint.document
     also = {key: schema for key, schema in OPTIONAL.items() if key in document}
@@ -181,7 +187,7 @@ def read_checkpoint(path: Path) -> Snapshot:
 
 
 def _say_what_was_passed(passed: Mapping[Path, DataError], tidies: bool) -> None:
-    """Log the checkpoints passed over, after a whole one; rename damaged ones."""
+    """Log the checkpoints that were skipped; with `tidies`, rename damaged ones."""
     for path, error in passed.items():
         log.warning("%s; falling back to the checkpoint before it", error)
         if tidies and isinstance(error, DamagedFile):
@@ -198,7 +204,8 @@ def _number(path: Path) -> int:
 def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
     """Return whether the arrays are one finite state for all replicas or one for each.
 
-    If the states are on disk, there are no arrays, and the exchanges are checked.
+    If the document marks the states as stored in other files, there must be no arrays,
+    and only the number of exchanges is checked.
     """
     if document.get(ON_DISK):
         return not arrays and 0 <= document["exchanges"] <= MOST_EXCHANGES
@@ -231,7 +238,11 @@ def _fits(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
 
 
 def _are_packed(kept: Array | None, sizes: Array | None, replicas: int) -> bool:
-    """Return whether both arrays are missing, or fit together: bytes and sizes."""
+    """Return whether `kept` and `sizes` are both None, or fit together.
+
+    `kept` has the packed bytes of all members in a row for each replica; `sizes` has
+    the number of bytes of each member.
+    """
     if kept is None or sizes is None:
         return kept is sizes
     integers = kept.dtype == np.uint8 and sizes.dtype.kind == "i"
@@ -242,7 +253,7 @@ def _are_packed(kept: Array | None, sizes: Array | None, replicas: int) -> bool:
 
 
 def _is_log(log: Array, document: Mapping[str, Any]) -> bool:
-    """Return whether `log` has counts of every replica in every exchange so far."""
+    """Return whether `log` has a count for every replica in every exchange so far."""
     shape = document["replicas"], document["exchanges"]
     return log.dtype.kind == "i" and log.shape == shape and bool((log >= 0).all())
 
@@ -254,9 +265,10 @@ def _last(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_finite(array: Array, is_of_many: bool) -> bool:
-    """Return whether all of `array` is finite or, of several models, one of them.
+    """Return whether all of `array` is finite.
 
-    Some models of a sweep may have diverged while others continue.
+    With `is_of_many`, the values of one model suffice: some models of a sweep may have
+    diverged while others continue.
     """
     good = np.isfinite(array)
     return bool(good.all() or (is_of_many and good.all(axis=-2).any()))
@@ -267,9 +279,9 @@ def _is_finite(array: Array, is_of_many: bool) -> bool:
 
 @dataclass
 class Capture:
-    """Takes snapshots of whole runs, of all parts that evolve, and puts them back.
+    """Takes a snapshot of all parts of a run that evolve, and restores a run from it.
 
-    Every rank calls it at the same time.
+    Every rank calls its methods at the same time.
     """
 
     config: RunConfig
@@ -285,11 +297,11 @@ class Capture:
     resumes: int = 0
 
     def add_fact(self, name: str, fact: Any) -> None:
-        """Have all later snapshots state a fact under this name."""
+        """Store `fact` as `name` in the document of all later snapshots."""
         self.facts[name] = fact
 
     def take(self, state: State, view: View) -> Snapshot:
-        """Return the state of the run after the last exchange. Collective."""
+        """Return a snapshot of the run after the last exchange. Collective."""
         self.agreement.arrive(state)
         arrays = self._arrays(state.host_state(), view.exchanges)
         return Snapshot(self._document(view), arrays)
@@ -317,7 +329,11 @@ class Capture:
         return arrays | logs | self._kept(state) | self._good(state)
 
     def _kept(self, state: State) -> dict[str, Array]:
-        """Return arrays for the same grid only, as (R, bytes of all members)."""
+        """Return the packed arrays of every rank, which only the same grid can restore.
+
+        They are bytes, (R, bytes of all members), with the number of bytes of each
+        member.
+        """
         if not state.rank_arrays:  # on all ranks alike: settings decide it
             return {}
         rank_bytes = packed(state.rank_arrays)
@@ -372,10 +388,11 @@ class Capture:
         view: View,
         progress: Callable[[int], tuple[int, int]],
     ) -> None:
-        """Restore `state` and all that observes it from a checkpoint; a local call.
+        """Restore a run from a checkpoint: state, view, ledger, clock and evaluation.
 
-        `progress` returns the steps and rows of this replica after an exchange: they
-        depend on the grid, which may be another one now.
+        This is a local call. `progress` returns the steps and rows of this replica up
+        to an exchange: they depend on the grid, which may differ from that of the
+        checkpoint.
         """
         document = checkpoint.document
         self._put_back_state(checkpoint, state)
@@ -397,7 +414,11 @@ class Capture:
             self.add_fact(REQUESTED, document[REQUESTED])
 
     def position(self, said: dict[str, Any]) -> int:
-        """Return the exchanges done, counted in those of this grid's epochs."""
+        """Return the number of exchanges done, converted to epochs of the present grid.
+
+        `said` is the document of the checkpoint. An epoch of another grid may have
+        another number of exchanges.
+        """
         done = said["exchanges"]
         before = said["exchanges_per_epoch"]
         now = self.exchanges_per_epoch
@@ -432,7 +453,8 @@ class Capture:
     def _remembered(self, copies: Array) -> Array:
         """Return this replica's copy of `copies`, (R, ...); on another grid the mean.
 
-        Each copy contains what its replica has yet to send, one of R equal parts.
+        A copy contains what its replica has yet to send. The agreement takes the mean
+        over replicas, so that the mean of the copies stands for all of them.
         """
         if len(copies) == self.grid.replicas.size:
             local_copy: Array = copies[self.grid.replica]
@@ -441,7 +463,7 @@ class Capture:
         return mean
 
     def _put_back_kept(self, checkpoint: Snapshot, state: State) -> None:
-        """Restore the arrays of this rank; on another grid they begin anew."""
+        """Restore the arrays of this rank; on another grid, leave them unchanged."""
         copies, sizes = (checkpoint.arrays.get(name) for name in (KEPT, SIZES))
         grid = self.grid
         size = packed(state.rank_arrays).size
@@ -462,9 +484,10 @@ class Capture:
         self.evaluation.resume(checkpoint.document["evaluation"], model)
 
     def _of_this_replica(self, copies: Array, rows: int) -> Array:
-        """Return this replica's copy of `copies`, (R, ...), or the only one.
+        """Return this replica's copy of `copies`, (R, ...), or the only copy.
 
-        On another grid it is the mean of the copies, weighted by the rows of replicas.
+        On another grid it is the mean of the copies, weighted by the rows of the
+        replicas.
         """
         local_copy: Array
         if len(copies) == 1:
@@ -483,7 +506,7 @@ def packed(arrays: dict[str, Array]) -> Array:
 
 
 def unpack(held: Array, arrays: dict[str, Array]) -> None:
-    """Write the bytes of `packed` back into the arrays, in place."""
+    """Write bytes that `packed` returned back into the arrays, in place."""
     first = 0
     for name in sorted(arrays):
         array = arrays[name]
@@ -493,7 +516,7 @@ def unpack(held: Array, arrays: dict[str, Array]) -> None:
 
 
 def _shares(rows: int, replicas: int) -> Array:
-    """Return the share of the rows of each replica, (R,), as an agreement weighs it."""
+    """Return the share of each replica in all rows, (R,), its weight in a mean."""
     parts = [split_range(rows, replicas, r) for r in range(replicas)]
     return np.array([part.stop - part.start for part in parts]) / rows
 
@@ -508,10 +531,10 @@ def _unwatched(what: str) -> AbstractContextManager[None]:
 
 
 class Saver(Generic[S]):
-    """Decides when to save, collects the state, and passes it to a writer thread.
+    """Decides when to save a run, takes snapshots, and passes them to a writer thread.
 
-    Every rank has one and `save` is called by all of them together; only the rank
-    that was given a store writes. A run that leaves nothing behind has none.
+    Every rank has a saver, and all ranks call `save` together; only the rank that was
+    given a store writes. A run that saves no checkpoints has no saver.
     """
 
     def __init__(
@@ -551,7 +574,7 @@ class Saver(Generic[S]):
         return Request.SAVE if late and not self._is_writing() else Request.NONE
 
     def save(self, state: S, view: View) -> None:
-        """Collect the state; start to write it when the last one is on disk."""
+        """Take a snapshot; start to write it after the previous one. Collective."""
         checkpoint = self.capture(state, view)
         self.remembered.append(checkpoint)
         self._began = time.monotonic()
@@ -563,14 +586,14 @@ class Saver(Generic[S]):
         self._writing = self._thread.submit(self._write, self.store, checkpoint)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is on disk, or has failed."""
+        """Wait until the last checkpoint is on disk, or its write has failed."""
         if self._writing is not None:
             with self.working("writing a checkpoint"):
                 self._writing.result()
             self._writing = None
 
     def close(self) -> None:
-        """Finish, and end the thread; a later `save` would start another."""
+        """Wait for the last write, and end the thread; a later `save` restarts it."""
         self.finish()
         if self._thread is not None:
             self._thread.shutdown()
@@ -612,7 +635,10 @@ class Saver(Generic[S]):
 
 @dataclass
 class TiledCapture(Capture):
-    """Captures the document alone; restores a run to the state in its files."""
+    """A capture of a run whose states are in files of their own.
+
+    Its snapshots contain the document alone; `restore` reads the state from the files.
+    """
 
     def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
         return {}
@@ -643,7 +669,7 @@ class TiledCapture(Capture):
 
 
 def _until(document: dict[str, Any], exchanges: int) -> dict[str, Any]:
-    """Return `document` as of so many exchanges: files may be behind a checkpoint."""
+    """Return `document` reset to `exchanges`: files may be behind a checkpoint."""
     history = [
         record for record in document["history"] if record["exchanges"] <= exchanges
     ]

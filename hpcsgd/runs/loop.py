@@ -27,23 +27,23 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class Length(Protocol):
-    """Where epochs end, where the model is evaluated, and where the loop ends.
+    """The length of a run: where epochs end, when to evaluate, where the loop ends.
 
-    All ranks get the same answers. A refinement counts its passes itself.
+    All ranks get the same results. A refinement counts its passes itself.
     """
 
     def is_over(self, done: int) -> bool:
         """Return whether the loop is over after exchange `done`."""
 
     def epochs_done_after(self, number: int) -> int | None:
-        """Return the count of epochs done where exchange `number` ends one, or None."""
+        """Return the epochs done if exchange `number` ends an epoch, else None."""
 
     def is_evaluated_after(self, number: int) -> bool:
         """Return whether the model is evaluated after exchange `number`."""
 
 
 class Solver(Protocol[S]):
-    """A solver takes the steps of the loop: SGD, coordinate descent, a refinement."""
+    """The part of a run that takes steps: SGD, coordinate descent, or a refinement."""
 
     clock: Clock
     is_resumable: bool  # False: what is interrupted cannot go on from a checkpoint
@@ -54,46 +54,49 @@ class Solver(Protocol[S]):
 
     @property
     def length(self) -> Length:
-        """Return where epochs and the loop end."""
+        """Return the length of the run: where its epochs and its loop end."""
 
     def begin(self, state: S, view: View) -> None:
         """Prepare to continue from `state` after exchange `view.exchanges`."""
 
     def advance(self, state: S, view: View) -> S:
-        """Do the next exchange and count it in the view. Collective.
+        """Do the next exchange, and count it in `view`. Collective.
 
         A refinement does its next pass, which counts as no exchange.
         """
 
     def finish(self, state: S, view: View) -> S:
-        """Wait for pending messages; return the state of the model. Collective."""
+        """Wait for pending messages; return the final state. Collective."""
 
 
 class ModelEvaluation(Protocol[S_contra]):
-    """An evaluation measures the model that a run would return now.
+    """A measurement of the model that a run would return now.
 
-    Ranks make the same calls and get the same answers, except on broken weights.
+    All ranks make the same calls and get the same results, except on broken weights.
     """
 
     has_minimum: bool  # False: the objective is unbounded below
 
     def measure(self, state: S_contra, view: View) -> bool:
-        """Evaluate into the view; return whether the loss is acceptable. Collective."""
+        """Evaluate the model, and store its loss in `view`. Collective.
+
+        Return whether the loss is acceptable; a loss that is not means divergence.
+        """
 
     def has_broken_weights(self, state: S_contra) -> bool:
         """Return whether weights are no longer finite."""
 
     def is_fresh(self, view: View) -> bool:
-        """Return whether the loss in the view is that of the state now."""
+        """Return whether the loss in `view` belongs to the present state."""
 
     def has_reached_goal(self, view: View) -> bool:
         """Return whether the last evaluation reaches the goal. Collective."""
 
     def warn_of_goal(self, state: S_contra, view: View, has_converged: bool) -> None:
-        """Warn of a goal that is not reached. Collective."""
+        """Log a warning if the run has a goal and has not reached it. Collective."""
 
     def restore(self, state: S_contra) -> float:
-        """Put the last good weights back; return their loss."""
+        """Overwrite `state` by the last weights of a good loss; return that loss."""
 
 
 # Polls: one message in which all ranks learn the gravest flag of any of them.
@@ -112,7 +115,7 @@ DISTANCES = 2**20  # no two polls are that many exchanges apart
 
 
 class PollSchedule:
-    """Takes the polls of a run, at the same exchanges on every rank."""
+    """Polls all ranks of a run, after the same exchanges on every rank."""
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class PollSchedule:
         self.begin(0, 0.0)
 
     def begin(self, number: int, seconds: float) -> None:
-        """Start after exchange `number` and `seconds` of training.
+        """Start the schedule after exchange `number` and `seconds` of training.
 
         The next exchange is always polled, to measure its duration.
         """
@@ -142,7 +145,10 @@ class PollSchedule:
         return number >= self.next_poll or (epoch_ends and self.at_epoch_end)
 
     def ask(self, flag: int, number: int, seconds: float) -> int:
-        """Return the gravest flag of any rank, and settle the next poll. Collective."""
+        """Poll all ranks with the `flag` of this rank, and schedule the next poll.
+
+        Return the gravest flag of any rank. Collective.
+        """
         word = flag * DISTANCES + DISTANCES - 1 - self._distance(number, seconds)
         gravest, complement = divmod(self.world.max_flag(word), DISTANCES)
         self.next_poll = number + DISTANCES - 1 - complement
@@ -150,15 +156,14 @@ class PollSchedule:
         return gravest
 
     def has_alarm(self) -> bool:
-        """Return whether the monitor of this rank has found an error since it was
-        cleared.
-        """
+        """Return whether this rank's monitor has an alarm that is not taken yet."""
         return self.monitor is not None and self.monitor.alarm is not None
 
     def take_alarm(self) -> dict[str, Any]:
-        """Return the alarm of the first rank with one, and clear them all. Collective.
+        """Return the alarm of the first rank with one; clear all alarms. Collective.
 
-        The keys are `of`, `gap`, `tolerance` and `exchange`.
+        The keys are `of` (what is wrong), `gap` (the recurrence error), `tolerance` and
+        `exchange`.
         """
         own_alarm = None if self.monitor is None else self.monitor.alarm
         alarms = self.world.exchange_objects(own_alarm)
@@ -186,7 +191,7 @@ STATUS_OF_REQUEST = {
 
 
 class TrainingLoop(Generic[S]):
-    """Advances a solver, with polls, evaluations and saves, until an ending."""
+    """Advances a solver, with polls, evaluations and saves, until the run ends."""
 
     def __init__(
         self,
@@ -209,9 +214,9 @@ class TrainingLoop(Generic[S]):
         self.alarm: dict[str, Any] | None = None  # the one that ended the loop
 
     def run(self, state: S, meter: EnergyMeter | None) -> tuple[S, Status]:
-        """Begin, train to an ending, and take the loss there; return state and status.
+        """Begin, train to an ending, and evaluate there; return state and status.
 
-        The meter counts the energy of training, where there is one.
+        `meter` counts the energy of training; None: the energy is not counted.
         """
         solver = self.solver
         view = self.view
@@ -235,7 +240,7 @@ class TrainingLoop(Generic[S]):
         return state, status
 
     def train(self, state: S) -> tuple[S, Status]:
-        """Go on after exchange `view.exchanges`; return the last state and status."""
+        """Continue after exchange `view.exchanges`; return last state and status."""
         solver = self.solver
         view = self.view
         if self.evaluation.has_reached_goal(view):
@@ -255,10 +260,10 @@ class TrainingLoop(Generic[S]):
         return state, STATUS_OF_REQUEST.get(solver.request, Status.COMPLETED)
 
     def _after_advance(self, state: S, number: int) -> Status | None:
-        """Poll all ranks where it is due, evaluate, save; return an ending, if any.
+        """Poll all ranks if a poll is due, evaluate, save; return an ending, or None.
 
-        All ranks return the same: a poll gives them the gravest flag of any rank, and
-        an evaluation the same loss.
+        The result is the same on all ranks: a poll gives them the gravest flag of any
+        rank, and an evaluation the same loss.
         """
         length = self.solver.length
         polls = self.polls
@@ -301,7 +306,7 @@ class TrainingLoop(Generic[S]):
         return STATUS_OF_REQUEST.get(Request(gravest), otherwise)
 
     def _poll(self, polls: PollSchedule, state: S, number: int) -> int:
-        """Poll with the flag of this rank; return the gravest flag of any rank."""
+        """Poll all ranks with the flag of this rank; return the gravest flag."""
         began = perf_counter()
         if self.meter is not None:
             self.meter.count_if_due()
@@ -317,7 +322,10 @@ class TrainingLoop(Generic[S]):
         return gravest
 
     def _note_alarm(self, polls: PollSchedule) -> bool:
-        """Note the alarm of a rank; return whether it ends the loop. Collective."""
+        """Record the alarm of a rank as an event. Collective.
+
+        Return whether the alarm ends the loop.
+        """
         alarm = polls.take_alarm()
         facts = {name: alarm[name] for name in ("of", "gap", "tolerance")}
         note(self.view, "gap", alarm_text(alarm), looked_at=alarm["exchange"], **facts)
@@ -325,7 +333,10 @@ class TrainingLoop(Generic[S]):
         return polls.ends_on_alarm
 
     def _evaluate_unmetered(self, state: S) -> bool:
-        """Evaluate during training, without counting the energy."""
+        """Evaluate during training, without counting the energy of the evaluation.
+
+        Return what `evaluate` returns.
+        """
         if self.meter is None:
             return self.evaluate(state)
         self.meter.pause()
@@ -334,7 +345,10 @@ class TrainingLoop(Generic[S]):
         return is_good
 
     def evaluate(self, state: S) -> bool:
-        """Evaluate the model and report it; return False where the run diverged."""
+        """Evaluate the model, and report it to observers and callbacks.
+
+        Return False if the run diverged.
+        """
         clock = self.solver.clock
         clock.start()
         is_good = self.evaluation.measure(state, self.view)
@@ -351,7 +365,7 @@ FALLING = "falling back"
 
 
 class Training(Generic[S]):
-    """Begins a run, trains, refines the model where that is asked for, and ends."""
+    """A whole run: it trains a model, and refines it if there is a refinement."""
 
     def __init__(
         self,
@@ -367,18 +381,18 @@ class Training(Generic[S]):
 
     @property
     def polish_facts(self) -> dict[str, Any] | None:
-        """Return the facts of the refinement; None: there was none."""
+        """Return the facts of the refinement; None if there is no refinement."""
         return None if self.refinement is None else self.refinement.solver.facts
 
     @property
     def has_minimum(self) -> bool:
-        """Return False where F was found to be unbounded below."""
+        """Return False if the objective F was found to be unbounded below."""
         last = self.loop if self.refinement is None else self.refinement
         return last.evaluation.has_minimum
 
     @property
     def energy(self) -> EnergyReport:
-        """Return what this rank has counted of the energy of the run."""
+        """Return the energy of the run, as far as this rank has counted it."""
         meter = self.loop.meter
         return EnergyReport() if meter is None else meter.report()
 
@@ -390,7 +404,7 @@ class Training(Generic[S]):
     ) -> tuple[S, Status]:
         """Train; return the last state, or the last good one of a run that diverged.
 
-        After a fall-back, `meter` and `request` are those of the run before it.
+        After a fall-back, `meter` and `request` are those of the run that fell back.
         """
         loop = self.loop
         view = self.loop.view
@@ -415,7 +429,10 @@ class Training(Generic[S]):
     def _refine(
         self, state: S, status: Status, meter: EnergyMeter | None
     ) -> tuple[S, Status]:
-        """Refine the model where that is asked for; warn of a goal not reached."""
+        """Run the refinement if there is one, and warn of a goal that was not reached.
+
+        Return the state and the status after the refinement.
+        """
         last = self.loop
         if self.refinement is not None:
             last = self.refinement

@@ -194,7 +194,7 @@ class PlanReport:
         yield from _block("takes", [str(self.takes)])
 
     def _settings(self, source: str) -> list[str]:
-        """Return a line for the settings of one section that have one reason."""
+        """Return a line for each section and reason of settings from `source`."""
         lines: dict[tuple[str, str], list[str]] = {}
         for setting in self.settings:
             if setting.source == source:
@@ -207,7 +207,10 @@ class PlanReport:
 
 
 def _block(title: str, lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines behind a title; long ones in several, with each value in one."""
+    """Yield `lines`, the first of them behind `title`.
+
+    Long lines are wrapped, but never between the name and the value of a setting.
+    """
     for line in lines:
         pieces = wrap(
             line.replace(" = ", BOUND),
@@ -379,9 +382,9 @@ def plan_run(
 ) -> PlanReport:
     """Return the plan of a run that is assembled. Collective.
 
-    `reader` opens its rows once more, of which sizes alone are read; `process` are the
-    bytes that this process held before the run was assembled. The other arguments are
-    those of `plan_settings`.
+    `reader` opens the rows of the run once more, and only their sizes are read.
+    `process` is the number of bytes that this process held before the run was
+    assembled. The other arguments are those of `plan_settings`.
     """
     scale = live.task.backend.loss_scale
     exchanges = getattr(live.product, "exchanges", None)
@@ -417,9 +420,9 @@ def plan_form(
     before: RunConfig,
     reasons: Mapping[str, str],
 ) -> PlanReport:
-    """Return the plan of a coordinate descent of so many exchanges.
+    """Return the plan of a coordinate descent of `exchanges` exchanges.
 
-    The arguments are those of `plan_settings`.
+    The other arguments are those of `plan_settings`.
     """
     grid = facts.grid
     shard = facts.loaded.shard
@@ -437,7 +440,7 @@ def plan_form(
 
 
 def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
-    """Return what rank 0 sends in the exchanges behind `first`."""
+    """Return what rank 0 sends after exchange `first`, up to exchange `last`."""
     config = live.config
     shard = live.loaded.shard
     grid = live.grid
@@ -504,7 +507,7 @@ def _holds(
 
 
 def _takes(live: AssembledRun, exchanges: int) -> PlannedTime:
-    """Return the seconds by the cost model, where the machine was measured."""
+    """Return the seconds by the cost model, if the machine was measured."""
     chosen = live.chosen
     if not chosen.seconds:
         why = "product and steps were not chosen by the cost model"

@@ -57,7 +57,10 @@ ON_FILE = "weights_file"  # in its report: the name of the file
 
 
 def fingerprint(weights: Array, intercept: Array | None) -> str:
-    """The SHA-256 of a model's bits, some of them at a time."""
+    """Return the SHA-256 of a model's weights and intercept in hexadecimal digits.
+
+    The weights are read in chunks, since they may be a view of a large file.
+    """
     digest = hashlib.sha256()
     each = max(WORDS_AT_ONCE // max(weights[:1].size, 1), 1)
     for first in range(0, len(weights), each):
@@ -69,7 +72,7 @@ def fingerprint(weights: Array, intercept: Array | None) -> str:
 
 
 def link_weights(weights: Array, path: Path) -> None:
-    """Link or copy the file that these weights are a view of to `path`."""
+    """Make `path` a link to the file that `weights` are a view of, or else a copy."""
     source = Path(str(weights.filename))  # type: ignore[attr-defined]
     if path.exists() and path.samefile(source):
         return
@@ -81,7 +84,11 @@ def link_weights(weights: Array, path: Path) -> None:
 
 
 def read_beside(path: Path, columns: int | None) -> Array:
-    """Return a view of the weights of so many columns; None: of any."""
+    """Return the weights in the file `path` of a result, as a view of the file.
+
+    DataError is raised if there are no weights of `columns` columns of the data; None
+    accepts any number.
+    """
     try:
         check_entry(path)
         weights: Array = np.load(path, mmap_mode="r")
@@ -96,7 +103,7 @@ def read_beside(path: Path, columns: int | None) -> Array:
 
 
 def other_values(path: Path) -> DataError:
-    """Return the error for a file that is not what the run has written."""
+    """Return the error for a file of weights that are not those of the run."""
     return DataError(
         f"{path} holds other values than the run has written (their SHA-256 is not"
         " that of the result beside it); bring the file back, or train again"
@@ -159,7 +166,7 @@ class Status(Enum):
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the last loss was evaluated."""
+        """Return whether the run is over and its last state was evaluated."""
         return self.is_good or self in (Status.STOPPED, Status.WORSE)
 
     @property
@@ -204,15 +211,19 @@ _ADVICE = {
 
 
 def is_worse(loss: float, first: float) -> bool:
-    """Return whether a run whose loss was `first` ended above that, at `loss`.
+    """Return whether `loss` is above `first`, the first loss of a run, beyond rounding.
 
-    The rise is more than `ROUNDING` of it. A loss that is not finite is not above.
+    The rise must be more than `ROUNDING` times |first|. A loss that is not finite does
+    not count as above.
     """
     return bool(np.isfinite(loss) and loss - first > ROUNDING * abs(first))
 
 
 def judge_rise(status: Status, loss: float, history: list[dict[str, Any]]) -> Status:
-    """Return `Status.WORSE` for a good ending whose loss is above the first one."""
+    """Return `Status.WORSE` for a good ending whose loss is above the first loss.
+
+    Any other `status` is returned unchanged.
+    """
     is_above = bool(history) and is_worse(loss, history[0]["loss"])
     return Status.WORSE if status.is_good and is_above else status
 
@@ -256,7 +267,10 @@ class FitSource:
 
 @contextmanager
 def launcher_ranks(kind: str, timeout: float) -> Iterator[Communicator]:
-    """Open the ranks of the launcher, and close them after work without an error."""
+    """Open the communicator of the launcher's ranks for a `with` block.
+
+    It is closed after the block, unless an error is raised there.
+    """
     world = open_world(kind, timeout=timeout)
     yield world
     world.close()  # after an error other ranks may still be in a sum
@@ -318,7 +332,7 @@ class Result:
     source: FitSource | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a pickle, which has no rows."""
+        """Return the state for a pickle, without the source of the rows."""
         return {**vars(self), "source": None}
 
     def __repr__(self) -> str:
@@ -436,7 +450,7 @@ class Result:
         }
 
     def _prepared(self) -> dict[str, Any] | None:
-        """Return the preparation of the rows for JSON, without the moments."""
+        """Return the preparation of the rows for JSON, without means and scales."""
         return None if self.preparation is None else self.preparation.describe()
 
     def json(self) -> str:
@@ -686,7 +700,7 @@ class Result:
     def _ranks(
         self, world: Communicator | None
     ) -> AbstractContextManager[Communicator]:
-        """Return the ranks of a call: `world`, those of the fit, or the launcher's."""
+        """Return the communicator: `world`, that of the fit, or the launcher's."""
         if world is not None:
             return nullcontext(world)
         if self.source is not None:
@@ -696,7 +710,10 @@ class Result:
         return launcher_ranks(str(run.get("comm", "auto")), timeout)
 
     def _open_source(self, world: Communicator) -> RowReader:
-        """Return a reader of the rows of the fit; refuse arrays that are not there."""
+        """Return a reader of the rows of the fit.
+
+        DataError is raised if the rows are neither in memory nor in a file.
+        """
         if self.source is not None:
             return self.source.open_reader(world)
         path = self.config.get("data", {}).get("path")
@@ -707,7 +724,7 @@ class Result:
         return open_reader(Path(path))
 
     def _inference_model(self) -> InferenceModel:
-        """Return the model for a summary; refuse a fit without inference."""
+        """Return the model for a summary; refuse a fit without standard errors."""
         from hpcsgd.runs.inference import InferenceModel
 
         if "models" in self.report:
@@ -817,7 +834,7 @@ def traffic_text(ledger: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def asks_for_history(what: str) -> bool:
-    """Return whether `what` is the history, and refuse all but the coefficients."""
+    """Return True for "history", False for "coefficients"; else raise ConfigError."""
     if what not in ("history", "coefficients"):
         raise ConfigError(f"what = {what!r}; known: history, coefficients")
     return what == "history"
@@ -884,7 +901,10 @@ def load_result(path: str | Path) -> Result:
 
 
 def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
-    """Return the result whose sealed file at `path` has these contents."""
+    """Return the result made of `document` and `arrays`, the contents of a sealed file.
+
+    `path` is that file; weights in a file of their own are read from the same folder.
+    """
     check_schema(path, document, SCHEMA)
     values = {key: document[key] for key in SCHEMA}
     values["config"] = without_retired(values["config"])
@@ -944,7 +964,7 @@ def _fits(weights: Array, intercept: Array | None) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """Return `value` with None for every float that JSON cannot represent."""
+    """Return `value` with None in place of every float that JSON cannot represent."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

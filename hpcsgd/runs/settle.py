@@ -46,7 +46,7 @@ MEASURED_FIGURES, ASSUMED_FIGURES = "measured", "assumed"  # speeds of a machine
 
 @dataclass(frozen=True)
 class EarlierChoice:
-    """The product and the steps that the run that goes on had chosen."""
+    """The product and steps that a resumed run had chosen before it was stopped."""
 
     product: str
     steps: int
@@ -75,17 +75,7 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class ProblemSize:
-    """The size of a problem, as far as the way to its optimum depends on it.
-
-    Attributes
-    ----------
-    variables : int
-        Weights and intercepts of all columns.
-    is_sparse : bool
-        Whether the rows are sparse.
-    is_in_memory : bool
-        Whether the rows of all ranks are in memory, and not read again in each epoch.
-    """
+    """The size of a problem, which decides how a run gets to the optimum."""
 
     variables: int
     is_sparse: bool = False
@@ -111,9 +101,9 @@ class ChoiceFacts:
     gathers : bool
         Whether products for which a member holds all columns may be chosen.
     earlier : EarlierChoice or None
-        What the run that goes on had chosen.
+        What a resumed run had chosen before it was stopped; None for a new run.
     size : ProblemSize or None
-        What the way to the optimum depends on; None where epochs are named.
+        What the way to the optimum depends on.
     """
 
     members: int
@@ -164,7 +154,7 @@ def find_facts(
 ) -> ChoiceFacts:
     """Return the facts that the open settings of `config` are decided from. Collective.
 
-    `earlier` is what the run that goes on had chosen.
+    `earlier` is what a resumed run had chosen before; None for a new run.
     """
     shard = opened.loaded.shard
     columns = shard.total_columns + config.problem.intercept
@@ -233,7 +223,10 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
 def _reasons_of_choice(
     config: RunConfig, choice: RunChoice, rate: RateConfig
 ) -> dict[str, str]:
-    """Return why product, steps and rate have their values, where they were open."""
+    """Return why product, steps and rate have their values, if they were left open.
+
+    The keys are names of settings, section.key.
+    """
     reasons = {}
     if rate != config.rate:
         reasons["rate.value"] = rate_reason(config)
@@ -268,7 +261,7 @@ def _goes_at_once(size: ProblemSize | None) -> bool:
 
 
 def epochs_of(config: RunConfig, facts: ChoiceFacts) -> int:
-    """Return the epochs of SGD that run; 0: the refinement is all there is."""
+    """Return the number of epochs of SGD; 0 means that only a refinement runs."""
     if not config.schedule.has_open_epochs:
         return config.schedule.epochs
     return 0 if _goes_at_once(facts.size) else OPEN_EPOCHS
@@ -313,7 +306,7 @@ OF_ONE = ("direct", "gram", "cached")  # what one member has to choose from
 def choose_on_gpu(
     config: RunConfig, job: CostInputs, machine: Machine, gathers: bool = True
 ) -> Choice:
-    """Return the product and the steps that are left open.
+    """Return the product and steps that are fastest on a GPU, by the cost model.
 
     Without `gathers`, no product for which a member holds all columns is chosen.
     """
@@ -326,7 +319,7 @@ def choose_on_gpu(
 
 
 def assumed(job: CostInputs, members: Communicator) -> Machine:
-    """Return the assumed figures of a GPU, and of the network between GPUs."""
+    """Return the assumed speed of a GPU, and of the network between GPUs."""
     from hpcsgd.backends.cuda.exchange import ONE_BLOCK
 
     machine = ASSUMED
@@ -345,7 +338,7 @@ def assumed(job: CostInputs, members: Communicator) -> Machine:
 
 
 def open_steps(config: RunConfig, earlier: EarlierChoice | None) -> int:
-    """Return the steps of an exchange; 0 where the cost model decides them."""
+    """Return the steps of an exchange; 0 if the cost model is to decide them."""
     steps = config.schedule.steps
     if not steps and takes_one_step(config):
         return 1
@@ -353,7 +346,10 @@ def open_steps(config: RunConfig, earlier: EarlierChoice | None) -> int:
 
 
 def _kept_choice(config: RunConfig, facts: ChoiceFacts) -> EarlierChoice | None:
-    """Return the choice that a run keeps from the one that goes on, if it is open."""
+    """Return the earlier choice that a resumed run keeps, or None.
+
+    It is kept if the product is left open and the number of members is the same.
+    """
     earlier = facts.earlier
     if config.products.kind != "auto" or earlier is None:
         return None
@@ -430,13 +426,13 @@ def _choose(config: RunConfig, facts: ChoiceFacts) -> RunChoice:
 
 
 def _least_time(candidates: Iterable[Any]) -> str:
-    """Return why the fastest of these is chosen."""
+    """Return the reason of the choice of the fastest of `candidates`."""
     names = dict.fromkeys(map(str, candidates))
     return f"least predicted time of {', '.join(names)}"
 
 
 def _one_step(config: RunConfig) -> RunChoice:
-    """Return the choice of replicas that agree on every gradient: one step."""
+    """Return the choice for replicas that share every gradient: one step."""
     uses_look_ahead(config.products, config.products.kind, 0.0)
     kind = config.products.kind
     reason = "replicas share the gradient of every step"
@@ -478,7 +474,7 @@ def job_of(config: RunConfig, opened: OpenedRun) -> CostInputs:
 
 
 def modelled_ranks(members: Communicator) -> int:
-    """Return the number of ranks that the network model charges a message for."""
+    """Return the number of members that the network model charges a message for."""
     return (
         members.modelled_ranks
         if isinstance(members, DelayedCommunicator)
@@ -489,7 +485,7 @@ def modelled_ranks(members: Communicator) -> int:
 def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> MachineFacts:
     """Return the speed of the machine for this run. Collective.
 
-    It is read from the machine file, measured where that is worth it, or assumed.
+    It is read from the machine file, measured if the run is long enough, or assumed.
     """
     path = config.products.machine
     world = opened.world
@@ -524,7 +520,7 @@ def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> Machi
 
 
 def assumed_machine(opened: OpenedRun, job: CostInputs) -> Machine:
-    """Return the usual figures of a machine behind the network of the run."""
+    """Return the assumed speed of a machine and of the network of the run."""
     machine = Machine()
     members = opened.grid.members
     precision = opened.words.precision
@@ -546,7 +542,7 @@ def assumed_machine(opened: OpenedRun, job: CostInputs) -> Machine:
 
 
 def _key(config: RunConfig, opened: OpenedRun, job: CostInputs) -> str:
-    """Return the kind of run, by all that figures depend on."""
+    """Return the key of a run in the machine file: all that its speed depends on."""
     precision = opened.words.precision
     width = 2 ** round(log2(max(job.local_columns, 1)))
     parts = (
@@ -569,7 +565,8 @@ def note_measured(
 ) -> None:
     """Log predicted and measured time of a step; correct the machine file by them.
 
-    `measured` are the seconds of a step in the run that is over, `total` all of them.
+    `measured` is the seconds of a step in the run that is over, `total` the seconds of
+    its training.
     """
     if rank or not chosen.seconds or not measured:
         return

@@ -39,7 +39,10 @@ def kind_of(settings: AgreementSettings) -> type[Agreement] | None:
 
 
 def of_leg(shape: RunShape, leg: Leg) -> RunShape:
-    """Return the shape of a run in one leg."""
+    """Return the shape of a run in one leg: with its members, product and circles.
+
+    A leg is the part of a run from a start or a resume to its end.
+    """
     return replace(
         shape,
         members=leg["members"],
@@ -65,7 +68,7 @@ def expected(shape: RunShape, legs: list[Leg]) -> Count:
 
 
 def why_uncounted(shape: RunShape, leg: Leg, update: Mapping[str, Any]) -> str:
-    """Return why the sizes of a run do not decide what it sends; "" where they do.
+    """Return why the sizes of a run do not decide what it sends; "" if they do.
 
     Norms of gradients and their means need sums beside those of products and
     agreements, and so does SVRG. In rounds of a fixed time, members agree on the number
@@ -91,7 +94,10 @@ def why_uncounted(shape: RunShape, leg: Leg, update: Mapping[str, Any]) -> str:
 
 
 def gap_in(legs: list[Leg], exchanges: int, resumes: int) -> str:
-    """Return why the traffic of this run cannot be counted, or ""."""
+    """Return why the legs do not cover the whole run, whose traffic is then unknown.
+
+    The text is empty if they cover it. `resumes` is the number of resumes.
+    """
     if len(legs) != resumes + 1:
         return f"the run was started {resumes + 1} times and recorded {len(legs)} times"
     edges = [0, *(leg["last"] for leg in legs[:-1])]
@@ -123,7 +129,10 @@ def _agreement(shape: RunShape, leg: Leg, at_end: bool) -> list[SentWords] | Non
 
 
 def _products(shape: RunShape, leg: Leg, at_end: bool) -> Iterator[SentWords]:
-    """Yield the messages of products in one leg, in the batches that products see."""
+    """Yield the messages of products in one leg, exchange by exchange.
+
+    `at_end` is True for the last leg of the run.
+    """
     if leg["members"] == 1:
         return
     shape = of_leg(shape, leg)
@@ -177,7 +186,10 @@ def _sent(shape: RunShape, leg: Leg, message: ExchangeMessage) -> Iterator[SentW
 
 
 def _by_batches(shape: RunShape, leg: Leg) -> Leg:
-    """Return the leg with exchanges numbered as products see them, batch by batch."""
+    """Return the leg with its exchanges renumbered as products count them.
+
+    Where replicas share gradients, products count batches.
+    """
     if not shape.settings.shares_gradients:
         return leg
     batches = len(shape.groups())
@@ -200,9 +212,10 @@ def _before(shape: RunShape, first: int) -> int:
 def _monitored(
     leg: Leg, groups: list[tuple[int, ...]], before: int, earlier: int
 ) -> int:
-    """Return the words of the monitor in an exchange, which checks `before`.
+    """Return the words that the monitor adds to an exchange to check `before`.
 
-    `earlier` is the exchange before that one.
+    They are 0 if exchange `before` is not checked. `earlier` is the exchange before
+    `before`.
     """
     every = leg.get("gap_every", 0)
     if not every or before < 0 or (before + 1) // every == (earlier + 1) // every:

@@ -36,10 +36,10 @@ CURVED = 1e-14  # of ‖s‖‖y‖: a pair with a smaller s·y is not used
 
 
 class CurvaturePairs:
-    """This rank's part of the vectors of L-BFGS, and inner products of whole
-    vectors.
+    """This rank's part of the vectors of L-BFGS, and inner products of whole vectors.
 
-    Slots 0..M−1 are moves, M..2M−1 changes, and the last is the gradient.
+    The vectors are, in this order, M moves s of the point, the M changes y of the
+    gradient over these moves, and the gradient g.
     """
 
     def __init__(self, depth: int, length: int) -> None:
@@ -56,13 +56,13 @@ class CurvaturePairs:
 
     @property
     def gradient(self) -> Array:
-        """Return this rank's part of g."""
+        """Return this rank's part of the gradient g."""
         gradient: Array = self.vectors[-1]
         return gradient
 
     @property
     def square(self) -> float:
-        """Return g·g of the whole vector."""
+        """Return g·g of the whole gradient."""
         return float(self.products[-1, -1])
 
     def begin(self, gradient: Array) -> None:
@@ -70,8 +70,9 @@ class CurvaturePairs:
         self.vectors[-1] = gradient
 
     def put(self, move: Array, gradient: Array) -> None:
-        """Store the pair of one iteration: the move s, and y, the change of the
-        gradient.
+        """Store the pair of an iteration: the move s, and the change y of the gradient.
+
+        `gradient` is this rank's part of the gradient after the move.
         """
         self.slot = (self.slot + 1) % self.depth
         if self.slot in self.order:
@@ -81,15 +82,16 @@ class CurvaturePairs:
         self.vectors[-1] = gradient
 
     def parts(self, own: slice) -> Array:
-        """Return what the entries `own` of the vectors add to the new inner products,
-        flat.
+        """Return what the entries `own` of the vectors add to the new products, flat.
+
+        The sums over all members are the new inner products.
         """
         newest = self.vectors[[self.slot, self.depth + self.slot, -1], own]
         parts: Array = self.vectors[:, own] @ newest.T
         return parts.reshape(-1)
 
     def add_products(self, total: Array) -> None:
-        """Store the sums of these products over all members."""
+        """Store the new inner products: the sums of `parts` over all members."""
         new = total.reshape(len(self.vectors), 3)
         for column, number in enumerate((self.slot, self.depth + self.slot, -1)):
             self.products[number] = self.products[:, number] = new[:, column]
@@ -104,12 +106,18 @@ class CurvaturePairs:
         self.order.clear()
 
     def direction(self) -> tuple[Array, float]:
-        """Return this rank's part of p = −H g, and g·p of the whole vectors."""
+        """Return this rank's part of the direction p = −H g, and g·p of whole vectors.
+
+        H is the approximation of the inverse Hessian by the stored pairs.
+        """
         coefficients = self._coefficients()
         return coefficients @ self.vectors, float(coefficients @ self.products[-1])
 
     def _coefficients(self) -> Array:
-        """Return the coefficients of the vectors in p, by Nocedal's two loops."""
+        """Return the coefficients whose combination of the vectors is p = −H g.
+
+        They follow from Nocedal's two loops.
+        """
         coefficients = np.zeros(len(self.vectors))
         products = self.products
         coefficients[-1] = -1.0
@@ -143,7 +151,7 @@ MARGIN = 0.1  # of a bracket that the next trial keeps off its ends
 
 @dataclass(frozen=True)
 class Trial:
-    """The objective at t + a q."""
+    """The objective after a step a along a direction, at the scores t + a q."""
 
     step: float  # a
     value: float
@@ -157,9 +165,11 @@ class Trial:
 
 
 def search(look: Callable[[float], Trial], begin: Trial) -> tuple[Trial | None, int]:
-    """Return a step with a flat enough slope and no higher value; None: there is none.
+    """Search along a direction; return (trial, number of trials).
 
-    The second result is the number of trials. The first trial has step 1.
+    The trial has a flat enough slope and a value that is no higher than at `begin`, the
+    trial of step 0; it is None if no such step is found. `look` returns the trial of a
+    step; the first step is 1.
     """
     low = begin
     high = None
@@ -186,8 +196,9 @@ def _too_far(trial: Trial, begin: Trial) -> bool:
 
 
 def _next(begin: Trial, low: Trial, high: Trial | None) -> float:
-    """Return the next step to try: where a straight slope would be zero,
-    within limits.
+    """Return the next step to try.
+
+    It is the root of the slope by linear interpolation between trials, within limits.
     """
     if high is None:
         share = begin.slope / min(begin.slope - low.slope, begin.slope / LONGER)
@@ -218,7 +229,7 @@ class RefinementPoint:
 
 @dataclass(frozen=True)
 class SearchDirection:
-    """A move of the point, the change of scores by it, and the ridge along it."""
+    """A direction: moves of weights, intercept and scores, and the ridge along it."""
 
     weights: Array  # p
     intercept: Array
@@ -245,7 +256,11 @@ class LookedAt:
 
 
 class Landscape:
-    """F and its gradient at points and along directions, with their messages."""
+    """The objective F, with methods that evaluate F and its gradient on all ranks.
+
+    They evaluate at points or along directions, and exchange the messages for that. A
+    pass reads all rows once.
+    """
 
     def __init__(self, rows: AllRows, l2: float, has_intercept: bool) -> None:
         self.rows = rows
@@ -259,21 +274,22 @@ class Landscape:
         self.last: LookedAt | None = None  # which a search usually ends with
 
     def centred(self, centers: Centers) -> "Landscape":
-        """Return the landscape over the rows less `centers`: the same F of w."""
+        """Return F over centred rows, from which `centers` are subtracted.
+
+        F has the same value for the same weights, with another intercept.
+        """
         objective = centre(self.rows.objective, centers)
         return Landscape(replace(self.rows, objective=objective), self.l2, True)
 
     def start_at(self, weights: Array, intercept: Array | None) -> RefinementPoint:
-        """Return the point of these weights: two passes."""
+        """Return the evaluated point of these weights, by two passes over the rows."""
         scores = self.rows.start(weights, intercept)
         columns = weights.shape[1]
         beta = np.zeros(columns) if intercept is None else intercept
         return self.evaluated(_unevaluated(weights, beta, scores))
 
     def zero_point(self, weights: Array, intercept: Array | None) -> RefinementPoint:
-        """Return the point of weights that are all zero, without its gradient: no
-        pass.
-        """
+        """Return the point of all-zero weights, without its gradient and any pass."""
         columns = weights.shape[1]
         beta = np.zeros(columns) if intercept is None else intercept
         scores = np.zeros((self.rows.height, columns)) + beta
@@ -282,14 +298,17 @@ class Landscape:
         return _unevaluated(weights, beta, scores)
 
     def evaluated(self, point: RefinementPoint) -> RefinementPoint:
-        """Return a point with residuals and gradient: one pass."""
+        """Evaluate residuals and gradient at a point by one pass; return the point."""
         self.evaluate_gradient(point)
         return point
 
     def evaluate_gradient(
         self, point: RefinementPoint, terms: LossTerms | None = None
     ) -> None:
-        """Evaluate the gradient: one pass. `terms` are those of the point if known."""
+        """Evaluate the gradient at `point` by one pass.
+
+        `terms` are the loss terms at the scores of the point, if they are known.
+        """
         point.terms = self.rows.terms(point.scores) if terms is None else terms
         slope, drift = self.rows.gradient(point.terms.residuals * self.rows.share)
         point.slope = slope + self.l2 * point.weights
@@ -298,12 +317,12 @@ class Landscape:
     def along(
         self, point: RefinementPoint, weights: Array, intercept: Array, pull: Array
     ) -> SearchDirection:
-        """Return the direction of a move; `pull` is this member's part of what β gives
-        up.
+        """Return the direction of a move, by one pass.
 
-        One pass. The message of the scores also contains the products for the ridge,
-        and the move of β, to which one member alone adds `intercept`: all members have
-        the same bits.
+        `weights` and `intercept` are the moves of the weights and of β; `pull` is this
+        member's part of what is subtracted from the move of β. The message of the
+        scores also contains the products for the ridge, and the move of β, to which one
+        member alone adds `intercept`: all members have the same bits.
         """
         own_products = [np.vdot(point.weights, v) for v in (point.weights, weights)]
         own_shift = intercept * self.is_member_0 - pull
@@ -317,7 +336,10 @@ class Landscape:
     def look(
         self, point: RefinementPoint, direction: SearchDirection, step: float
     ) -> Trial:
-        """Return F and its slope at one step: three words over the world, no pass."""
+        """Return F and its slope after `step` along a direction, without a pass.
+
+        Collective: one sum of three words over all ranks.
+        """
         words = np.zeros(3)
         if self.is_member_0:
             scores = point.scores + step * direction.scores
@@ -336,9 +358,7 @@ class Landscape:
     def go(
         self, point: RefinementPoint, direction: SearchDirection, step: float
     ) -> None:
-        """Move the point by `step` along the direction, and evaluate its gradient: one
-        pass.
-        """
+        """Move `point` along the direction; evaluate the gradient there by one pass."""
         last = self.last
         self.last = None
         point.weights = point.weights + step * direction.weights
@@ -351,7 +371,7 @@ class Landscape:
         self.evaluate_gradient(point)
 
     def zero_direction(self, point: RefinementPoint) -> SearchDirection:
-        """Return the direction zero, to evaluate F at a point."""
+        """Return a direction of no move, by which `look` evaluates F at the point."""
         still = np.zeros_like(point.weights)
         size = np.array([np.vdot(point.weights, point.weights)])
         self.rows.grid.members.sum(size, "evaluate")
@@ -413,7 +433,7 @@ class PolishConfig(Settings, section="polish"):
 
 
 class GapCertificate:
-    """Certified gaps of points, and the limit that they have to meet."""
+    """The certified optimality gap of a point, and the limit that it has to meet."""
 
     def __init__(self, tol: float) -> None:
         self.tol = tol
@@ -424,7 +444,7 @@ class GapCertificate:
     def judge(
         self, land: Landscape, point: RefinementPoint, loss: float
     ) -> bool | None:
-        """Return whether the gap at a point meets its limit; None: there is no bound.
+        """Return whether the gap at a point meets its limit; None if no gap is known.
 
         Collective. One pass over the rows, since the scores are known; the answer is
         the same on all ranks.
@@ -434,9 +454,9 @@ class GapCertificate:
         return self.meets(land, gap, loss)
 
     def meets(self, land: Landscape, gap: float | None, loss: float) -> bool | None:
-        """Return whether this gap meets its limit on every rank; None: there is none.
+        """Return whether `gap` meets its limit on every rank; None if there is no gap.
 
-        Collective, for flags and perhaps for F₀.
+        Collective, for flags, and for F₀ if |F| alone does not decide.
         """
         self.gap = gap
         self.limit = None if gap is None else gap_limit(self.tol, loss, 0.0)
@@ -451,9 +471,10 @@ class GapCertificate:
 
 
 def null_excess(rows: AllRows, has_intercept: bool) -> float:
-    """Return F of the null model less the mean of the least losses there can be.
+    """Return F₀: F of the model without weights, less the mean of the least losses.
 
-    Collective: two words over all ranks, and the trials of `level` for the intercept.
+    The least loss of a row is that of any score. Collective: two words over all ranks,
+    and the trials of `level` for the intercept.
     """
     scores = np.zeros((rows.height, rows.columns))
     if rows.objective.shard.offsets is not None:
@@ -514,7 +535,7 @@ class StopReason(Enum):
 
 @dataclass(frozen=True)
 class LbfgsStatus:
-    """Loss, gradient and requests after an iteration, the same on all ranks."""
+    """Loss, gradient and requests after an L-BFGS iteration, the same on all ranks."""
 
     passes: int
     trials: int
@@ -538,19 +559,21 @@ REQUESTS = (Request.STOP, Request.PREEMPT, Request.INTERRUPT)
 
 
 def depth_for(columns: int) -> int:
-    """Return how many pairs are stored for so many variables; the same on all ranks."""
+    """Return how many pairs are stored for `columns` variables, on all ranks alike."""
     return max(LEAST_DEPTH, min(DEPTH, KEPT_WORDS // (2 * columns)))
 
 
 def bytes_of_lbfgs(rows: int, cols: int, columns: int) -> int:
-    """Return the bytes of scores, residuals, temporaries of a pass and pairs of
-    vectors, for `rows` rows and `cols` of all `columns` columns.
+    """Return the bytes that L-BFGS takes on a rank.
+
+    These are scores, residuals, temporaries of a pass and pairs of vectors, for `rows`
+    rows and `cols` of all `columns` columns.
     """
     return 8 * (8 * rows + (2 * depth_for(columns) + 8) * cols)
 
 
 class Lbfgs:
-    """L-BFGS from given weights on; `advance` takes an iteration. Collective."""
+    """L-BFGS from a start point; `advance` takes one iteration. Collective."""
 
     # What a step of Newton expects, where one is tried.
     fall: GapCertificate | None = None
@@ -578,10 +601,10 @@ class Lbfgs:
         self.best = _Best(self.status)
 
     def advance(self, request: Request) -> None:
-        """Take an iteration, or set the ending where none is to follow. Collective.
+        """Take an iteration, or set `ending` if none is to follow. Collective.
 
-        `request` is that of this rank: all ranks learn of it with the inner products,
-        and the iteration that follows is not begun.
+        `request` is that of this rank. All ranks receive it with the inner products of
+        this iteration, and begin no further iteration.
         """
         ending = self._ending()
         if ending is None and not self._step():
@@ -601,7 +624,7 @@ class Lbfgs:
             self.best = _Best(self.status)
 
     def _look_around(self) -> None:
-        """Take scaling and loss at the start, on centred columns where they are far."""
+        """Find the scaling and F at the start; centre columns whose means are large."""
         moments = self._moments()
         if self.landscape.has_intercept:
             self.centers = find_centers(self.landscape.rows, moments)
@@ -621,7 +644,10 @@ class Lbfgs:
         )
 
     def _moments(self, floor: float = LEAST) -> WeightedMoments:
-        """Return the moments of columns under the curvatures at the point: one pass."""
+        """Return moments of the columns, weighted by curvatures at the point: one pass.
+
+        No row has a curvature below `floor`.
+        """
         rows = self.landscape.rows
         point = self.point
         derivatives = point.terms.bends
@@ -631,7 +657,7 @@ class Lbfgs:
         return rows.moments(h * rows.share)
 
     def _forget(self) -> None:
-        """Begin the memory with the gradient at the point in the variables of now."""
+        """Forget all pairs; begin with the gradient in the present scaled variables."""
         rows = self.landscape.rows
         gradient = self._scaled()
         total = rows.objective.shard.total_columns * rows.columns
@@ -639,9 +665,11 @@ class Lbfgs:
         self.memory.begin(gradient)
 
     def _rescale(self, at_least: float = 1.0) -> None:
-        """Take variables for the curvatures at the point, where they have changed.
+        """Scale the variables by the curvatures at the point, and forget all pairs.
 
-        With a ridge no row's curvature needs a floor: λ keeps every column off zero.
+        This is done only if the curvature of some variable has changed by the factor
+        `at_least`. With a ridge no row's curvature needs a floor: λ keeps every column
+        off zero.
         """
         moments = self._moments(0.0 if self.landscape.l2 else LEAST)
         fresh = make_scaling(moments, self.landscape.l2, self.landscape.has_intercept)
@@ -653,10 +681,11 @@ class Lbfgs:
             self._forget()
 
     def _certified(self, ending: StopReason) -> StopReason | None:
-        """Return how a run ends by the certified gap of its point; None: it continues.
+        """Return the ending after a check of the certified gap; None: iterations go on.
 
-        The gap decides wherever there is one. The gradient is relative to residuals,
-        which mislead where a few rows are huge, and vanish on separable data.
+        `ending` is the one by the gradient. The gap decides if it is known: the
+        gradient is relative to residuals, which mislead where a few rows are huge, and
+        vanish on separable data.
         """
         if self.certificate is None or ending is StopReason.ASKED:
             return ending
@@ -673,7 +702,7 @@ class Lbfgs:
         return None
 
     def _goes_on(self, gap: float | None) -> bool:
-        """Return whether a point this far above the optimum is refined. Collective."""
+        """Return whether a point with this certified gap is refined. Collective."""
         gap = gap or 0.0
         refined = self.refined_at
         gains = not refined or gap <= SHRINKS * refined[-1]
@@ -685,15 +714,18 @@ class Lbfgs:
         return True
 
     def _scaled(self) -> Array:
-        """Return the gradient in the scaled variables, flat: this member's part, then
-        ν's.
+        """Return the gradient in the scaled variables, flat.
+
+        First are the entries of this member's weights, then those of the scaled
+        intercept.
         """
         parts = self.scaling.gradient(self.point.slope, self.point.drift)
         return np.concatenate([part.reshape(-1) for part in parts])
 
     def _step(self) -> bool:
-        """Move the point; return False where no step leads down that float64 can
-        show.
+        """Move the point to a lower F, and store the pair of the move.
+
+        Return False if no step lowers F by more than rounding.
         """
         self.passes += 1
         for move, slope in self._directions():
@@ -704,25 +736,30 @@ class Lbfgs:
         return False
 
     def _directions(self) -> Iterator[tuple[Array, float]]:
-        """Yield the directions to try in turn: this rank's part of p, and g·p."""
+        """Yield the directions p to try in turn: this rank's part of p, and g·p.
+
+        The second direction is that of the gradient, without pairs.
+        """
         yield self._combined()
         if self.memory.order:
             self.memory.forget()
             yield self._combined()
 
     def _combined(self) -> tuple[Array, float]:
-        """Return this rank's part of p by the stored pairs, the same bits for all
-        replicas.
+        """Return this rank's part of the direction p by the stored pairs, and g·p.
 
-        The second result is g·p. Where columns are nearly alike, steps are long:
-        replicas that differ by rounding would soon have different models.
+        Replica 0 broadcasts its p to all replicas. Where columns are nearly alike,
+        steps are long: replicas that differ by rounding would soon have different
+        models.
         """
         move, slope = self.memory.direction()
         return self.landscape.rows.grid.replicas.broadcast(move, 0, "evaluate"), slope
 
     def _walk(self, move: Array, slope: float) -> Trial | None:
-        """Move along p as far as F falls enough; return that trial, or None if there is
-        none.
+        """Move along `move` until F has fallen enough; return the last trial.
+
+        `slope` is that of F at the start, g·p. The result is None, and the point does
+        not move, if no step is found.
         """
         land = self.landscape
         point = self.point
@@ -739,7 +776,10 @@ class Lbfgs:
         return trial
 
     def _take_status(self, request: Request) -> LbfgsStatus:
-        """Sum inner products, sizes and requests over all ranks, in one message."""
+        """Return the status after an iteration. Collective, in one message.
+
+        It sums inner products, sizes and requests over all ranks.
+        """
         words = self.memory.words
         message = np.zeros(words + 3 + len(REQUESTS))
         message[words : words + 3] = self._sizes()
@@ -751,15 +791,14 @@ class Lbfgs:
         return self._judged(message[words:])
 
     def _own(self) -> slice:
-        """Return the entries of the vectors that this rank adds: the intercept counts
-        once.
-        """
+        """Return the entries that this rank sums; the intercept counts once."""
         width = self.point.weights.size
         return slice(None) if self.landscape.is_first else slice(width)
 
     def _sizes(self) -> tuple[float, float, float]:
-        """Return this rank's parts of ‖∇F‖², and in units of scaled gradients, of
-        residuals² and scores².
+        """Return this rank's terms of ‖∇F‖², ‖residuals‖² and ‖scores‖².
+
+        Residuals and scores are in the units of scaled gradients.
         """
         point = self.point
         square = 0.0
@@ -790,7 +829,7 @@ class Lbfgs:
         )
 
     def _ending(self) -> StopReason | None:
-        """Return why no further iteration is needed, or allowed; None: one is."""
+        """Return why iterations end here; None if another one is needed and allowed."""
         status = self.status
         if status.relative <= self.tol:
             return StopReason.CONVERGED
@@ -808,7 +847,10 @@ def _given_up(status: LbfgsStatus) -> StopReason:
 
 
 class _Best:
-    """The least loss and gradient so far, and the iterations since one of them fell."""
+    """The least loss and gradient so far, and the iterations since one of them fell.
+
+    A loss counts as lower only by more than `noise`, a gradient only by a tenth.
+    """
 
     def __init__(self, status: LbfgsStatus) -> None:
         self.loss = status.loss
@@ -816,7 +858,7 @@ class _Best:
         self.age = 0
 
     def look(self, status: LbfgsStatus, noise: float) -> None:
-        """Compare with the status after an iteration."""
+        """Update the least loss and gradient by the status after an iteration."""
         self.age += 1
         if status.loss < self.loss - noise:
             self.loss = status.loss

@@ -83,7 +83,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Gap:
-    """The change of the loss by a precision."""
+    """The relative difference of the loss in a precision from the loss in float64."""
 
     measured: float  # the largest (F − F_fp64) / |F_fp64| of the pilot, in size
     predicted: float  # for the run in question
@@ -95,7 +95,8 @@ def draw_sample(
 ) -> Sample:
     """Return rows from slices of the whole data; all rows if there are few.
 
-    For a family of classes, the sample has a row of every class.
+    The sample has enough rows for some exchanges of `group_rows` rows. If `family` has
+    classes, the sample has a row of every class.
     """
     fits = BYTES // (8 * row_words(reader))
     sample_rows = max(min(max(ROWS, 4 * group_rows), fits), 2 * group_rows)
@@ -126,13 +127,16 @@ def rows_of_exchange(config: RunConfig) -> int:
 
 
 def planned_exchanges(config: RunConfig, rows: int) -> int:
-    """Return the exchanges of a whole run on so many rows."""
+    """Return the number of exchanges of a whole run on `rows` rows."""
     each = rows_of_exchange(config) * config.grid.replicas
     return config.schedule.epochs * -(-rows // each)
 
 
 def _places(rows: int, wanted: int, seed: int) -> list[slice]:
-    """Return slices of equal length, one at a random place in each part of the data."""
+    """Return slices of equal length, one at a random place in each part of the data.
+
+    Together they have at most `wanted` rows.
+    """
     if wanted >= rows:
         return [slice(0, rows)]
     count = max(min(SLICES, wanted), 1)
@@ -179,7 +183,7 @@ def loss_gaps(
     members: int,
     exchanges: int,
 ) -> dict[str, Gap]:
-    """Return the gap of every precision to float64, for a run of so many exchanges.
+    """Return the gap of every precision to float64, for a run of `exchanges` exchanges.
 
     The gap of a precision in which the pilot diverges is infinite.
     """
@@ -196,9 +200,10 @@ def loss_gaps(
 
 
 def _gap(found: Result, exact: Result, exchanges: int) -> Gap:
-    """Return the gap of a pilot, and its prediction for a run of so many exchanges.
+    """Return the gap of a pilot, and its prediction for a run of `exchanges` exchanges.
 
-    Errors of different exchanges are almost independent: the gap grows as their root.
+    Errors of different exchanges are almost independent, so that the gap grows as the
+    root of the number of exchanges.
     """
     if found.status.value == "diverged":
         return Gap(float("inf"), float("inf"), diverged=True)
@@ -220,8 +225,9 @@ def on_first_rank(world: Communicator, action: Callable[[], Value]) -> Value:
 
 
 def run_pilot(config: RunConfig, sample: Sample) -> Result:
-    """Return the result of a silent run on thread ranks, one for each place of its
-    grid.
+    """Run a pilot without log messages, on one thread for each rank of its grid.
+
+    Return the result of rank 0.
     """
 
     def on_rank(world: Communicator) -> Result:
@@ -236,7 +242,7 @@ def run_pilot(config: RunConfig, sample: Sample) -> Result:
 def pilot_config(
     config: RunConfig, precision: PrecisionConfig, rows: int, members: int
 ) -> RunConfig:
-    """Return the settings of a pilot of `config` on so many rows, in a precision."""
+    """Return the settings of a pilot of `config` on `rows` rows, in a precision."""
     steps = config.schedule.steps or DEFAULT_STEPS
     batch = min(config.schedule.batch, max(rows // (2 * steps), 1))
     each = -(-rows // (batch * steps))
@@ -288,7 +294,7 @@ class Outcome:
 
 @dataclass
 class Member:
-    """One rank: its backend, its columns of the rows, and its part of the weights."""
+    """One member: its backend, its columns of the rows, and its part of the weights."""
 
     backend: Backend
     rows: Any
@@ -296,7 +302,7 @@ class Member:
 
 
 def perform(exchange: ExactExchange, precision: Precision) -> Outcome:
-    """Return the outcome of an exchange of all members, in a precision."""
+    """Compute one exchange of all members in the number formats of `precision`."""
     crew = [_member(exchange, precision, part) for part in exchange.parts]
     gram, margins = _products(exchange, precision, crew)
     for member in crew:
@@ -328,7 +334,11 @@ def held(exchange: ExactExchange, name: str) -> ExactExchange:
 
 
 def relative_error(exchange: ExactExchange, precision: Precision) -> float:
-    """Return ‖w⁺ − exact w⁺‖ / ‖Δw‖, Δw the update of the exact exchange."""
+    """Return the relative error of the weights after an exchange in a precision.
+
+    It is ‖w⁺ − exact w⁺‖ / ‖Δw‖, where w⁺ are the weights after the exchange, and Δw is
+    their update by the exact exchange.
+    """
     exact = exchange.path.after
     off = np.linalg.norm(perform(exchange, precision).after - exact)
     return float(off / exchange.path.update(exchange.before))
@@ -350,7 +360,7 @@ def _member(exchange: ExactExchange, precision: Precision, part: slice) -> Membe
 
 
 def _batch(exchange: ExactExchange, precision: Precision) -> StepBatch:
-    """Return targets, weights and offsets of the rows, in the format of a run."""
+    """Return targets, weights and offsets of the rows, in the working format."""
     kind = precision.working
     c = exchange.weights
     offsets = exchange.offsets
@@ -364,7 +374,10 @@ def _batch(exchange: ExactExchange, precision: Precision) -> StepBatch:
 def _products(
     exchange: ExactExchange, precision: Precision, crew: list[Member]
 ) -> tuple[Array, Array]:
-    """Return packed G and z, summed over members and rounded to their formats."""
+    """Return the packed Gram G and margins z, summed over members.
+
+    They are rounded to the formats of the messages and of the margins.
+    """
     sums = [
         sum_parts(parts, name) for parts, name in _messages(exchange, precision, crew)
     ]
@@ -413,7 +426,7 @@ class SamplePath:
 
     @cached_property
     def sizes(self) -> list[tuple[int, ...]]:
-        """The batch sizes of every exchange of an epoch."""
+        """The batch sizes of an epoch, one tuple for each exchange."""
         schedule = self.config.schedule
         steps = schedule.steps or DEFAULT_STEPS
         groups = plan_groups(len(self.sample.y), schedule.batch, steps)
@@ -425,7 +438,7 @@ class SamplePath:
         return groups
 
     def exchanges(self, count: int, apart: int) -> list[ExactExchange]:
-        """Return `count` exchanges: each `apart`-th one of the exact run."""
+        """Return `count` exchanges: every `apart`-th exchange of a run in float64."""
         chosen: list[ExactExchange] = []
         weights: Array = np.zeros((self._cols, self._columns))
         intercept = np.zeros(self._columns) if self.config.problem.intercept else None
@@ -515,7 +528,7 @@ class SamplePath:
 
 
 def _advanced(exchange: ExactExchange) -> Array:
-    """Return the intercept after the exchange, (K,)."""
+    """Return the intercept after the exact exchange, (K,)."""
     path = exchange.path
     h = exchange.per_row
     sums = [path.residuals[part].sum(axis=0) for part in exchange.slices]
@@ -532,7 +545,7 @@ COPIES = 64 * 2**20  # bytes of rows that an exchange samples from: more than a 
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one exchange of one member."""
+    """The bytes and seconds of one exchange of one member."""
 
     moved: dict[str, int]  # bytes by field: read or sent in its format
     sent: int  # bytes of the messages
@@ -553,9 +566,9 @@ def cost_of(
 ) -> Cost:
     """Return the cost of one exchange of one member.
 
-    Bytes are counted, seconds of arithmetic are measured if `seconds` is set and no
-    format is emulated, and those of messages are by the fastest of `sums`, the
-    all-reduce algorithms between members; without any they are 0.
+    Bytes are counted. Seconds of arithmetic are measured if `seconds` is set and no
+    format is emulated. Seconds of messages are those of the fastest of `sums`, the
+    all-reduce algorithms between members, or 0 if `sums` is empty.
     """
     moved = bytes_of(exchange, precision)
     members = len(exchange.parts)
@@ -572,7 +585,8 @@ def cost_of(
 def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
     """Return the bytes that each field moves: rows from memory, words in messages.
 
-    They are 0 for fields whose values stay in the processor.
+    A field is one of the nine formats of a precision; its bytes are 0 if its values
+    stay in the processor.
     """
     m = len(exchange.rows)
     width = exchange.parts[0].stop - exchange.parts[0].start
@@ -598,7 +612,7 @@ def _network_seconds(
     sums: Sequence[Sum],
     moved: dict[str, int],
 ) -> float:
-    """Return the seconds of the messages, by the fastest of these ways to sum.
+    """Return the seconds of the messages by the fastest of the algorithms `sums`.
 
     G and z are one message if they have the same format, else two. A narrow message
     needs two calls.
@@ -622,8 +636,8 @@ def _is_narrow(name: str) -> bool:
 def exchange_seconds(exchange: ExactExchange, precision: Precision) -> float:
     """Return the seconds of the first member's arithmetic, with rows not in cache.
 
-    It is the shortest of some times: other processes, and BLAS threads that wait for a
-    core, only make them longer.
+    It is the shortest of several measurements: other processes, and BLAS threads that
+    wait for a core, only make them longer.
     """
     part = exchange.parts[0]
     block = np.ascontiguousarray(exchange.rows[:, part])
@@ -643,7 +657,10 @@ def exchange_seconds(exchange: ExactExchange, precision: Precision) -> float:
 def _once(
     exchange: ExactExchange, precision: Precision, backend: Any, matrix: Array
 ) -> Any:
-    """Return a function from row numbers of `matrix` to the seconds of an exchange."""
+    """Return a function that measures the seconds of one exchange.
+
+    Its argument is the numbers of the rows of `matrix` that the exchange takes.
+    """
     blocks, batch = exchange.blocks, _batch(exchange, precision)
     buffer = np.empty((blocks.rows, matrix.shape[1]), dtype=precision.working)
     gram = np.empty(blocks.gram_words, get_format(precision.gram_wire).carrier)
@@ -678,7 +695,7 @@ ORDER = ("c", "d", "fp32", "fp8", "fp16", "bf16", "fp64")
 
 @dataclass(frozen=True)
 class RecipeChoice:
-    """A recipe, its predicted gap, and the figures of all compared recipes."""
+    """The chosen recipe, its predicted gap, and the figures of all compared recipes."""
 
     recipe: str
     predicted_gap: float
@@ -695,11 +712,10 @@ def resolve_precision(
     reader: Callable[[Communicator], RowReader],
     recorded: CheckpointedRun | None = None,
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """Return the configuration with a recipe in the place of `auto`, and what to
-    report.
+    """Return the configuration with a recipe in place of `auto`, and facts to report.
 
     Rank 0 runs the pilots, and all ranks use its choice. A resumed run uses the choice
-    in the checkpoint, `recorded`.
+    in the checkpoint, `recorded`. Without `auto`, nothing changes.
     """
     if config.precision.recipe != AUTO:
         return config, {}
@@ -766,8 +782,9 @@ def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeCho
 
 
 def affordable(asked: PrecisionConfig) -> dict[str, PrecisionConfig]:
-    """Return name -> recipe with what is set by hand, of those that are not emulated;
-    fp64 always.
+    """Return name -> recipe for all recipes that need no emulation, and for fp64.
+
+    Formats that the user set in `asked` replace those of each recipe.
     """
     recipes = {name: replace(asked, recipe=name) for name in RECIPES}
     return {
@@ -778,7 +795,7 @@ def affordable(asked: PrecisionConfig) -> dict[str, PrecisionConfig]:
 
 
 def _sum_of(config: RunConfig, members: int) -> Sum:
-    """Return the sum over the emulated network, or else one with usual constants."""
+    """Return the cost of sums over the emulated network, or over a usual network."""
     usual = Machine()
     network = Network(usual.latency, 1 / usual.per_byte)
     if config.run.network:

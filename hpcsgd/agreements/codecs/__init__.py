@@ -44,7 +44,7 @@ def make_codec(
 
 
 def is_coded(config: Any) -> bool:
-    """Return whether gradients travel by a codec, or with error feedback."""
+    """Return whether replicas encode their gradients, or use error feedback."""
     return bool(config.agreement.codec != "identity" or config.codec.feedback == "on")
 
 
@@ -78,8 +78,8 @@ def owed(
 ) -> Array | None:
     """Return the gradient that replicas have not sent, or None if there is none.
 
-    `kept` contains the arrays that their codecs have saved. Error feedback saves
-    steps, of which `rate` makes gradients.
+    `kept` contains the arrays that the codecs of the replicas have saved. Error
+    feedback saves its error as a step, which is a gradient times `rate`.
     """
     kind = get_codec(accordion.codec if name == "accordion" else name)
     gradient = kind.owes(kept, config)

@@ -62,7 +62,7 @@ BY_SHARE = "by share", "codec.share names the words"
 
 
 def automatic_feedback(facts: RunFacts) -> Resolved:
-    """Return whether there is error feedback, and why."""
+    """Return "on" or "off" for the error feedback of a run, and the reason."""
     config = facts.config
     name = config.agreement.codec
     kind = get_codec(config.accordion.codec if name == "accordion" else name)
@@ -198,7 +198,11 @@ class CodecConfig(Settings, section="codec"):
     )
 
     def remembers_errors(self, wants: bool) -> bool:
-        """Return whether a codec that `wants` error feedback, or does not, has it."""
+        """Return whether a codec has error feedback.
+
+        `wants` is the preference of the codec, which the setting `feedback` may
+        override.
+        """
         return self.feedback == "on" or (self.feedback == "auto" and wants)
 
 
@@ -218,7 +222,11 @@ BOTH = ("feedback",)  # settings that are the same in both modes
 
 
 def automatic_regime(number: int) -> Callable[[RunFacts], Resolved]:
-    """Return a resolver of the usual settings of low (0) or high (1) compression."""
+    """Return a function that replaces an empty `accordion.low` or `accordion.high`.
+
+    It resolves the setting to the usual settings of the codec: those of low compression
+    for `number` 0, those of high compression for 1.
+    """
 
     def resolve(facts: RunFacts) -> Resolved:
         accordion = facts.config.accordion
@@ -271,17 +279,17 @@ class AccordionConfig(Settings, section="accordion"):
     )
 
     def conflicts(self) -> Iterator[str]:
-        """Yield a sentence if accordion is to change its own settings."""
+        """Yield a sentence if `codec` names accordion itself."""
         if self.codec == "accordion":
             yield ("[accordion] codec = 'accordion' turns itself; use powersgd or topk")
 
     @property
     def usual_regimes(self) -> tuple[str, str]:
-        """Return the usual settings of low and of high compression."""
+        """Return the usual [codec] settings of low and of high compression, as text."""
         return REGIMES.get(self.codec, ("", ""))
 
     def regimes(self, config: CodecConfig) -> tuple[CodecConfig, CodecConfig]:
-        """Return [codec] for low and for high compression."""
+        """Return the settings of section [codec] for low and for high compression."""
         usual_low, usual_high = self.usual_regimes
         low = replace(config, **_read("low", self.low or usual_low))
         high = replace(config, **_read("high", self.high or usual_high))
@@ -335,7 +343,10 @@ ALL = 0  # random numbers that all replicas draw alike; those of replica p have 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The bucket of a codec: a tile of columns, with the K scores of each."""
+    """Consecutive columns of the data, whose gradient one codec encodes together.
+
+    Each column has K words, one for each of its scores.
+    """
 
     number: int  # in the order in which buckets are sent
     height: int  # columns of the data
@@ -347,21 +358,22 @@ class Bucket:
 
     @property
     def words(self) -> int:
-        """Return the number of words of a part of the bucket."""
+        """Return the words of the gradient in this bucket: columns times K."""
         return self.height * self.width
 
     def remember(self, name: str) -> Array:
-        """Return a flat array of the bucket's words, zero at first, to write in place.
+        """Return a flat array called `name`, one word for each word of the bucket.
 
+        The codec writes to the array in place; its values are zero at first.
         Checkpoints save it column by column, so that it outlives a change of the grid:
-        another number of replicas starts from the mean over all.
+        another number of replicas starts from the mean over all replicas.
         """
         if self.room is not None:
             return self.room(name)
         return np.zeros(self.words, dtype=self.dtype)
 
     def dice(self, moment: "Moment", who: int = ALL) -> np.random.Generator:
-        """Return the random numbers of `who` in this exchange.
+        """Return the random number generator of `who` in the exchange of `moment`.
 
         `who` is `ALL`, or 1 + the number of a replica. The seed is a function of run
         seed, member, bucket, exchange and `who`: nothing has to be saved, and a run
@@ -398,7 +410,7 @@ Finish = Callable[[], Decoded]
 
 
 class BucketChannel(Protocol):
-    """The collectives of the replicas of a bucket, which count as agreement."""
+    """Collectives of the replicas of a bucket, which the ledger counts as agreement."""
 
     rank: int
     size: int  # above 1: one replica alone encodes nothing
@@ -406,38 +418,40 @@ class BucketChannel(Protocol):
     def start_sum(self, array: Array, form: str = "") -> Callable[[], Array]:
         """Start Σ over replicas; return a function that waits and returns the total.
 
-        The sum is in place, and `array` must not be used until then. With a `form` (a
-        number format of `hpcsgd.formats`) words are sent in that format, and the total
-        is another array, valid until the next such sum. Collective.
+        The sum is in place, and `array` must not be used until the function has
+        returned. With a `form` (a number format of `hpcsgd.formats`) words are sent in
+        that format, and the total is another array, valid until the next such sum.
+        Collective.
         """
 
     def sum(self, array: Array) -> Array:
-        """Compute Σ over replicas, in place, and return it. Collective."""
+        """Sum `array` over replicas in place, and return it. Collective."""
 
     def start_gather(
         self, record: Array, lengths: Sequence[int] | None = None
     ) -> Callable[[], list[Array]]:
-        """Start to send `record` to all; return a function that waits for all records.
+        """Start to send `record` to all replicas; return a function that waits.
 
-        It returns them in rank order. All replicas send as many elements as this one,
-        or those in `lengths`, one number for each replica. Collective.
+        The function returns the records of all replicas in rank order. All records have
+        as many elements as `record`, or those in `lengths`, one number for each
+        replica. Collective.
         """
 
     def gather_unequal(self, record: Array) -> list[Array]:
         """Return the records of all replicas in rank order, of any lengths. Collective.
 
-        It sends `COUNT_BYTES` more, for the number of elements.
+        Each replica first sends the length of its record, in `COUNT_BYTES` more bytes.
         """
 
     def start_exchange(self, pieces: Array) -> Callable[[], Array]:
         """Start to send row r of `pieces`, (R, length), to replica r. Collective.
 
-        Return a function that waits for the rows of all replicas for this one, and
-        returns them in rank order.
+        Return a function that waits for the rows that all replicas have sent to this
+        replica, and returns them in rank order.
         """
 
     def broadcast(self, array: Array, root: int = 0) -> Array:
-        """Compute array ← that of replica `root`, and return it. Collective."""
+        """Overwrite `array` with that of replica `root`, and return it. Collective."""
 
 
 COUNT_BYTES = 8  # of the message that goes ahead of records of unequal length
@@ -446,8 +460,9 @@ COUNT_BYTES = 8  # of the message that goes ahead of records of unequal length
 class Codec(ABC):
     """Base class of the codecs: how a gradient is made small for the network.
 
-    Replica p holds a part a_p of a bucket and wants (1/R) Σ_p C(a_p) over the R
-    replicas. There is one instance for each bucket. All replicas call a codec for the
+    Replica p has a part a_p, its gradient in the columns of a bucket, and needs the
+    mean (1/R) Σ_p C(a_p) over the R replicas, where C(a_p) is a_p after encoding and
+    decoding. There is one instance for each bucket. All replicas call a codec for the
     same buckets in the same order. A subclass defines `start`, `payload_bytes`,
     `unbiased` and `wants_feedback`. `GatheredCodec` serves codecs whose records all
     replicas gather.
@@ -537,7 +552,7 @@ class Codec(ABC):
         return cls(bucket, config)
 
     def see(self, part: Array, moment: Moment) -> None:  # noqa: B027
-        """Receive a gradient before error feedback is added to it.
+        """Inspect the gradient of this replica before error feedback is added to it.
 
         Parameters
         ----------
@@ -549,7 +564,7 @@ class Codec(ABC):
 
     @abstractmethod
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Begin an exchange. Collective over the replicas of a bucket.
+        """Begin to encode and send a gradient. Collective over replicas.
 
         Parameters
         ----------
@@ -587,12 +602,12 @@ class Codec(ABC):
 
     @property
     def dense_exchanges(self) -> int:
-        """Return the exchanges that sent all words because they were fewer bytes."""
+        """Return how many exchanges sent all words, because this took fewer bytes."""
         return 0
 
     @classmethod
     def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
-        """Return the bytes of `kept`, which the check of memory needs.
+        """Return the bytes of the arrays in `kept`, for the check of memory.
 
         Parameters
         ----------
@@ -609,7 +624,7 @@ class Codec(ABC):
 
     @classmethod
     def owes(cls, kept: Mapping[str, Array], config: CodecConfig) -> Array | None:
-        """Return the gradients that were not sent, from what was kept.
+        """Return the gradient that the codec has not sent, from its saved arrays.
 
         Parameters
         ----------
@@ -636,7 +651,7 @@ class Codec(ABC):
         return {"dense_buckets": self.dense_exchanges}
 
     def take_over(self, other: Self) -> None:  # noqa: B027
-        """Continue from a codec of the same class with other settings.
+        """Take over the state of a codec of the same class that has other settings.
 
         Parameters
         ----------
@@ -694,7 +709,7 @@ class GatheredCodec(Codec):
 
     @abstractmethod
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
-        """Return the record of `part`.
+        """Return the record of `part`: the encoded gradient that all replicas gather.
 
         Parameters
         ----------
@@ -714,7 +729,7 @@ class GatheredCodec(Codec):
 
     @abstractmethod
     def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
-        """Add the words that a record stands for to `total`, in place.
+        """Decode a record, and add its words to `total` in place.
 
         Parameters
         ----------
@@ -797,13 +812,16 @@ MODE_BYTES = 4  # of the message with the mode from now on
 def is_critical(before: float, now: float, eta: float) -> bool:
     """Return whether two norms differ by at least the relative change `eta`.
 
-    Norms of 0 before, and norms that are no number, count as such a change.
+    The result is also True if `before` is 0, or if a norm is NaN.
     """
     return before == 0.0 or not abs(before - now) / before < eta
 
 
 class Regime:
-    """The mode of compression and its history; checkpoints save `record`."""
+    """The present mode of accordion and its history; checkpoints save `record`.
+
+    The mode is low or high compression, or small or large batches.
+    """
 
     def __init__(self, total: Array, eta: float, interval: int) -> None:
         self.total = total  # G so far
@@ -817,13 +835,17 @@ class Regime:
         return bool(self.record[LOW])
 
     def is_due(self, moment: Moment) -> bool:
-        """Return whether a summed epoch is over, the same on all replicas."""
+        """Return whether the epoch whose gradients were summed is over: a check is due.
+
+        The result is the same on all replicas.
+        """
         return bool(0 <= self.record[EPOCH] < moment.epoch)
 
     def verdict(self, moment: Moment, square: float) -> bool:
-        """Return whether the regime is critical, by |G|² = `square`.
+        """Return whether gradients still change, by |G|² = `square` of an epoch.
 
-        One rank decides for all of them.
+        The result is also True if the rate has passed a milestone. One rank computes it
+        and sends it to all others.
         """
         before = float(self.record[NORM])
         return self.has_dropped(moment) or is_critical(before, square**0.5, self.eta)
@@ -833,26 +855,26 @@ class Regime:
         return moment.drops > float(self.record[DROPS])
 
     def note_drop(self, moment: Moment) -> None:
-        """Set low compression from a milestone on; this needs no message."""
+        """Set low compression after a milestone of the rate; this needs no message."""
         if self.has_dropped(moment):
             self.record[LOW] = True
 
     def take_square(self) -> float:
-        """Return |G|² of the local sum of gradients, and set the sum to 0."""
+        """Return |G|² of this rank's sum of gradients, and set the sum to 0."""
         square = float(np.sum(np.square(self.total, dtype=np.float64)))
         self.total[...] = 0.0
         return square
 
     def turn(self, low: bool, moment: Moment, square: float) -> None:
-        """Set the mode from now on, and store |G| and the milestones of this check."""
+        """Set the mode after a check; store |G| and the milestones that are passed."""
         self.record[[NORM, LOW, EPOCH, DROPS]] = square**0.5, low, -1.0, moment.drops
 
     def watches(self, moment: Moment) -> bool:
-        """Return whether gradients of this exchange are summed."""
+        """Return whether the gradient of this exchange is added to the sum."""
         return moment.epoch % self.interval == 0
 
     def count(self, moment: Moment) -> None:
-        """Count an exchange in the present mode, and note that its epoch is summed."""
+        """Count an exchange in the present mode; note its epoch if it is summed."""
         self.record[LOWS if self.is_low else HIGHS] += 1
         if self.watches(moment):
             self.record[EPOCH] = moment.epoch
@@ -888,7 +910,10 @@ class Feedback(Codec):
         self.error = self.bucket.remember(ERROR)
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Start the exchange of C(part + e); e becomes what C left out."""
+        """Start the exchange of C(part + e), where e is the error of this replica.
+
+        When the exchange is finished, e is what C has lost: part + e − C(part + e).
+        """
         self.codec.see(part, moment)
         self.error += part
         part[...] = self.error
@@ -914,7 +939,7 @@ class Feedback(Codec):
         return self.codec.facts()
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return the bytes of the codec: errors are never sent."""
+        """Return the bytes that the codec sends; errors are never sent."""
         return self.codec.payload_bytes(ranks, rank)
 
 
@@ -979,7 +1004,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack(codes: Array, bits: int) -> NDArray[np.uint8]:
-    """Return `codes` (flat, unsigned, below 2^bits) as bytes."""
+    """Return `codes` (flat, unsigned, below 2^bits) as bytes, `bits` bits a code."""
     if bits in WHOLE:
         return codes.astype(WHOLE[bits]).view(np.uint8)
     if 8 % bits == 0:
@@ -989,7 +1014,7 @@ def pack(codes: Array, bits: int) -> NDArray[np.uint8]:
 
 
 def unpack(record: Array, count: int, bits: int) -> NDArray[np.uint32]:
-    """Return the first `count` codes of what `pack` made."""
+    """Return the first `count` codes of a record that `pack` made."""
     if bits in WHOLE:
         # A copy: a piece of a message may begin at any byte.
         return record.copy().view(WHOLE[bits])[:count].astype(np.uint32)

@@ -30,12 +30,15 @@ class LaunchGraph:
         self._launch()
 
     def release(self) -> None:
-        """Release the graph: NCCL ends no group that a graph still uses."""
+        """Drop the graph: NCCL cannot end a communicator that a graph still uses."""
         self._launch = None
 
 
 class Device(Protocol):
-    """One GPU as one rank uses it; it completes requests in their order."""
+    """One GPU as one rank uses it.
+
+    The GPU completes requests, such as copies and launches, in the order of the calls.
+    """
 
     layer: Any  # for transports
     stream: Any  # of all requests
@@ -53,64 +56,71 @@ class Device(Protocol):
         """Return a device array of zeros."""
 
     def clear(self, array: Any) -> None:
-        """Set all values of an array without gaps to 0."""
+        """Set all values of a contiguous device array to 0."""
 
     def fill(self, array: Any, values: Array) -> None:
-        """Copy host values of the same shape into `array`; they may change at once."""
+        """Copy host values of the same shape into `array`.
+
+        A caller may change `values` as soon as this method has returned.
+        """
 
     def upload(self, array: Any, write: Callable[[Array], None]) -> None:
         """Copy into `array` what `write` writes into a host array.
 
-        The host array has the same shape and type, at most `PIECE` bytes, and undefined
-        values. Copies travel while the next array is written.
+        The host array has the shape and type of `array`, at most `PIECE` bytes, and
+        undefined values before `write`. Copies run while the next array is written.
         """
 
     def put_rows(self, array: Any, rows: Any) -> None:
-        """Copy rows on the device into `array`, with zeros behind their ends."""
+        """Copy device rows into the first columns of `array`; the rest becomes 0."""
 
     def memory(self) -> tuple[int, int]:
         """Return (free bytes, all bytes) of the GPU's memory."""
 
     def fetch(self, array: Any) -> Array:
-        """Return a copy on the host, after all earlier requests."""
+        """Return a copy of `array` on the host, made after all earlier requests."""
 
     def kernel(self, build: Build) -> Launch:
         """Return launch(grid, block, arguments, shared=0, cluster=1) of `build`."""
 
     def capture(self, action: Callable[[], None]) -> LaunchGraph:
-        """Return a graph of the launches of `action`, which has run once before."""
+        """Record the launches of `action` as a graph, and return the graph.
+
+        `action` must have run once before.
+        """
 
     def gemm_bf16(self, out: Any, left: Any, right: Any) -> None:
         """Compute out ← left rightᵀ by the vendor's library: bf16 bits, sums in fp32.
 
-        All three have two dimensions, and no gaps along the second one.
+        All three arrays have two dimensions, and are contiguous along the second one.
         """
 
     def seconds(self, action: Callable[[], None], times: int) -> float:
         """Return the mean seconds of `times` runs of `action`, by the GPU's clock."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Put launches of the context on a branch, which waits for earlier requests.
+        """Put launches of the `with` block on a branch that waits for earlier requests.
 
         The branch runs concurrently with later requests, up to `join`.
         """
 
     def join(self) -> None:
-        """Make later requests wait for the launches of `aside`."""
+        """Make later requests wait for the launches of the branch of `aside`."""
 
     def wait(self) -> None:
-        """Wait for the stream alone, without a check of collectives."""
+        """Wait for all requests of the stream, without a check of collectives."""
 
     def synchronize(self) -> None:
-        """Wait until all requests are done."""
+        """Wait until all requests are done, and check how collectives ended."""
 
 
 class Mirrored:
-    """One array on the host and on the device; the newer copy is sent on request.
+    """An array with a copy on the host and one on the device.
 
-    A caller of `on_host` may write to the host's copy, which is then the newer one,
-    until the device writes again. A caller of `host_view` gets a read-only array, and
-    nothing is sent back to the device for it.
+    The newer copy overwrites the older one when the older one is requested. A caller of
+    `on_host` may write to the host's copy, which is then the newer one, until the
+    device writes again. A caller of `host_view` gets a read-only array, and the
+    device's copy stays valid.
     """
 
     def __init__(
@@ -129,7 +139,7 @@ class Mirrored:
         return self._host
 
     def host_view(self) -> Array:
-        """Return a read-only view of the host's copy; nothing is sent back for it."""
+        """Return a read-only view of the host's copy; the device's copy stays valid."""
         self._come()
         seen = self._host.view()
         seen.flags.writeable = False
@@ -144,11 +154,11 @@ class Mirrored:
         return self._held
 
     def written(self) -> None:
-        """Mark the device's copy as the newer one: it has been written."""
+        """Mark the device's copy as the newer one, after a kernel has written to it."""
         self._newer_there = True
 
     def replace(self, values: Array) -> None:
-        """Replace the array by values of the host."""
+        """Replace the array by host values, which the next `on_device` sends."""
         self._host = np.asarray(values)
         self._newer_here = True
         self._newer_there = False
@@ -175,11 +185,11 @@ class MirroredArrays(dict[str, Array]):
         return super().__getitem__(name) if mirror is None else mirror.on_host()
 
     def items(self) -> Any:
-        """Return names and arrays of the host."""
+        """Return (name, host array) of every array."""
         return [(name, self[name]) for name in self]
 
     def values(self) -> Any:
-        """Return arrays of the host."""
+        """Return the host array of every name."""
         return [self[name] for name in self]
 
 
@@ -196,7 +206,10 @@ RING = 16  # larger = the host runs further ahead of its GPU
 
 
 class Slots:
-    """Pinned buffers that take turns; each grows to the largest request so far."""
+    """Pinned host buffers for copies to a device, which take turns.
+
+    Each buffer grows to the largest copy so far.
+    """
 
     def __init__(self, layer: Any, stream: Any, count: int) -> None:
         self._layer = layer
@@ -226,7 +239,7 @@ class Slots:
 
 
 def bytes_of_uploads(row: int) -> int:
-    """Return the pinned bytes for large arrays, whose rows have so many bytes each."""
+    """Return the bytes of pinned memory for large arrays of `row` bytes in each row."""
     return 2 * max(PIECE, row)
 
 
@@ -238,7 +251,7 @@ class Uploads:
         self._large = Slots(layer, stream, 2)
 
     def fill(self, array: Any, values: Array) -> None:
-        """Copy `values` into `array`; they may change at once."""
+        """Copy `values` into `array`; a caller may change `values` afterwards."""
         values = np.asarray(values)
         assert values.shape == tuple(array.shape) and values.dtype == array.dtype
         if array.nbytes <= PIECE:
@@ -252,7 +265,7 @@ class Uploads:
             self.put(flat[first : first + step], _copying(part))
 
     def put(self, array: Any, write: Write) -> None:
-        """Copy into `array`, in one piece, what `write` writes into pinned memory."""
+        """Copy into `array`, in one copy, what `write` writes into pinned memory."""
         if array.nbytes == 0:
             return
         slots = self._small if array.nbytes <= SMALL else self._large
@@ -268,7 +281,7 @@ def _copying(values: Array) -> Write:
 
 @guarded
 class CudaDevice:
-    """See `hpcsgd.backends.cuda.device.Device`."""
+    """A `Device` by CuPy: memory, copies and launches of one rank on one stream."""
 
     def __init__(self, number: int = 0, cupy: Any = None) -> None:
         self.layer = DeviceLayer(number, cupy)
@@ -311,12 +324,15 @@ class CudaDevice:
         return sizes
 
     def clear(self, array: Any) -> None:
-        """Set all values of an array without gaps to 0."""
+        """Set all values of a contiguous device array to 0."""
         with self.stream:
             array.fill(0)
 
     def fill(self, array: Any, values: Array) -> None:
-        """Copy host values of the same shape into `array`; they may change at once."""
+        """Copy host values of the same shape into `array`.
+
+        A caller may change `values` as soon as this method has returned.
+        """
         self.uploads.fill(array, values)
 
     def upload(self, array: Any, write: Callable[[Array], None]) -> None:
@@ -324,7 +340,7 @@ class CudaDevice:
         self.uploads.put(array, write)
 
     def put_rows(self, array: Any, rows: Any) -> None:
-        """Copy rows on the device into `array`, with zeros behind their ends."""
+        """Copy device rows into the first columns of `array`; the rest becomes 0."""
         width = rows.shape[1]
         # The work that writes them may still run, on a stream unknown to ours.
         before = self.layer.record(self.layer.current_stream())
@@ -337,7 +353,7 @@ class CudaDevice:
         self.stream.synchronize()
 
     def fetch(self, array: Any) -> Array:
-        """Return a copy on the host, after all earlier requests."""
+        """Return a copy of `array` on the host, made after all earlier requests."""
         self.settle()
         with self.stream:
             host_copy: Array = self.cupy.asnumpy(array, stream=self.stream)
@@ -358,10 +374,11 @@ class CudaDevice:
         return lambda *given, **more: call(self, *given, **more)
 
     def capture(self, action: Callable[[], None]) -> LaunchGraph:
-        """Return a graph of the launches of `action`, which has run once before.
+        """Record the launches of `action` as a graph, and return the graph.
 
-        The capture is relaxed: NCCL may allocate memory while its collectives are
-        recorded, and other threads of this process may call CUDA.
+        `action` must have run once before. The capture is relaxed: NCCL may allocate
+        memory while its collectives are recorded, and other threads of this process may
+        call CUDA.
         """
         mode = self.cupy.cuda.runtime.streamCaptureModeRelaxed
         with self.stream:
@@ -394,7 +411,10 @@ class CudaDevice:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Launch on a second stream, behind the first so far: a branch of a graph."""
+        """Put launches inside the `with` block on a second stream: a branch of a graph.
+
+        The second stream first waits for the earlier requests of the first stream.
+        """
         self.layer.stream_wait_event(self._side, self.layer.record(self.stream))
         self._now = self._side
         try:
@@ -403,20 +423,24 @@ class CudaDevice:
             self._now = self.stream
 
     def join(self) -> None:
-        """Make the first stream wait for the second."""
+        """Make the first stream wait for the launches on the second stream."""
         self.layer.stream_wait_event(self.stream, self.layer.record(self._side))
 
     def wait(self) -> None:
-        """Wait for the stream alone, without a check of collectives."""
+        """Wait for all requests of the stream, without a check of collectives."""
         self.stream.synchronize()
 
     def synchronize(self) -> None:
-        """Wait until all requests are done."""
+        """Wait until all requests are done, and check how collectives ended."""
         self.settle()
 
 
 class ThreadDevices(threading.local):
-    """The GPUs of one thread; two threads on one stream would share their graphs."""
+    """The devices that the present thread has opened, by GPU number.
+
+    Each thread has its own: a capture on a stream that two threads share would also
+    record the launches of the other thread.
+    """
 
     def __init__(self) -> None:
         self.devices: dict[int, CudaDevice] = {}
@@ -430,8 +454,8 @@ _one_at_a_time = threading.Lock()
 def device_of_rank(number: int) -> CudaDevice:
     """Return the device of GPU `number` for this thread, and make it the current one.
 
-    Otherwise, CuPy would refuse the stream after the thread used another GPU. The
-    device is shared if another thread uses the same GPU.
+    CuPy would refuse the stream if the thread had used another GPU in between. The
+    device is marked as shared if another thread uses the same GPU.
     """
     if number not in opened.devices:
         opened.devices[number] = CudaDevice(number)
@@ -455,11 +479,14 @@ class Captures(Protocol):
     """A recorder of graphs: a device, or `DeviceSums`, which registers the graphs."""
 
     def capture(self, action: Callable[[], None]) -> LaunchGraph:
-        """Return a graph of the launches of `action`, which has run once before."""
+        """Record the launches of `action` as a graph, and return the graph.
+
+        `action` must have run once before.
+        """
 
 
 class GraphAction:
-    """An action that runs as it is once, is recorded, and from then on is repeated.
+    """An action that is called once, then recorded as a graph, which later runs launch.
 
     The first run compiles and allocates; from then on, only the values of arrays
     change. `recording` is the action without anything besides launches, if that
@@ -479,7 +506,7 @@ class GraphAction:
         self._graph: LaunchGraph | None = None
 
     def run(self, launch: Callable[[LaunchGraph], None] = _launch) -> None:
-        """Run the action once more; `launch` receives the graph if there is one."""
+        """Run the action once more; `launch` receives the graph if one is recorded."""
         if self._is_warm and self._graph is None:
             self._graph = self._recorder.capture(self._recording)
         if self._graph is None:

@@ -90,12 +90,15 @@ DARK = {
 
 
 def look(number: int) -> Look:
-    """Return the look of the line with that number."""
+    """Return the look of line `number` of a chart; after the last look they repeat."""
     return LOOKS[number % len(LOOKS)]
 
 
 def heat_colour(share: float) -> tuple[str, str]:
-    """Return (fill, ink) for 0 = smallest .. 1 = largest: light to dark, one hue."""
+    """Return (fill, ink) of a cell: the colour of its area, and that of its text.
+
+    `share` is 0 for the smallest value (light) and 1 for the largest (dark).
+    """
     low = (0xF4, 0xF8, 0xFC)
     high = (0x0B, 0x3C, 0x6F)
     mixed = [round(a + (b - a) * share) for a, b in zip(low, high, strict=True)]
@@ -104,7 +107,10 @@ def heat_colour(share: float) -> tuple[str, str]:
 
 
 def _luminance(colour: list[int]) -> float:
-    """Return the luminance: 0 is black, 1 is white; below 0.18, light ink is better."""
+    """Return the luminance of a colour, from 0 (black) to 1 (white).
+
+    Light text is better on a colour below 0.18.
+    """
     linear = [(c / 255) ** 2.2 for c in colour]
     weight_by_rows = zip((0.2126, 0.7152, 0.0722), linear, strict=True)
     return float(sum(a * b for a, b in weight_by_rows))
@@ -116,7 +122,10 @@ COLOURS = re.compile("|".join(DARK))
 
 
 def themed(root: ElementTree.Element) -> ElementTree.Element:
-    """Replace the colours that differ in dark mode by variables of the page."""
+    """Replace the colours that differ in dark mode by CSS variables of the page.
+
+    The element `root` is changed in place and returned.
+    """
     for element in root.iter():
         colours = [element.attrib.pop(key, None) for key in ("fill", "stroke")]
         pairs = zip(("fill", "stroke"), colours, strict=True)
@@ -130,7 +139,7 @@ def themed(root: ElementTree.Element) -> ElementTree.Element:
 
 
 def dark_colours() -> str:
-    """Return the declarations of CSS that `themed` pictures read in dark mode."""
+    """Return the CSS declarations of the colours of `themed` pictures in dark mode."""
     return " ".join(f"--c{light[1:]}: {dark};" for light, dark in DARK.items())
 
 
@@ -177,7 +186,10 @@ class Frame:
 
 @dataclass
 class Picture:
-    """A figure, with axes for texts and lines in points from the upper left corner."""
+    """A figure, on whose axes `paper` texts and lines are drawn.
+
+    Their coordinates are points from the upper left corner.
+    """
 
     width: float
     height: float
@@ -220,7 +232,7 @@ class Picture:
         )
 
     def hint(self, kind: str, text: str = "", **data: str) -> str:
-        """Return the id of the next thing to draw, whose explanation is `text`."""
+        """Return an id for an element to draw, and store `text` as its explanation."""
         name = f"hint-{len(self.hints)}"
         self.hints[name] = Hint(kind, text, data)
         return name
@@ -234,7 +246,7 @@ class Picture:
         return float(wide)
 
     def shortened(self, text: str, most: float, weight: str = "normal") -> str:
-        """Return a text that fits into a width, with an ellipsis if it is shortened."""
+        """Return a text that is at most `most` points wide, with an ellipsis if cut."""
         if self.width_of(text, weight=weight) <= most:
             return text
         # A text may be very long, so that only its beginning is measured.
@@ -245,7 +257,7 @@ class Picture:
 
 
 def draw(chart: Chart) -> Picture:
-    """Return the picture of a chart; inside `plots.settings`."""
+    """Return the picture of a chart; a caller must be inside `plots.settings`."""
     if isinstance(chart, Lines):
         return _draw_lines(chart)
     if isinstance(chart, Bars):
@@ -291,7 +303,7 @@ def _set_scale(
 
 
 def _titled(axis: Axis, scale: Scale) -> str:
-    """Return the title with its unit: training time (ms)."""
+    """Return the title of an axis with its unit, as in "training time (ms)"."""
     return f"{axis.title} ({scale.unit.word})" if scale.unit.word else axis.title
 
 
@@ -355,7 +367,7 @@ def _scales(chart: Lines, frame: Frame) -> tuple[Scale, Scale]:
 
 
 def _shown(one: Series, across: Scale, up: Scale) -> list[tuple[float, float]]:
-    """Return the points that are numbers, and positive where the axis needs that."""
+    """Return the points of a line that are finite, and positive on log axes."""
     return [
         (x, y)
         for x, y in zip(one.x, one.y, strict=True)
@@ -424,7 +436,11 @@ def _draw_marker(
 
 
 def _marked(one: Series, number: int) -> Sequence[int]:
-    """Return the points with a marker; each line begins with another point."""
+    """Return the numbers of the points that get a marker.
+
+    A long line has a marker at about every eighth of its length; each line begins with
+    another point.
+    """
     count = len(one.x)
     if count <= MANY:
         return range(count)
@@ -439,7 +455,10 @@ def _value(axis: Axis, value: float) -> str:
 def _draw_spread(
     picture: Picture, axes: Any, one: Series, point: int, across: Scale, up: Scale
 ) -> None:
-    """Draw a bar from the lowest to the highest repeat, as far as the axes reach."""
+    """Draw a bar from the lowest to the highest repeat of a point.
+
+    Nothing is drawn if they are equal, or if an axis cannot show them.
+    """
     x = one.x[point]
     low = one.low[point]
     high = one.high[point]
@@ -493,6 +512,8 @@ def _end(one: Series, frame: Frame, across: Scale, up: Scale) -> tuple[float, fl
 
 def spread(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
     """Return levels near the wanted ones, in their order, a line of text apart.
+
+    The levels are those of labels, between `top` and `bottom` where they fit.
 
     >>> spread([50, 52, 100], 0, 200)
     [42.5, 59.5, 100.0]
@@ -637,7 +658,7 @@ CLEAR = 1.02  # largest over smallest
 
 
 def _draw_heat(chart: Heat) -> Picture:
-    """Draw a cell for each value; the smallest has a thick frame."""
+    """Draw a coloured cell for each value; the smallest values have a thick frame."""
     unit = unit_for(chart.unit, chart.values)
     legend = "; ".join(
         [
@@ -709,7 +730,7 @@ def _draw_cell(
 
 
 def _share(value: float, values: list[float]) -> float:
-    """Return the place of a value in the colours: 0 is the smallest, 1 the largest.
+    """Return the position of a value on the colour scale, from 0 (smallest) to 1.
 
     Positive values are compared by their ratios. If the largest is less than CLEAR
     times the smallest, only a part of the colours is used.

@@ -663,5 +663,8 @@ def _as_fit(
 
 
 def has_wide_values(X: Any) -> bool:
-    """Return whether X is of float64, or has no dtype, as a list; None is False."""
+    """Return whether X has float64 values, or integers that float32 may round.
+
+    Rows without a dtype, as lists, count as float64; None is False.
+    """
     return is_wide(X) if hasattr(X, "dtype") else X is not None

@@ -254,13 +254,13 @@ def terminal_columns() -> int | None:
 
 
 def write_line(text: str) -> None:
-    """Write one plain line to standard error, without control characters."""
+    """Write one plain line to standard error, so that a log file stays readable."""
     sys.stderr.write(f"hpcsgd: {text}\n")
     sys.stderr.flush()
 
 
 class TerminalBar:
-    """A progress bar in one line of a terminal, between a text and a second text.
+    """A line of a terminal with a text, a bar, a percentage and a second text.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ class HpcsgdError(Exception):
 
 
 class ConfigError(HpcsgdError, ValueError):
-    """A setting or an argument that cannot work. The message says what would.
+    """A setting or an argument that cannot work. The message names the remedy.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class ConfigError(HpcsgdError, ValueError):
 
 
 class DataError(HpcsgdError, ValueError):
-    """Data that cannot be used. The message says where.
+    """Data that cannot be used. The message names the place of the fault.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class DeviceLost(TransportError):
 
 
 class NumericsError(HpcsgdError, ArithmeticError):
-    """Arithmetic left the range in which its result means anything."""
+    """Arithmetic left the range in which its results are meaningful."""
 
 
 class ConvergenceWarning(UserWarning):

@@ -530,7 +530,8 @@ def csr_strict_gram(
 ) -> None:
     """Compute out ← the strictly-lower blocks of Y Yᵀ for the sampled rows Y, packed.
 
-    The kernels reset the scratch that they use to zeros.
+    `starts` is that of `strict_gram`. The kernels reset the scratch that they use to
+    zeros.
     """
     stored = int((csr.indptr[rows + 1] - csr.indptr[rows]).sum())
     edges = np.empty(len(rows) + 1, dtype=np.int64)

@@ -460,7 +460,10 @@ def add_new_parser(commands: Any) -> None:
 
 
 def run_new(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Write the file of all settings; print the next command."""
+    """Run `hpcsgd new`: write a file of all settings, and print the next command.
+
+    Return the exit code.
+    """
     from hpcsgd.cli.template import template
     from hpcsgd.files import write_text
 

@@ -147,7 +147,7 @@ def command_words(job: Job, site: Site, step: Step) -> tuple[str, ...]:
 
 
 def _collective_name(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that name a command which takes --comm; else none."""
+    """Return the words that name the command if it takes --comm, else ()."""
     names = (name for name in COLLECTIVE if tuple(command[: len(name)]) == name)
     return next(names, ())
 

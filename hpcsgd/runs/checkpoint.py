@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, when they are written, how a run goes on from one."""
+"""Checkpoints: what is in them, when they are written, how a run resumes from one."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""The plan of a run: its settings and who chose them, and what it sends and takes."""
+"""The plan of a run: its settings and who chose them, its messages, memory and time."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -121,7 +121,7 @@ class PlannedTime:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The settings of a run, and what it sends, holds and takes.
+    """The settings of a run, and the messages, memory and time that it needs.
 
     Attributes
     ----------
@@ -483,7 +483,7 @@ def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
 def _holds(
     live: AssembledRun, reader: Callable[[Any], RowReader], process: int
 ) -> dict[str, int]:
-    """Return the bytes of the rank that holds most. Collective."""
+    """Return name -> predicted bytes of the rank that needs most memory. Collective."""
     config = live.config
     grid = live.grid
     task = live.task

@@ -31,7 +31,7 @@ Count = dict[str, dict[str, int]]
 
 
 def kind_of(settings: AgreementSettings) -> type[Agreement] | None:
-    """Return the agreement of a run; None if it has no formula for its messages."""
+    """Return the class of an agreement; None if it has no formula for its messages."""
     kind = get_agreement(settings.kind)
     # A formula that a user's class inherits is the formula of another agreement.
     is_own = kind.__module__.startswith("hpcsgd.") or "messages" in vars(kind)

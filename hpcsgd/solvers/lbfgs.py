@@ -66,7 +66,7 @@ class CurvaturePairs:
         return float(self.products[-1, -1])
 
     def begin(self, gradient: Array) -> None:
-        """Store the first gradient."""
+        """Store this rank's part of the gradient at the first point."""
         self.vectors[-1] = gradient
 
     def put(self, move: Array, gradient: Array) -> None:
@@ -217,7 +217,7 @@ NOISE = 1e-14  # of the mean size of the losses: the accuracy of their sum
 
 @dataclass
 class RefinementPoint:
-    """Weights with their scores and residuals; the gradient that belongs to them."""
+    """Weights and intercept, with their scores, loss terms and gradient."""
 
     weights: Array  # w, (d_c, K)
     intercept: Array  # β, (K,); zeros where there is none
@@ -247,7 +247,7 @@ def _unevaluated(weights: Array, intercept: Array, scores: Array) -> RefinementP
 
 @dataclass(frozen=True)
 class LookedAt:
-    """The scores of one step along a direction, and the losses there."""
+    """The scores and the loss terms after one step along a direction."""
 
     direction: SearchDirection
     step: float

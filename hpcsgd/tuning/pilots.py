@@ -122,7 +122,7 @@ def draw_sample_of(config: RunConfig, reader: RowReader) -> Sample:
 
 
 def rows_of_exchange(config: RunConfig) -> int:
-    """Return the rows of one exchange of one replica, by default of 8 steps."""
+    """Return the rows of one exchange of one replica; open steps count as 8 steps."""
     return config.schedule.batch * (config.schedule.steps or DEFAULT_STEPS)
 
 

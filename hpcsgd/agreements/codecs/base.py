@@ -931,7 +931,7 @@ class Feedback(Codec):
 
     @property
     def dense_exchanges(self) -> int:
-        """Return the exchanges in which the codec sent all words."""
+        """Return how many exchanges sent all words, without compression by the codec."""
         return self.codec.dense_exchanges
 
     def facts(self) -> dict[str, int]:
@@ -1054,7 +1054,7 @@ class Identity(Codec):
         return lambda: Decoded(arrive(), None, part.nbytes)
 
     def payload_bytes(self, ranks: int, rank: int) -> int:
-        """Return the bytes of all words."""
+        """Return the bytes of all words of the bucket."""
         return self.bucket.words * self.bucket.dtype.itemsize
 
     def variance(self, part: Array) -> Array:

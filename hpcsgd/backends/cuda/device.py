@@ -81,7 +81,10 @@ class Device(Protocol):
         """Return a copy of `array` on the host, made after all earlier requests."""
 
     def kernel(self, build: Build) -> Launch:
-        """Return launch(grid, block, arguments, shared=0, cluster=1) of `build`."""
+        """Return the kernel of `build` as a function that launches it.
+
+        The function is launch(grid, block, arguments, shared=0, cluster=1).
+        """
 
     def capture(self, action: Callable[[], None]) -> LaunchGraph:
         """Record the launches of `action` as a graph, and return the graph.
@@ -361,7 +364,10 @@ class CudaDevice:
         return host_copy
 
     def kernel(self, build: Build) -> Callable[..., None]:
-        """Return launch(grid, block, arguments, shared=0, cluster=1) of `build`."""
+        """Return the kernel of `build` as a function that launches it.
+
+        The function is launch(grid, block, arguments, shared=0, cluster=1).
+        """
         if build not in self._kernels:
             compiled = self.layer.kernels.get(build)
             launch = lambda *given, **more: compiled(self._now, *given, **more)  # noqa: E731

@@ -931,7 +931,7 @@ class Feedback(Codec):
 
     @property
     def dense_exchanges(self) -> int:
-        """Return how many exchanges sent all words, without compression by the codec."""
+        """Return how many exchanges sent all words instead of a sparse record."""
         return self.codec.dense_exchanges
 
     def facts(self) -> dict[str, int]:

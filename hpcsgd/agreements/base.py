@@ -306,7 +306,7 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def states_folder(self) -> str:
-        """Return the folder that the settings name for states on disk; "" if none."""
+        """Return the folder of states on disk that the settings name, or ""."""
         return ""
 
     @property
@@ -511,7 +511,7 @@ class Agreement(ABC):
         return int(state.weights.shape[1])
 
     def joined(self, held: Array) -> Array:
-        """Return all columns of an array that is stored like the weights. Collective.
+        """Return all columns of an array that is stored as the weights are. Collective.
 
         Parameters
         ----------
@@ -914,7 +914,7 @@ class Agreement(ABC):
         yield "states", shape.copies * shape.state
 
     def release(self) -> None:  # noqa: B027
-        """Release the files and threads of the agreement, however the run ended."""
+        """Release files and threads, however the run ended."""
 
     def close(self) -> None:  # noqa: B027
         """Close the communicators that the agreement has opened. Collective."""
@@ -1300,7 +1300,7 @@ class RunShape:
 
     @property
     def settings(self) -> Any:
-        """Return the section [agreement] of the settings."""
+        """Return the section [agreement]."""
         return self.config.agreement
 
     @property
@@ -1320,12 +1320,12 @@ class RunShape:
 
     @property
     def member_columns(self) -> int:
-        """Return the number of columns of the data that member 0 has."""
+        """Return the number of columns of the rows of member 0."""
         return int(split_range(self.columns, self.members, 0).stop)
 
     @cached_property
     def local_columns(self) -> int:
-        """Return the number of columns whose weights rank 0 stores."""
+        """Return the number of columns of the weights of rank 0."""
         return self.columns if self.gathers else self.member_columns
 
     @cached_property
@@ -1461,7 +1461,7 @@ class StateShape:
 
     @property
     def settings(self) -> Any:
-        """Return the section [agreement] of the settings."""
+        """Return the section [agreement]."""
         return self.config.agreement
 
     @property
@@ -1498,5 +1498,5 @@ class StateShape:
 
     @property
     def state(self) -> int:
-        """Return the bytes of one copy of the state."""
+        """Return the bytes of one state."""
         return self.vector * self.states

@@ -288,7 +288,7 @@ class SlowMo(Agreement):
             state.shared[START][...] = state.intercept[:1]
 
     def is_whole(self, exchanges: int) -> bool:
-        """Return whether a slow step is due, or the base makes all weights equal."""
+        """Return whether a slow step is due, or all weights of the base are equal."""
         return self.is_slow(exchanges) or self.base.is_whole(exchanges)
 
     def is_slow(self, exchanges: int) -> bool:

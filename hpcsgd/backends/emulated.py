@@ -28,7 +28,7 @@ TOGETHER = 16  # products that a matrix unit sums before it rounds
 
 
 def accumulate(left: Array, right: Array, name: str) -> Array:
-    """Return left @ right, summed as by an accumulator in format `name`."""
+    """Return left @ right, summed by an accumulator of format `name`."""
     form = get_format(name)
     if form.is_wide and form.carrier == left.dtype:
         whole: Array = left @ right
@@ -108,7 +108,7 @@ class RoundedBackend(HostBackend):
     def apply_update(
         self, weights: Array, rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
-        """Apply the update, unless the loss scale has rejected the residuals."""
+        """Apply the update, unless residuals overflowed: the scale then decreases."""
         if not self._leaves_out:
             super().apply_update(weights, rows, residuals, plan)
 

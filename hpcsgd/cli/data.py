@@ -32,10 +32,7 @@ MEGABYTE = 1e6
 
 
 class ConversionMeter:
-    """A meter that measures the progress of a pass and shows nothing.
-
-    It is the base class of the other meters.
-    """
+    """A meter that measures progress and shows nothing; base class of the others."""
 
     def __init__(self) -> None:
         self.what = ""
@@ -46,7 +43,7 @@ class ConversionMeter:
         self.file_bytes = 0  # of a source whose positions are rows, or 0
 
     def begin(self, what: str, size: int) -> None:
-        """Begin a pass called `what` over `size` bytes or rows; 0 if unknown."""
+        """Begin a pass, called `what`, over `size` bytes or rows; 0 if unknown."""
         self.what = what
         self.size = size
         self.started = time.monotonic()
@@ -54,7 +51,7 @@ class ConversionMeter:
         self.now = 0
 
     def at(self, position: int) -> None:
-        """Set the position of the pass, in bytes or rows."""
+        """Set the position of the pass."""
         # The part that a resumed pass skips does not count for the speed.
         self.first = position if self.first is None else self.first
         self.now = position
@@ -77,7 +74,7 @@ class ConversionMeter:
         self.stop()
 
     def stop(self) -> None:
-        """End the pass, and remove what the meter displays."""
+        """End the pass, and with it the display."""
 
 
 class ConversionLines(ConversionMeter):
@@ -89,7 +86,7 @@ class ConversionLines(ConversionMeter):
         self.last = time.monotonic()
 
     def at(self, position: int) -> None:
-        """Set the position; write a line if the last one is `seconds` seconds old."""
+        """Set the position; write a line if `seconds` seconds have passed."""
         from hpcsgd.runs.progress import write_line
 
         super().at(position)
@@ -254,7 +251,7 @@ def _pairs(text: str) -> tuple[tuple[float, float], ...]:
 
 
 def _column(text: str) -> int | str:
-    """Parse a column: its number, which counts from 0, or its name."""
+    """Parse a column: a number, which counts from 0, or a name."""
     return int(text) if text.lstrip("-").isdigit() else text
 
 
@@ -264,7 +261,7 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 def _labels_of_text(text: str) -> tuple[tuple[str, float], ...]:
-    """Parse pairs TEXT=NUMBER of labels and their numbers, as in yes=1,no=0."""
+    """Parse labels and their numbers, as in yes=1,no=0."""
     try:
         pairs = [pair.rpartition("=") for pair in text.split(",")]
         numbers = tuple((label.strip(), float(number)) for label, _, number in pairs)
@@ -441,7 +438,7 @@ def _add_changes(parser: Any) -> None:
 
 
 def _add_running(parser: Any) -> None:
-    """Add the flags of memory, ranks, time-out, resuming and output."""
+    """Add the flags of memory, ranks, resuming and output."""
     parser.add_argument(
         "--memory",
         type=not_negative,
@@ -475,7 +472,7 @@ def _add_running(parser: Any) -> None:
 
 
 def run_convert(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Convert on the current ranks, or relaunch by mpiexec; print the files written."""
+    """Convert on the current ranks, or under mpiexec; print the files written."""
     recipe = _recipe(arguments)
     launch.check_readable(arguments.source)
     if launch.must_relaunch(arguments.ranks):
@@ -526,7 +523,7 @@ def _convert(
 def _watched(
     world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
 ) -> dict[str, Any] | None:
-    """Convert; return the report, or None if Ctrl-C has ended the conversion."""
+    """Convert; return None if Ctrl-C has ended the conversion on all ranks."""
     from hpcsgd.data.convert.parallel import Crew
     from hpcsgd.data.convert.pipeline import convert
     from hpcsgd.data.convert.transform import retain_freed_memory
@@ -562,7 +559,7 @@ def _watched(
 
 
 def _like(arguments: argparse.Namespace, recipe: "Recipe") -> "Recipe":
-    """Return the recipe, with the conversion of the file of --like if that is given."""
+    """Return the recipe with the conversion of the file of --like, if there is one."""
     if arguments.like is None:
         return recipe
     from hpcsgd.data.convert.transform import read_like

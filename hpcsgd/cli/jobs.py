@@ -194,7 +194,7 @@ RESUME = ("--resume", "auto")
 
 
 def steps_of(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """Return the launches of a job, after a check that their commands are valid."""
+    """Return the launches of a job, after a test that their command lines are valid."""
     steps = MAKERS[arguments.template](arguments, resources)
     for step in _telling(steps):
         _try(step.command)
@@ -267,7 +267,7 @@ def _run_table_of(command: Words) -> Mapping[str, Any] | None:
 
 
 def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """Return a step for every combination of varied values, each with a run folder."""
+    """Return a step for every combination of varied values, each with its folder."""
     _refuse_out(arguments)
     if not arguments.vary:
         raise ConfigError("a sweep needs --vary, as in --vary schedule.steps=1,2,4,8")
@@ -291,7 +291,7 @@ def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
 
 
 def _axis(text: str) -> list[str]:
-    """Return the list of section.key=value for the values in section.key=V1,V2,..."""
+    """Return section.key=value for each value of section.key=V1,V2,..."""
     key, equals, values = text.partition("=")
     choices = [value for value in values.split(",") if value]
     if not (equals and choices and re.fullmatch(r"\w+\.\w+", key)):
@@ -307,7 +307,7 @@ def _sets(point: Sequence[str]) -> Words:
 
 
 def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
-    """Return a step of the same run for each number of ranks, each with a folder."""
+    """Return a step of the same run for each number of ranks, each with its folder."""
     _refuse_out(arguments)
     steps = []
     run = _run_table(arguments)
@@ -449,7 +449,7 @@ EXAMPLES = {
 
 
 def _example(templates: Any, name: str) -> str:
-    """Return the example of template `name` for the action, `render` or `submit`."""
+    """Return the example of a template for the action (render or submit)."""
     return EXAMPLES[name].format(action=templates._prog_prefix.split()[2])
 
 
@@ -579,7 +579,7 @@ def site_of(arguments: argparse.Namespace) -> Site:
 
 
 def job_of(arguments: argparse.Namespace, site: Site) -> Job:
-    """Return the job that the command line describes."""
+    """Return the job that the flags describe."""
     resources = _resources(arguments, site)
     steps = steps_of(arguments, resources)
     is_one = len(steps) == 1 and arguments.template not in ("sweep", "scaling")
@@ -599,7 +599,7 @@ def job_of(arguments: argparse.Namespace, site: Site) -> Job:
 
 
 def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
-    """Return the resources of a job: flags override the file, the file the site."""
+    """Return the resources: defaults of the site, then the file, then flags."""
     from hpcsgd.config import read_toml
 
     table = dict(site.defaults)
@@ -704,7 +704,7 @@ def add_smoke_parser(actions: Any) -> None:
 
 
 def run_smoke(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Run the smoke checks; print the verdict on stdout and each check on stderr."""
+    """Run the checks; print the verdict on standard output, each check on stderr."""
     from hpcsgd.jobs.smoke import SmokeCheck
 
     if launch.must_relaunch(arguments.ranks):

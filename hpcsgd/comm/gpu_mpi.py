@@ -24,7 +24,7 @@ CHUNK = 4 * 2**20  # bytes; the copies of one are some hundred microseconds
 
 
 class PinnedBuffers:
-    """Buffers of pinned memory, which are reused once the GPU is done with them."""
+    """Buffers of pinned memory, used again once the GPU is done with them."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
@@ -180,7 +180,7 @@ def rdma_way(root: Path, environment: Mapping[str, str]) -> PathCheck:
 
 
 def adapters_in(root: Path) -> list[str]:
-    """Return the names of the InfiniBand and RoCE adapters of this node, sorted."""
+    """Return the names of the InfiniBand and RoCE adapters, sorted."""
     folder = root / "sys/class/infiniband"
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 

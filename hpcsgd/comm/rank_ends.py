@@ -46,7 +46,7 @@ def note_end(rank: int, code: int) -> None:
 
 
 def read_ends(folder: Path) -> list[RankEnd]:
-    """Return the ends of ranks noted in `folder` so far, the earliest first."""
+    """Return the ends noted so far, the first one first."""
     ends = []
     for path in folder.glob("*"):
         if path.name.isdigit():
@@ -83,9 +83,9 @@ def start_seconds(timeout: float) -> float:
 
 @contextmanager
 def start_limit(seconds: float, rank: int, size: int) -> Iterator[None]:
-    """End this process if the body takes longer than `seconds`; 0 for no limit.
+    """End this process if the body takes longer than `seconds`; 0 = no limit.
 
-    There is no limit for a single rank, which waits for no other rank.
+    There is no limit for a single rank, which waits for no other.
     """
     if seconds <= 0 or size < 2 or not sys.executable:
         yield
@@ -104,10 +104,7 @@ def start_limit(seconds: float, rank: int, size: int) -> Iterator[None]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal.
-
-    It is False if the system does not show the state of processes.
-    """
+    """Return whether a process is stopped; False where the system does not show it."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "Tt"

@@ -105,7 +105,7 @@ def _first_text(array: Any) -> str:
 def _from_pandas(frame: Any) -> tuple[Any, list[str] | None]:
     """Return a frame of pandas as (matrix, names or None); missing values become NaN.
 
-    Columns that are not numeric are refused here; NaN is refused later.
+    Columns that are not numeric are refused; NaN is refused later.
     """
     labels = list(frame.columns)
     kinds = list(frame.dtypes)
@@ -123,7 +123,7 @@ def _from_pandas(frame: Any) -> tuple[Any, list[str] | None]:
 
 
 def _is_about_zero(kind: Any) -> bool:
-    """Return whether a sparse pandas dtype leaves out zeros, and not ones or NaN."""
+    """Return whether a sparse pandas dtype leaves out zeros, not ones or NaN."""
     return bool(getattr(kind, "fill_value", None) == 0)
 
 

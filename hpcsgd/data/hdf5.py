@@ -74,7 +74,7 @@ class StoreLayout:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """Return the dtype of the matrix on disk."""
+        """Return the dtype on disk."""
         return np.dtype(ELEMENTS[self.element])
 
     @property
@@ -140,7 +140,7 @@ def layout_of(path: Any, attributes: Any) -> StoreLayout | None:
 
 
 def widen(part: slice, size: int, whole: int) -> slice:
-    """Return the range `part` of range(whole), widened to multiples of `size`."""
+    """Return `part` of range(whole), widened to multiples of `size`."""
     stop = min(-(-part.stop // size) * size, whole)
     return slice(part.start // size * size, max(stop, part.start))
 
@@ -209,7 +209,7 @@ def open_hdf5(path: Path, **driver: Any) -> Any:
     """Open a file for reading, without a lock.
 
     No program writes to a store under its final name, some parallel file systems refuse
-    locks, and thousands of ranks would request a lock at the same moment.
+    locks, and thousands of ranks would request one at the same moment.
     """
     check_file(path, "an HDF5 file")
     if not os.access(path, os.R_OK):
@@ -543,7 +543,7 @@ class Hdf5Reader:
         return _document(self.file.attrs.get(LABELS))
 
     def _of_columns(self, name: str, kind: str) -> Array | None:
-        """Return data set `name` with one entry per column; None if there is none."""
+        """Return a data set with one entry per column; None if there is none."""
         node = self.file.get(name)
         if getattr(node, "shape", None) != (self.cols,) or node.dtype.kind != kind:
             return None
@@ -654,7 +654,7 @@ def _area(rows: slice, cols: slice) -> int:
 
 
 def _within(part: slice, whole: slice) -> slice:
-    """Return the range `part` relative to the start of `whole`, which contains it."""
+    """Return a range relative to the start of the range `whole` that contains it."""
     return slice(part.start - whole.start, part.stop - whole.start)
 
 
@@ -674,7 +674,7 @@ def _document(text: Any) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return an attribute of a file as a value for JSON."""
+    """Return an attribute as a value for JSON."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, np.ndarray):

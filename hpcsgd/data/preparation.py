@@ -69,12 +69,12 @@ class Preparation:
 
     @property
     def is_raw(self) -> bool:
-        """Return whether the rows are neither scaled nor divided by their lengths."""
+        """Return whether rows are neither scaled nor brought to length 1."""
         return self.scales is None and not self.unit_rows
 
     @property
     def columns(self) -> str:
-        """Return how the columns were prepared: "raw", "scaled" or "standardized"."""
+        """Return what the columns are: raw, scaled or standardized."""
         if self.scales is None:
             return "raw"
         return "scaled" if self.scales.mean is None else "standardized"
@@ -94,7 +94,7 @@ class Preparation:
         return self.scales.equals(other.scales)
 
     def describe(self) -> dict[str, Any]:
-        """Return a description for JSON, without the means and scales of columns."""
+        """Return a description for JSON, without the moments of all columns."""
         return {"columns": self.columns, "unit_rows": self.unit_rows}
 
     def apply(self, X: Any) -> Any:
@@ -144,7 +144,7 @@ def unit_rows(X: Any) -> Any:
 
 
 def is_test(rows: Array, fraction: float, seed: int) -> Array:
-    """Return a mask of the row numbers that are test rows, by a hash of (seed, row)."""
+    """Return which row numbers are test rows (bool), by a hash of (seed, row)."""
     drawn: Array = _hash(rows, seed) < np.uint64(int(fraction * 2**53))
     return drawn
 

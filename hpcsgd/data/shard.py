@@ -144,7 +144,7 @@ def _is_exact(reader: RowReader, shard: Shard, precision: Precision) -> bool:
 
 
 def keeps_values(reader: RowReader, form: Format) -> bool:
-    """Return whether a matrix in format `form` stores the data exactly."""
+    """Return whether a matrix in this format has the exact values of the data."""
     return form.is_wide and np.can_cast(element_of(reader), form.dtype, casting="safe")
 
 
@@ -162,7 +162,7 @@ def load_csr(
     budget: int | None = None,
     seen: Callable[[Csr, int, int], None] | None = None,
 ) -> Csr:
-    """Return a sparse block, read in chunks, with values as `store` converts them.
+    """Read a sparse block in chunks and return it with values as `store` converts them.
 
     NaN and inf raise DataError. `seen` is called with every chunk as it was read, its
     first row and its first column. Chunks take about `budget` bytes (CHUNK_BYTES if
@@ -196,7 +196,7 @@ def bytes_of_csr(rows: int, stored: int, form: Format) -> tuple[int, int]:
 def sparse_pieces(
     reader: RowReader, rows: slice, cols: slice, budget: int
 ) -> Iterator[tuple[int, Csr]]:
-    """Yield (first row, block) for consecutive rows, in blocks of about `budget` bytes.
+    """Yield (first row, block) of consecutive rows, each of about `budget` bytes.
 
     The number of rows follows from the stored values of the blocks before.
     """
@@ -241,7 +241,7 @@ def _refuse(
 
 
 def column_peaks(reader: RowReader, rows: slice, cols: slice) -> Array:
-    """Return max |value| of each column in `cols` over `rows`; 0 without values."""
+    """Return max |value| of each of these columns over these rows; 0 without values."""
     peaks = np.zeros(cols.stop - cols.start)
     if is_sparse(reader):
         for _, block in sparse_pieces(reader, rows, cols, CHUNK_BYTES):
@@ -268,7 +268,7 @@ def split_range(n: int, parts: int, index: int) -> slice:
 
 
 def lengths(n: int, parts: int) -> tuple[int, ...]:
-    """Return the lengths of all parts into which `split_range` cuts range(n)."""
+    """Return the lengths of all `parts` of range(n) that `split_range` returns."""
     ranges = (split_range(n, parts, index) for index in range(parts))
     return tuple(part.stop - part.start for part in ranges)
 

@@ -46,7 +46,7 @@ def count_folds(cv: Any, groups: Any = None) -> int | None:
 
 @dataclass(frozen=True)
 class Folds:
-    """The folds of a cross-validation; the rows of one fold are held out together."""
+    """The folds of a cross-validation, whose rows are held out together."""
 
     count: int
     own: Array | None  # the fold of each row of this rank; −1: in none

@@ -44,7 +44,7 @@ class MirrorMap(ABC):
         self.gather = gather  # (words,) -> (members, words)
 
     def begin(self, point: ReplicaViews) -> None:  # noqa: B027
-        """Write the first point; maps that start at weights 0 do not override this."""
+        """Write the first point; maps that start at w = 0 do not override this."""
 
     @abstractmethod
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
@@ -71,7 +71,7 @@ class MirrorMap(ABC):
 
 
 def log_sum(parts: Array) -> Array:
-    """Return log Σ exp of `parts` over the first axis; parts may be −∞."""
+    """Return log Σ exp over the first axis, where some or all may be −∞."""
     top = parts.max(axis=0)
     top = np.where(np.isneginf(top), 0.0, top)
     with np.errstate(divide="ignore"):

@@ -49,7 +49,7 @@ def check_files(world: Communicator, folder: Path) -> str:
 
 
 def content(rank: int) -> bytes:
-    """Return the bytes of the file of rank `rank`; each rank has different bytes."""
+    """Return the bytes that a rank writes, which differ from rank to rank."""
     return f"rank {rank}\n".encode() * (SIZE // 8)
 
 

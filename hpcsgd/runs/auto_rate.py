@@ -64,7 +64,7 @@ def rate_of_rows(config: RunConfig, steepness: float) -> float:
 
 
 def rate_reason(config: RunConfig) -> str:
-    """Return how `rate_of` determines the rate of `config`, as text."""
+    """Return how `rate_of` finds the rate of `config`."""
     if config.rate.per_batch:
         rows = f"from {config.rate.per_batch} to {rows_of_step(config)} rows a step"
         return f"scaled {rows}, and at most 2/L"
@@ -74,10 +74,7 @@ def rate_reason(config: RunConfig) -> str:
 
 
 def rows_of_step(config: RunConfig) -> int:
-    """Return the number of rows of one step.
-
-    They are those of all replicas if replicas share gradients, else those of one.
-    """
+    """Return the rows of one step: those of all replicas if they share gradients."""
     agreement = config.agreement
     batch = config.schedule.batch
     if not agreement.shares_gradients:
@@ -131,7 +128,7 @@ def _scaled_rate(config: RunConfig, steepness: float) -> float:
 def find_steepness(
     config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
 ) -> float | None:
-    """Return the curvature L; None if the rate of `config` does not depend on it.
+    """Return the curvature L, None where the rate of `config` does not depend on it.
 
     Collective.
     """
@@ -161,7 +158,7 @@ def measure_steepness(
 
 
 def _slowed(config: RunConfig) -> float:
-    """Return the factor of the rate 1/L for momentum and for late gradients."""
+    """Return the factor of 1/L for momentum and for gradients one step late."""
     update = config.update
     agreement = config.agreement
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
@@ -291,7 +288,7 @@ def _of_batches(
 
 
 def curvatures(grid: Grid, loaded: LoadedRows, family: Family) -> Array:
-    """Return c_i κ_i of every local row: its sample weight times its curvature.
+    """Return c_i κ_i of every local row: sample weight times curvature. Collective.
 
     A family without a bound on its curvature (log links) has that of the null model or
     that of the score which fits the row, whichever is larger: a good model lies between

@@ -91,7 +91,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Claim:
-    """The bytes that a rank needs beyond those its process holds, and its limits."""
+    """Bytes that one rank needs beyond those of its process, and its limits."""
 
     node: str
     process: int
@@ -117,7 +117,7 @@ class MemoryBudget:
 def tightest(own: Claim, claims: Sequence[Claim], share: float = 1.0) -> MemoryBudget:
     """Return the budget of the limit of `own` that lacks most, or leaves least.
 
-    Ranks may use only the part `share` of memory that they share with cached files.
+    Of memory that ranks share with cached files, they may use the part `share`.
     """
     near = [claim for claim in claims if claim.node == own.node]
     budgets = [_budget(limit, near, share) for limit in own.limits]
@@ -152,10 +152,7 @@ def system_limits(
 
 
 def resident_bytes(root: Path = ROOT) -> int:
-    """Return the bytes of memory that this process holds now.
-
-    If the system does not show them, return their peak so far.
-    """
+    """Return what this process holds in memory now; where it is unknown, its peak."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _pages(root, 1) or peak * (1 if sys.platform == "darwin" else 1024)
 
@@ -331,19 +328,19 @@ class ExchangeSizes:
 
     @property
     def rows_of_gram(self) -> int:
-        """Number of rows m of the batches of one recurrence."""
+        """Rows m of the batches of one recurrence."""
         schedule = self.config.schedule
         return max(min(schedule.batch * schedule.most_steps, self.epoch.all_rows), 1)
 
     @property
     def rows(self) -> int:
-        """Number of rows m of all batches that are taken together."""
+        """Rows m of all batches that are taken together."""
         most = self.rows_of_gram * batches_at_once(self.config)
         return max(min(most, self.epoch.all_rows), 1)
 
     @property
     def is_monitored(self) -> bool:
-        """True if the run is long enough that the recurrence is checked."""
+        """True where a run is long enough that the recurrence is checked."""
         count = self.config.schedule.most_epochs * -(-self.epoch.all_rows // self.rows)
         kind = self.config.products.kind
         checks = product_facts(kind).is_monitored or (kind == "auto" and self._has_gram)
@@ -368,7 +365,7 @@ class ExchangeSizes:
         return peak + (0 if self.epoch.density is None else marked * (1 + COLUMN))
 
     def kept(self, product: str) -> int:
-        """Return the bytes that product `product` keeps from the first epoch on."""
+        """Return the bytes that a product keeps from the first epoch on."""
         buffers = dict(get_product(product).holds(self.shape(self.rows)))
         return int(buffers.get("kept", 0))
 
@@ -468,7 +465,7 @@ EITHER = ("losses", "finisher")  # never at the same time
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """The bytes that one rank needs, by their use."""
+    """Bytes of one rank, by what they are for."""
 
     process: int  # interpreter, libraries and arrays of the caller: there already
     matrix: int  # 0 where rows of the caller are taken where they lie
@@ -585,7 +582,7 @@ def predict(
 
 
 def _block(grid: Grid, reader: RowReader) -> tuple[int, int]:
-    """Return (rows, columns) of this rank if the data are divided into equal parts."""
+    """Return how many rows and columns this rank has, where all have equal parts."""
     rows = lengths(reader.rows, grid.replicas.size)[grid.replica]
     return rows, lengths(reader.cols, grid.members.size)[grid.member]
 
@@ -670,7 +667,7 @@ SMALL = 64 * 2**20
 
 @lru_cache(maxsize=1)
 def _limits_in(second: int, read: Callable[[], list[Limit]]) -> list[Limit]:
-    """Return what `read` returned when it was first called in second `second`."""
+    """Return what `read` returned when it was first called in this second."""
     return read()
 
 

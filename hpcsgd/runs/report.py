@@ -119,7 +119,7 @@ class ModelFile:
             self.failure = error
 
     def put(self, column: int, words: Array) -> None:
-        """Write `words`, (columns, K), at the place of the columns from `column` on."""
+        """Write `words`, (columns, K), from column `column` of the data on."""
         flat = np.ascontiguousarray(words).reshape(-1).view(np.uint8)
         if self.failure is not None:
             return
@@ -142,7 +142,7 @@ class ModelFile:
 
 
 def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) -> Path:
-    """Write all columns of w by tiles; every rank writes a file of its own. Collective.
+    """Write all columns of w by tiles, on every rank to a file of its own. Collective.
 
     Members store different columns, and some have fewer tiles than others.
     """
@@ -163,10 +163,7 @@ def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) ->
 
 
 def open_model(path: Path, budget: float) -> Array:
-    """Return the weights in a file.
-
-    They are in memory if they take at most `budget` MiB, else a view of the file.
-    """
+    """Return the weights in a file: in memory up to `budget` MiB, else as a view."""
     check_entry(path)
     weights: Array = np.load(path, mmap_mode="r")
     return np.array(weights) if weights.nbytes <= budget * 2**20 else weights
@@ -350,7 +347,7 @@ def _precision(live: AssembledRun) -> dict[str, str]:
 
 
 def _casts(live: AssembledRun) -> dict[str, int | float]:
-    """Return counts of clipped updates, and of values that narrow formats changed."""
+    """Return counts of clipped updates, and of values that narrow formats cut off."""
     backend = live.task.backend
     counts: dict[str, int | float] = {}
     if live.task.clip is not None:

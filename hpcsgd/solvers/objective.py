@@ -109,7 +109,7 @@ class Objective:
         return float(losses.each[0]), losses.clips
 
     def measure(self, weights: Array, intercept: Array | None) -> Losses:
-        """Return F of every model, and its mean loss on its held-out rows.
+        """Return F of every model, and its mean loss on the rows held out from it.
 
         Collective. One pass, one message for each block of rows and one over replicas,
         however many models there are.
@@ -346,7 +346,7 @@ class SlicedObjective(Objective):
 
 
 def _columns(rows: Array, part: slice) -> Array:
-    """Return the columns `part` of `rows`, without a copy if these are all columns."""
+    """Return the columns `part` of rows; the rows themselves if that is all columns."""
     if part.start == 0 and part.stop == rows.shape[1]:
         return rows
     columns: Array = rows[:, part]
@@ -360,9 +360,9 @@ VALUES = 2**16  # in float64, of the rows of a tile that are read together
 
 @dataclass(frozen=True)
 class TiledObjective(Objective):
-    """The objective at weights on disk.
+    """The objective of weights on disk, with the scores of all local rows in memory.
 
-    The scores of all local rows are in memory, but at most one tile of w at a time.
+    No more than a tile of w is in memory at a time.
     """
 
     read_some: Callable[[slice, slice], Any] = lambda rows, columns: None

@@ -65,7 +65,7 @@ class RoundClock(Protocol):
     has_clock: bool  # whether pending computation has to finish before a check
 
     def begin(self, number: int) -> None:
-        """Start round `number` of the run; the first round has number 0."""
+        """Start round `number` of the run, from 0 on."""
 
     def has_next_chunk(self, taken: int) -> bool:
         """Return whether a chunk follows after `taken` chunks of this round.
@@ -318,7 +318,7 @@ def sigma_2(weights: Array) -> float:
 
 
 def check_doubly_stochastic(weights: Array) -> None:
-    """Raise ConfigError if mixing by `weights` would bias the mean over replicas."""
+    """Raise ConfigError if weights would bias the mean over replicas."""
     sums = [*weights.sum(axis=0), *weights.sum(axis=1)]
     if weights.min(initial=0.0) < 0.0 or not np.allclose(sums, 1.0, 0.0, 1e-12):
         raise ConfigError(
@@ -575,7 +575,7 @@ class AnybatchSettings(GradientSettings):
 
 
 class Anybatch(Gradient):
-    """Any-batch SGD: in each round replicas step by themselves, then mix weights."""
+    """Any-batch SGD: replicas step after a round by themselves, and mix weights."""
 
     settings: ClassVar[type[AgreementSettings]] = AnybatchSettings
 
@@ -833,7 +833,7 @@ class Anybatch(Gradient):
     def visited(self, dealt: int) -> int:
         """Return R times the rows of this replica in the round.
 
-        `facts` reports the rows that each replica really took.
+        `facts` has the rows that the replicas really took.
         """
         rows = self.stream.rows_in(self._started, self._taken)
         return rows * self.grid.replicas.size

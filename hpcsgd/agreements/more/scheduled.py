@@ -116,7 +116,7 @@ class Queue:
 
     @property
     def in_flight(self) -> int:
-        """Return the bytes of all pieces under way."""
+        """Return the bytes under way."""
         return sum(piece.size for piece in self._travelling)
 
     def push(self, piece: TilePiece) -> None:
@@ -611,7 +611,7 @@ class Scheduled(Gradient):
         self.check.after_exchange(state, exchanges, self._alike(state))
 
     def arrive(self, state: State) -> None:
-        """Wait for all tiles that are under way, and step them. Collective."""
+        """Wait for all tiles, and step them. Collective."""
         for number in range(len(self.buffer.tiles)):
             self._need(state, number, None)
 

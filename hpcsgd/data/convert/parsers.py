@@ -58,13 +58,13 @@ class LineLayout:
 
 
 def parse_number(token: bytes) -> float | None:
-    """Return the nearest float64 to a token; None if it is not a finite number."""
+    """Return the nearest float64, or None where the token is no finite number."""
     value = float(token) if NUMBER.fullmatch(token) else math.inf
     return value if math.isfinite(value) else None
 
 
 def _number_fault(token: bytes) -> Kind:
-    """Return the kind of fault of a token that is not a finite number."""
+    """Return the kind of fault of a token that `parse_number` refuses."""
     with suppress(ValueError):
         if not math.isfinite(float(token)):
             return Kind.NONFINITE
@@ -170,7 +170,7 @@ def _whole(digits: bytes) -> int:
 
 
 def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the position of each line in the text, and the line without its newline."""
+    """Yield the position of each line, and the line without its newline."""
     position = 0
     for line in text.split(b"\n")[:-1]:
         yield position, line
@@ -212,7 +212,7 @@ def bare(field: bytes, delimiter: bytes) -> bytes:
 
 
 def _bare_span(field: bytes, delimiter: bytes) -> tuple[int, int]:
-    """Return start and stop of a field without blanks and quotes around it."""
+    """Return where a field begins and ends without blanks and quotes around it."""
     start, stop = _trimmed(field, 0, len(field), delimiter)
     if stop - start >= 2 and field[start] == field[stop - 1] == QUOTE:
         return _trimmed(field, start + 1, stop - 1, delimiter)
@@ -318,7 +318,7 @@ def _field(field: bytes, position: int, layout: LineLayout, place: int) -> float
 
 
 def count_lines_in_python(text: bytes, delimiter: bytes) -> int:
-    """Return the number of lines that are rows; the text ends with a newline."""
+    """Return how many lines are rows, in a text that ends with a newline."""
     return sum(not is_blank(line, delimiter) for line in text.split(b"\n")[:-1])
 
 

@@ -42,7 +42,7 @@ class PointSource:
 
 @dataclass(frozen=True)
 class PointTask:
-    """The data of a run, and the kind of its study."""
+    """Data of a run, and the kind of its study."""
 
     study: str
     data: str
@@ -52,7 +52,7 @@ class PointTask:
 
 @dataclass(frozen=True)
 class PointConfig:
-    """The settings that a run has in common with its repeats."""
+    """Settings that a run has in common with its repeats."""
 
     ranks: int
     emulated: int  # ranks that the one started rank stands for, or 0
@@ -118,7 +118,7 @@ class PointCosts:
         return int(sum(self.ledger.get(p, {}).get(figure, 0) for p in TRAINING))
 
     def split(self) -> tuple[float, float, float, float]:
-        """Return the seconds of arithmetic, network, input, and all else (Python)."""
+        """Return the seconds of arithmetic, network, input, and Python (the rest)."""
         total = self.seconds or 0.0
         agreement = float(self.ledger.get("agreement", {}).get("seconds", 0.0))
         network = _sum(self.phases, NETWORK) + agreement
@@ -130,7 +130,7 @@ class PointCosts:
 
 @dataclass(frozen=True)
 class ReportPoint:
-    """The settings and the measurements of one run."""
+    """Settings and measurements of one run."""
 
     label: str  # name of the method, or of the setting
     algorithm: str  # name of the method, whatever the label is, as "casgd"
@@ -155,7 +155,7 @@ class ReportPoint:
 
     @property
     def is_crowded(self) -> bool:
-        """Return whether ranks waited for cores, of which there were too few."""
+        """Return whether there were more ranks than cores, so that ranks waited."""
         cores = self.machine.cores
         return self.machine.oversubscribed or 0 < cores < self.config.ranks
 
@@ -261,7 +261,7 @@ def _number(line: Mapping[str, Any], key: str) -> float | None:
 
 
 def _finite(value: Any) -> float | None:
-    """Return a finite number as float; None for other values: NaN, text, booleans."""
+    """Return a finite number, or None for any other value: NaN, text, true."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e300 and isfinite(value) else None
@@ -342,7 +342,7 @@ class RunSetting:
 
     @property
     def was_busy(self) -> bool:
-        """Return whether other processes used the machine when some run began."""
+        """Return whether other processes used the machine as one of the runs began."""
         return any(
             m.load is not None and m.cores and m.load / m.cores > BUSY
             for m in (point.machine for point in self.points)
@@ -439,7 +439,7 @@ class Problem:
     def speed_up(self, setting: RunSetting) -> Spread | None:
         """Return the speed-up of an epoch over the best epoch on one rank.
 
-        In weak scaling, it is multiplied by the ranks, as are the rows. The result is
+        In weak scaling, it is multiplied by the ranks, as the rows are. The result is
         None without a run on one rank.
         """
         base = self.one_rank(setting)
@@ -451,7 +451,7 @@ class Problem:
         return Spread(*(work * seconds / t for t in (time.median, time.high, time.low)))
 
     def efficiency(self, setting: RunSetting) -> float | None:
-        """Return the speed-up over one rank divided by the number of ranks, or None."""
+        """Return the speed-up over one rank, divided by the ranks."""
         speed_up = self.speed_up(setting)
         return None if speed_up is None else speed_up.median / setting.width
 
@@ -619,7 +619,7 @@ def _of_study(folder: Path) -> Iterator[ReportPoint]:
 def _of_comparison(folder: Path) -> Iterator[ReportPoint]:
     """Yield a point for every repeat of every setting, from its run folder if possible.
 
-    If its run folder has gone, a repeat has the figures of compare.json.
+    Without its run folder, a repeat has the figures of compare.json.
     """
     document = _document(folder / COMPARE)
     for row in document.get("settings", []):
@@ -660,7 +660,7 @@ def _of_run(folder: Path) -> ReportPoint:
 
 
 def _as_line(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return result.json, or a row of compare.json, as a line of a study."""
+    """Return result.json, or a row of compare.json, as the line of a study."""
     config = _table(document, "config")
     schedule = _table(config, "schedule")
     grid = _table(config, "grid")
@@ -749,7 +749,7 @@ def _steps(document: Mapping[str, Any], grid: Mapping[str, Any]) -> Any:
 
 
 def _expected(document: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return the traffic by formula; None if the document lacks what it depends on."""
+    """Return the expected traffic; None if the document lacks what it depends on."""
     try:
         return expected_traffic(document)
     except (AttributeError, KeyError, TypeError, ValueError, HpcsgdError):

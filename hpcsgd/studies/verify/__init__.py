@@ -1,4 +1,4 @@
-"""Certificates of finished runs, which a reviewer can reproduce."""
+"""Certificates of finished runs, which a reviewer can make again."""
 
 from hpcsgd.studies.verify.certificate import Certificate, certify
 

@@ -70,7 +70,7 @@ def update(
 def step(
     exchange: RecordedExchange, at: Point, g: Array, pull: Array, rate: Any
 ) -> Point:
-    """Return the point after one update of the weights and of a learnt intercept."""
+    """Return the point after one update of weights and of a learnt intercept."""
     w, v = update(exchange, at["w"], at["v"], g, rate)
     b = at["b"]
     bv = at["bv"]
@@ -143,7 +143,7 @@ FEW = 8  # roundings of a number beside those of its sum: factors, conversions, 
 
 
 class Allowance:
-    """The tolerance for the result of an exchange, accumulated step by step."""
+    """The tolerance of an exchange, accumulated step by step."""
 
     def __init__(
         self, exchange: RecordedExchange, start: Point, choices: tuple[bool, ...] = ()
@@ -635,13 +635,13 @@ class Response:
 
 
 def gamma(count: Array | float, unit: float) -> Array:
-    """Return γ_k(u) = k u / (1 − k u) for k = `count`, infinite where k u reaches 1."""
+    """Return γ_k(u) = k u / (1 − k u), infinite where k u reaches 1."""
     share = np.asarray(count, dtype=np.float64) * unit
     return np.where(share < 1.0, share / np.maximum(1.0 - share, unit), np.inf)
 
 
 def _wide(values: Array) -> Array:
-    """Return a copy of `values` in float64."""
+    """Return a copy in float64."""
     return np.array(values, dtype=np.float64)
 
 

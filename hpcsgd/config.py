@@ -234,7 +234,7 @@ class GridConfig(Settings, section="grid"):
 
 @dataclass(frozen=True)
 class RunSection(Settings, section="run"):
-    """Behaviour of the run; only `defaults` changes what is learnt."""
+    """How the run behaves: its files, ranks, checks and limits."""
 
     defaults: str = setting(
         "sgd",

@@ -1077,7 +1077,9 @@ def _difference(everybody: list[dict[str, Any]], who: str) -> str:
                     f"{name} is {first.get(name)} on {who} 0 and {other.get(name)} on"
                     f" {who} {rank}; give all ranks the same"
                 )
-    raise AssertionError("unlike hashes of what is alike")  # pragma: no cover
+    raise AssertionError(
+        "replicas are equal, and their checksums differ"
+    )  # pragma: no cover
 
 
 # Replicas that take the same steps have the same bits, or are mended.

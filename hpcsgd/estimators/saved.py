@@ -283,7 +283,9 @@ class Predictor:
 
     def _need(self, is_there: bool, what: str) -> None:
         if not is_there:
-            raise ConfigError(f"a {self.formula.family} model has no {what}; predict")
+            raise ConfigError(
+                f"a {self.formula.family} model has no {what}; call its method predict"
+            )
 
 
 # One file for a fitted model: a sealed HDF5 file that loads anywhere.

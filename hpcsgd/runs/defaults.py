@@ -426,7 +426,7 @@ class FitArguments:
         is_news = reason.endswith(WHOLE) and not has_section(self.config, "polish")
         if self.polish == "auto" and is_news:
             log.warning(
-                "polish is off: %s; polish=False says so, too",
+                "polish is off: %s; give polish=False to be rid of this line",
                 reason,
                 extra={"on_all_ranks": True},
             )

@@ -300,7 +300,9 @@ def make_on_gpu(
     may_ask = kernel == "auto" and takes > 0  # the same on all ranks
     if may_ask and not all(grid.world.exchange_objects(takes <= left)):
         log.info(
-            "cuBLAS is not asked: %s for its squares are not free", format_bytes(takes)
+            "the Gram is not computed by cuBLAS, for whose workspace of %s the GPU has"
+            " no room",
+            format_bytes(takes),
         )
         kernel = "own"
     if facts.holds_all_columns and task.shard.is_sparse:

@@ -152,7 +152,7 @@ class Hardware:
         if inside < ranks:
             raise ConfigError(
                 f"{self.name}: {ranks} ranks are more than the {inside} that its"
-                " levels join; ask for fewer, or add a level"
+                " network levels join; ask for fewer ranks, or add one of [[levels]]"
             )
         return needed
 

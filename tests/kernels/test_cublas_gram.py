@@ -104,7 +104,7 @@ def test_a_gpu_without_room_keeps_ours(monkeypatch, caplog):
         )
     assert found.name == "own" and found.products is own
     assert [name for name, taken in said[0].items() if taken < np.inf] == ["own"]
-    assert "cuBLAS is not asked: the GPU" in caplog.text
+    assert "not computed by cuBLAS: the GPU" in caplog.text
     with pytest.raises(ConfigError, match="has no room for"):
         choose_gram("cublas", own)
 

@@ -218,7 +218,7 @@ def test_auto_asks_cublas_where_it_has_room(devices, monkeypatch, caplog, member
     with caplog.at_level("INFO"):
         train_on(members, config, problem)
     assert set(asked) == {"own"}
-    assert "cuBLAS is not asked: 6." in caplog.text
+    assert "not computed by cuBLAS, for whose workspace of 6." in caplog.text
 
 
 def test_cublas_without_room_is_refused_first(devices):

@@ -295,7 +295,7 @@ def _by_wgmma(own: DenseProducts, kind: str) -> dict[str, Products]:
     except ConfigError as error:
         if kind == "wgmma":
             raise
-        log.info("wgmma is not asked: %s", error)
+        log.info("the Gram is not computed by wgmma: %s", error)
         return {"wgmma": own}
 
 
@@ -310,7 +310,7 @@ def _by_cublas(own: DenseProducts, kind: str) -> dict[str, Products]:
     except ConfigError as error:
         if kind == "cublas":
             raise
-        log.info("cuBLAS is not asked: %s", error)
+        log.info("the Gram is not computed by cuBLAS: %s", error)
         return dict.fromkeys(names, own)
     made = (CublasGram(own, parts, first) for parts in PARTS)
     return dict(zip(names, made, strict=True))
@@ -384,7 +384,10 @@ def measured_seconds(own: DenseProducts, ways: Mapping[str, Products]) -> Second
     }
     for name in UNPROVED:
         if name in candidates and not _agrees(own, candidates[name], numbers, out):
-            log.warning("the Gram is not asked of %s: its tiles are others", name)
+            log.warning(
+                "the Gram is not computed by %s, whose results differ from our own",
+                name,
+            )
             del candidates[name]
     for turn in range(TURNS):
         for name, products in candidates.items():
@@ -412,7 +415,7 @@ def _seconds(device: Device, way: Products, numbers: Any, out: Any) -> float:
     try:
         return device.seconds(lambda: way.gram(numbers, out), TIMES)
     except MissingPackage as missing:
-        log.info("the Gram is not asked of cuBLAS: %s", missing)
+        log.info("the Gram is not computed by cuBLAS: %s", missing)
         return float("inf")
 
 

@@ -24,7 +24,7 @@ from tests.helpers.kernels.ptx.launches import module_of, rows_packed, run_by
 from tests.helpers.kernels.ptx.watched import Found, WatchedKernel
 
 # Seconds that a processor may work on one fault: other runs beside it do not count.
-LIMIT = 900
+LIMIT = 240
 SILENT = ("nothing", "values")  # no check has said anything; float64 may have
 TEXT_OF_ALL = "device.cuh"  # is nobody's own: it is left as it is
 ORDERS = (

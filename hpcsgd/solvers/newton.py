@@ -72,12 +72,13 @@ class Hessian:
         self.scaling = WholeScaling(
             self._joined(scaling.roots), self._joined(scaling.centers), scaling.level
         )
-        # With one score a row the products are of the rows as they are, and are scaled
-        # in the end; far columns would lose digits by that, and are centred first,
-        # as all columns are where the caller scales rows.
+        # A rank alone multiplies rows with one score as they are and scales the result:
+        # far columns would lose digits by that, and are centred first. Several ranks
+        # centre all columns, and so does a rank whose result is ill conditioned.
         distance = np.abs(self.scaling.centers) * self.scaling.level
         far = distance > NEAR * self.scaling.roots
-        self.scales_rows = scales_rows or self.columns > 1 or bool(far.any())
+        is_simple = self.columns == 1 and land.world.size == 1 and not far.any()
+        self.scales_rows = scales_rows or not is_simple
         # Workspace for the products of one score a row: rows that stay in the cache.
         height = max(CACHED_VALUES // self.variables, LEAST_ROWS)
         self.side = np.empty((height, self.variables))
@@ -344,6 +345,11 @@ class NewtonSystem:
         self.units = np.repeat(1.0 / np.sqrt(each), scores)
         self.whole = self.units[:, None] * whole * self.units
 
+    @property
+    def is_ill_conditioned(self) -> bool:
+        """Return whether some directions may be nothing but rounding."""
+        return self.is_finite and self._factor is None
+
     def step(self, gradient: Array) -> Array:
         """Return −H⁺ g, without the directions in which H is nothing but rounding.
 
@@ -513,7 +519,13 @@ class NewtonSolver(Lbfgs):
         if self.landscape.world.rank:
             return gradient, None
         rounding = self.hessian.rounding(whole)
-        return gradient, NewtonSystem(whole, rounding, self.landscape.rows.columns)
+        system = NewtonSystem(whole, rounding, self.landscape.rows.columns)
+        if system.is_ill_conditioned and not self.hessian.scales_rows:
+            # Flat directions are told from rounding, which has to be the least then.
+            self.hessian.scales_rows = True
+            self.hessians -= 1
+            return self._system_at_point()
+        return gradient, system
 
     def _directions(self) -> Iterator[tuple[Array, float]]:
         """Yield Newton's direction, then as a fallback those of L-BFGS."""

@@ -195,7 +195,8 @@ def test_every_family_ends_where_no_subgradient_is_left(family, l2, tol, bounds)
     slope = X.T @ r + l2 * w
     penalty = Penalty(l2, 0.02, **bounds)
     least = penalty.least(result.weights, slope.astype(float))
-    assert np.abs(least).max() < 1e-8 and abs(r.sum()) < 1e-8
+    # A gap of 1e-12 allows a slope of about its root along the intercept.
+    assert np.abs(least).max() < 1e-8 and abs(r.sum()) < 1e-7
     assert (w == 0).any()
     losses = [record["loss"] for record in result.history]
     assert all(b <= a * (1 + 1e-12) for a, b in zip(losses, losses[1:], strict=False))

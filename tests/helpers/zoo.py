@@ -16,6 +16,8 @@ NAMED = [
     hpcsgd.TweedieRegressor(),
     hpcsgd.NegativeBinomialRegressor(),
 ]
+# scikit-learn checks regressors with targets of any size, and these are shares.
+CHECKED = [name for name in FAMILIES if name != "binomial"]
 GENERIC = [hpcsgd.GLM(family=name) for name in FAMILIES]
 ALL = NAMED + GENERIC
 CHOOSING = [hpcsgd.GLM_CV(family=f, alphas=(1e-3, 1e-1), cv=2) for f in FAMILIES]

@@ -29,7 +29,10 @@ LEAN = (
 )
 ALL = ("70", "75", "80", "89", "90", "100", "120")
 HEADER = re.compile(r"^(\.version|\.target|//).*$", re.MULTILINE)
-EXPONENTIALS = ("logistic", "poisson", "gamma", "probit", "softmax")
+EXPONENTIALS = (
+    *("logistic", "poisson", "gamma", "probit", "softmax"),
+    *("tweedie", "negative-binomial", "binomial"),
+)
 
 
 @pytest.mark.cases(1)

@@ -130,6 +130,7 @@ def agree(found, walk):
         assert np.abs(launched[1] - w).max() <= 2e-6 * np.abs(w).max()
         assert np.abs(launched[2] - r).max() <= 6e-6 * max(1.0, np.abs(r).max())
         if launched[0] is not None:
-            assert abs(launched[0][0] - beta) <= 2e-6
+            size = max(1.0, abs(beta), np.abs(r).max())  # it is a sum of residuals
+            assert abs(launched[0][0] - beta) <= 2e-6 * size
         for one, first in zip(launched, found[0], strict=True):
             np.testing.assert_array_equal(one, first)

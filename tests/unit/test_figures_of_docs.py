@@ -327,8 +327,8 @@ def test_the_table_of_fits_is_that_of_the_figures():
     ms = {(row["problem"], row["method"]): row["cpu_ms"] for row in figures}
     first = [name for name, method in ms if method == "hpcsgd, SGD first"]
     ratios = [ms[n, "hpcsgd, SGD first"] / ms[n, "hpcsgd"] for n in first]
-    assert len(ratios) == 6
-    assert f"{min(ratios):.2g} to {max(ratios):.2g} times as long" in page
+    text = " ".join(page.split())
+    assert f"{min(ratios):.2g} to {max(ratios):.2g} times as long" in text
 
 
 def test_the_tables_of_products_are_those_of_the_figures():

@@ -66,8 +66,9 @@ test-ulfm: environment  ## lost ranks under Open MPI with ULFM, in .venv-ulfm
 test-all: slurm-packages  ## the full matrices; its summary goes to benchmarks/results/
 	@mkdir -p benchmarks/results
 	@$(RUN) -m tests.suite -m "not ulfm" > .test-all.log 2>&1; code=$$?; \
-	  tail -n 40 .test-all.log; \
-	  sed -n '/time by folder/,$$p' .test-all.log > benchmarks/results/test-all.txt; \
+	  grep -E '^(FAILED|ERROR) ' .test-all.log; tail -n 40 .test-all.log; \
+	  grep -E '^[a-z]+ +[0-9.]+ s|^[0-9]+ (passed|failed)' .test-all.log \
+	  > benchmarks/results/test-all.txt; \
 	  rm -f .test-all.log; exit $$code
 
 # GPU_PYTHON=python3: an interpreter that has CuPy, where nothing can be installed.

@@ -357,7 +357,7 @@ class Pending:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether `wait` has not been called yet."""
+        """Return whether `wait` has not been called yet."""
         return self._finish is not None
 
     def wait(self) -> Array:
@@ -810,7 +810,7 @@ class Communicator(Transport):
 
     @property
     def host_group(self) -> "Communicator":
-        """The same ranks as a group for host arrays, which opens no GPU transport."""
+        """Return a group of the same ranks for host arrays, without a GPU transport."""
         return self
 
     @property

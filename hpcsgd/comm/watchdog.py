@@ -44,7 +44,7 @@ class RankLocation:
 
 
 class Action(Enum):
-    """What a watchdog does with the job: wait on, warn, or end it."""
+    """The decision of a watchdog about the job: wait on, warn, or end it."""
 
     GO_ON = "go on"  # the others move
     BE_PATIENT = "be patient"  # some rank works

@@ -1,4 +1,4 @@
-"""`hpcsgd info` and `hpcsgd completion`."""
+"""`hpcsgd info`: facts on this installation and this machine."""
 
 import argparse
 import json
@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING, Any
 import hpcsgd
 from hpcsgd.cli.names import COMMANDS
 from hpcsgd.cli.parser import add_json
-from hpcsgd.errors import MissingPackage
 
 if TYPE_CHECKING:
     from hpcsgd.comm.gpu_mpi import PathCheck
-
-# `hpcsgd info`: facts on this installation and this machine.
 
 PACKAGES = ("numpy", "scipy", "h5py", "mpi4py", "ml_dtypes", "jinja2", "rich", "cupy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "sve", "bf16")
@@ -277,68 +274,3 @@ def _version_of(names: tuple[str, ...]) -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return None
-
-
-# `hpcsgd completion`: a script that completes commands, flags, choices and files.
-
-SHELLS = ("bash", "zsh", "tcsh")
-FOLDERS = ("DIR", "FOLDER")
-FILES = ("FILE", "MODEL", "DATA", "PATH", "RUN", "SRC", "TEMPLATE", ".H5", ".TOML")
-
-
-def add_completion_parser(commands: Any) -> None:
-    """Add `completion` to the commands."""
-    parser = commands.add_parser(
-        "completion",
-        help=COMMANDS["completion"],
-        description="Print a script that completes commands, flags, choices and files."
-        ' eval "$(hpcsgd completion bash)" switches it on in bash.',
-        example="hpcsgd completion bash",
-    )
-    parser.add_argument(
-        "shell",
-        type=_shell,
-        choices=SHELLS,
-        metavar="SHELL",
-        help=f"shell of the script: {', '.join(SHELLS)}",
-    )
-    parser.set_defaults(run=print_completion)
-
-
-def print_completion(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print the completion script, which is made from the parsers of all commands."""
-    try:
-        import shtab
-    except ImportError as missing:
-        raise MissingPackage(
-            "completion needs shtab; install it with: pip install 'hpcsgd[completion]'"
-        ) from missing
-    from hpcsgd.cli.parser import make_parser
-
-    parser = make_parser()
-    _name_files(parser, shtab.FILE, shtab.DIRECTORY)
-    print(shtab.complete(parser, arguments.shell))
-    return 0
-
-
-def _shell(text: str) -> str:
-    """Return `text` if it names a shell with a completion script, else raise."""
-    if text not in SHELLS:
-        raise argparse.ArgumentTypeError(
-            f"there is no completion for {text}; choose one of {', '.join(SHELLS)}"
-        )
-    return text
-
-
-def _name_files(parser: argparse.ArgumentParser, file: Any, folder: Any) -> None:
-    """Mark each argument whose metavar shows that it takes a file or a folder."""
-    for action in parser._actions:  # argparse offers no other way to list them
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                _name_files(command, file, folder)
-        elif action.choices is None and action.nargs != 0:
-            shown = str(action.metavar or action.dest).upper()
-            if shown.startswith(FOLDERS):
-                action.complete = folder  # type: ignore[attr-defined]
-            elif any(name in shown for name in FILES):
-                action.complete = file  # type: ignore[attr-defined]

@@ -123,5 +123,5 @@ PARSERS = {
     "data": "hpcsgd.cli.data:add_parser",
     "jobs": "hpcsgd.cli.jobs:add_parser",
     "info": "hpcsgd.cli.info:add_parser",
-    "completion": "hpcsgd.cli.info:add_completion_parser",
+    "completion": "hpcsgd.cli.parser:add_completion_parser",
 }

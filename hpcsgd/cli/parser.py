@@ -20,7 +20,13 @@ from hpcsgd.cli.interrupts import exit_when_interrupted
 from hpcsgd.cli.names import COMMANDS, GROUPS, PARSERS, WORK
 from hpcsgd.comm import open_world
 from hpcsgd.comm.rank_ends import TIMEOUT
-from hpcsgd.errors import ConfigError, DataError, HpcsgdError, did_you_mean
+from hpcsgd.errors import (
+    ConfigError,
+    DataError,
+    HpcsgdError,
+    MissingPackage,
+    did_you_mean,
+)
 from hpcsgd.files import BINARY, UNIT_BYTES
 
 if TYPE_CHECKING:
@@ -719,6 +725,69 @@ def run(argv: Sequence[str]) -> int:
         # The reader of the output (a pager, head) has ended: this is no error.
         sys.stderr.close()
         return 0
+
+
+# `hpcsgd completion`: a script that completes commands, flags, choices and files.
+
+SHELLS = ("bash", "zsh", "tcsh")
+FOLDERS = ("DIR", "FOLDER")
+FILES = ("FILE", "MODEL", "DATA", "PATH", "RUN", "SRC", "TEMPLATE", ".H5", ".TOML")
+
+
+def add_completion_parser(commands: Any) -> None:
+    """Add `completion` to the commands."""
+    parser = commands.add_parser(
+        "completion",
+        help=COMMANDS["completion"],
+        description="Print a script that completes commands, flags, choices and files."
+        ' eval "$(hpcsgd completion bash)" switches it on in bash.',
+        example="hpcsgd completion bash",
+    )
+    parser.add_argument(
+        "shell",
+        type=_shell,
+        choices=SHELLS,
+        metavar="SHELL",
+        help=f"shell of the script: {', '.join(SHELLS)}",
+    )
+    parser.set_defaults(run=print_completion)
+
+
+def print_completion(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Print the completion script, which is made from the parsers of all commands."""
+    try:
+        import shtab
+    except ImportError as missing:
+        raise MissingPackage(
+            "completion needs shtab; install it with: pip install 'hpcsgd[completion]'"
+        ) from missing
+    parser = make_parser()
+    _name_files(parser, shtab.FILE, shtab.DIRECTORY)
+    print(shtab.complete(parser, arguments.shell))
+    return 0
+
+
+def _shell(text: str) -> str:
+    """Return `text` if it names a shell with a completion script, else raise."""
+    if text not in SHELLS:
+        raise argparse.ArgumentTypeError(
+            f"there is no completion for {text}; choose one of {', '.join(SHELLS)}"
+        )
+    return text
+
+
+def _name_files(parser: argparse.ArgumentParser, file: Any, folder: Any) -> None:
+    """Mark each argument whose metavar shows that it takes a file or a folder."""
+    for action in parser._actions:  # argparse offers no other way to list them
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _name_files(command, file, folder)
+        elif action.choices is None and action.nargs != 0:
+            shown = str(action.metavar or action.dest).upper()
+            if shown.startswith(FOLDERS):
+                action.complete = folder  # type: ignore[attr-defined]
+            elif any(name in shown for name in FILES):
+                action.complete = file  # type: ignore[attr-defined]
 
 
 # Parsers of the values of flags that are more than a number or a name.

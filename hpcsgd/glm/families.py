@@ -275,6 +275,18 @@ def exp_mean(self: Any, t: Array) -> Array:
     return np.exp(np.minimum(t, exp_bound(t.dtype)))
 
 
+def class_variance(self: Any, mean: Array) -> Array:
+    """Return V(μ) = μ (1 − μ), the variance of the indicator of a class."""
+    variance: Array = mean * (1 - mean)
+    return variance
+
+
+def minus_loss(self: Any, t: Array, y: Array, dispersion: float) -> Array:
+    """Return log f = −ℓ, for a family whose loss is the negative log density."""
+    density: Array = -self.loss(t, y)
+    return density
+
+
 @lru_cache(maxsize=8)
 def exp_bound(dtype: Any) -> float:
     """Return the largest score whose exponential is not clipped.
@@ -332,6 +344,8 @@ class Logistic:
     targets = "binary"
     curvature = 0.25
     clipped = no_clips
+    variance = class_variance
+    log_density = minus_loss
     dispersion_rule = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
@@ -352,16 +366,6 @@ class Logistic:
         """Return μ = sigmoid(t)."""
         probability: Array = expit(t)
         return probability
-
-    def variance(self, mean: Array) -> Array:
-        """Return V(μ) = μ (1 − μ)."""
-        variance: Array = mean * (1 - mean)
-        return variance
-
-    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
-        """Return log f = −ℓ."""
-        density: Array = -self.loss(t, y)
-        return density
 
 
 # Poisson regression with log link: ℓ = eᵗ − y t.
@@ -678,6 +682,8 @@ class Probit:
     targets = "binary"
     curvature = 1.0
     clipped = no_clips
+    variance = class_variance
+    log_density = minus_loss
     dispersion_rule = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
@@ -701,16 +707,6 @@ class Probit:
         """Return μ = Φ(t)."""
         probability: Array = ndtr(t)
         return probability
-
-    def variance(self, mean: Array) -> Array:
-        """Return V(μ) = μ (1 − μ)."""
-        variance: Array = mean * (1 - mean)
-        return variance
-
-    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
-        """Return log f = −ℓ."""
-        density: Array = -self.loss(t, y)
-        return density
 
 
 # L2-loss support vector machine: ℓ = max(0, 1 − y t)² / 2, y in {−1, 1}.
@@ -751,6 +747,8 @@ class Softmax:
     targets = "classes"
     curvature = 0.5
     clipped = no_clips
+    variance = class_variance
+    log_density = minus_loss
     dispersion_rule = "one"
 
     def loss(self, t: Array, y: Array) -> Array:
@@ -780,16 +778,6 @@ class Softmax:
         np.exp(mean, out=mean)
         np.divide(mean, np.add.reduce(mean, axis=1, keepdims=True), out=mean)
         return mean
-
-    def variance(self, mean: Array) -> Array:
-        """Return V(μ) = μ (1 − μ) of every class."""
-        variance: Array = mean * (1 - mean)
-        return variance
-
-    def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
-        """Return log f = −ℓ."""
-        density: Array = -self.loss(t, y)
-        return density
 
 
 def _largest(t: Array) -> Array:

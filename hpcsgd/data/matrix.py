@@ -187,7 +187,11 @@ class Csr:
         return dense
 
     def to_scipy(self) -> Any:
-        """Return the matrix as a scipy.sparse.csr_array; floating storages only."""
+        """Return the matrix as a scipy.sparse.csr_array; floating storages only.
+
+        The arrays of the result are those of this matrix where the integers are of the
+        dtype that SciPy requires.
+        """
         from scipy.sparse import csr_array
 
         # SciPy requires the same integer dtype for both.
@@ -195,6 +199,9 @@ class Csr:
         edges = self.indptr.astype(kind)
         columns = self.indices.astype(kind, copy=False)
         matrix = csr_array((self.data, columns, edges), shape=self.shape)
+        # SciPy copies a view of less than half of an array; cached blocks of rows would
+        # be a second copy of the whole matrix.
+        matrix.data, matrix.indices = self.data, columns
         matrix.has_sorted_indices = matrix.has_canonical_format = True
         return matrix
 

@@ -1,5 +1,6 @@
 """The shard of a rank: its rows and columns, dense or sparse."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,6 +182,17 @@ def load_csr(
             _refuse(piece, start, cols.start, large, too_large, names_of(reader))
         stored.append(piece.with_data(data))
     return stored[0] if len(stored) == 1 else stack(stored)
+
+
+def release_freed_memory() -> None:
+    """Return freed memory of this process to the system, if its C library is glibc.
+
+    The arrays of sparse chunks are too small to be mapped one by one, so that glibc
+    would keep their memory, about as much as the block itself has.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def bytes_of_csr(rows: int, stored: int, form: Format) -> tuple[int, int]:

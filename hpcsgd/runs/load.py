@@ -40,6 +40,7 @@ from hpcsgd.data.shard import (
     exact,
     exact_columns,
     load_csr,
+    release_freed_memory,
     sparse_pieces,
     split_by_weight,
     split_range,
@@ -454,7 +455,9 @@ def _read_matrix(
         return look(reader, rows, columns, backend, seen)
     store = backend.store
     if is_sparse(reader):
-        return load_csr(reader, rows, columns, store, seen=seen.add_sparse)
+        matrix = load_csr(reader, rows, columns, store, seen=seen.add_sparse)
+        release_freed_memory()
+        return matrix
     block = load_block(reader, rows, columns, store, seen=seen.add, finite=all_finite)
     return DenseMatrix(block)
 

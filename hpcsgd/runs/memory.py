@@ -357,12 +357,9 @@ class ExchangeSizes:
             peak = max(peak, self._buffers(rest) + self._workspace(rest))
         if self.is_monitored:
             # A check repeats the recurrence in float64, a block row at a time. The
-            # products are multiplied by then, but what sparse ones took may not have
-            # gone back to the system.
+            # products are multiplied by then.
             words = self._words(self.rows_of_gram)
-            check = words * self.epoch.gram_size * 3 // 2
-            is_dense = self.epoch.density is None
-            peak = max(peak, check) if is_dense else peak + check
+            peak = max(peak, words * self.epoch.gram_size * 3 // 2)
         peak += self._buffers(self.rows)
         # A mark for each column and its place among those that are touched.
         return peak + (0 if self.epoch.density is None else marked * (1 + COLUMN))

@@ -58,6 +58,16 @@ def test_rows_are_cut_and_taken():
         assert X[csr.place(number)] == csr.data[number]
 
 
+def test_blocks_of_rows_are_views_of_the_matrix():
+    csr, X = both(n=1000)
+    for start in range(0, 1000, 100):
+        rows = slice(start, start + 100)
+        block = csr.operand(rows)
+        assert np.shares_memory(block.data, csr.data)
+        assert np.shares_memory(block.indices, csr.indices)
+        np.testing.assert_array_equal(block.toarray(), X[rows])
+
+
 @pytest.mark.parametrize("recipe", ["fp64", "fp32", "c"])
 @pytest.mark.parametrize("column", [np.int32, np.int64])
 def test_what_is_packed_is_unpacked(recipe, column):

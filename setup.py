@@ -22,7 +22,7 @@ SETS = {
 NAMES = (
     *("level", "exact", "losses", "looks", "rows", "gram", "gram_pairs"),
     *("gram_amx", "hessian", "steps", "csr", "columns", "columns_amx", "softmax"),
-    *("softmax_steps", "threads"),
+    *("softmax_steps", "sweep", "threads"),
 )
 SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [
@@ -37,6 +37,7 @@ HEADERS = [
             "softmax_body",
             "softmax_link",
             "steps_body",
+            "sweep_body",
         ),
         *("threads", "tiles", "tiles_emulated", "turn", "walk"),
     )
@@ -65,13 +66,6 @@ setup(
         Extension("hpcsgd.data._scatter", ["kernels/cpu/scatter.c"], optional=True),
         Extension("hpcsgd.backends._call", ["kernels/cpu/call.c"], optional=True),
         Extension("hpcsgd.data.convert._parse", ["kernels/cpu/parse.c"], optional=True),
-        Extension(
-            "hpcsgd.solvers._sweep",
-            ["kernels/cpu/sweep.c"],
-            depends=["kernels/cpu/sweep_body.h"],
-            extra_compile_args=["-O3"],
-            optional=True,
-        ),
         Extension(
             "hpcsgd.comm._casts",
             ["kernels/cpu/casts.c"],

@@ -120,6 +120,7 @@ def load_library(name: str) -> tuple[Any, str]:
 # By the letter of the element type: asking for its name takes longer than a kernel.
 MATRICES = {"f": "_f32", "H": "_bf16"}
 REALS = {"f": "_f32", "d": "_f64"}
+WORDS = {4: "_f32", 8: "_f64"}  # bytes of a number whose bits are looked at
 COLUMNS = {4: "_i32", 8: "_i64"}  # bytes of a column number
 _ALONE = ("",)
 _DENSE = tuple(MATRICES.values())
@@ -131,11 +132,12 @@ KERNELS = {
     "widen_rows": ("_bf16",),
     "round": ("_bf16",),
     "exact_scores": _ALONE,
+    "row_moments": _REAL,
     "loss_terms": _ALONE,
     "loss_terms_softmax": _ALONE,
     "csr_outer": tuple(COLUMNS.values()),
-    "find_bad": _ALONE,
-    "fingerprint": _ALONE,
+    "find_bad": _REAL,
+    "fingerprint": _REAL,
     "margins": _DENSE,
     "margins_columns": _DENSE,
     "update": _DENSE,
@@ -154,6 +156,9 @@ KERNELS = {
     "walk_csr": _CSR,
     "between": _DENSE,
     "between_softmax": _DENSE,
+    "column_moments": _REAL,
+    "add_columns": _REAL,
+    "descend": _REAL,
     "set_threads": _ALONE,
 }
 TILE_KERNELS = ("margins_tiles", "update_tiles")  # that objects without tiles lack
@@ -293,6 +298,15 @@ def exact_scores(block: Array, weights: Array, out: Array) -> None:
     call(block, stride_of(block), *block.shape, weights, out)
 
 
+def add_moments(block: Array, h: Array, first: Array, second: Array) -> None:
+    """Add Σ h a and Σ h a² of the rows a of a block to `first` and `second`.
+
+    The rows are float32 or float64; the others are float64 and have one column.
+    """
+    call = functions()["row_moments" + REALS[block.dtype.char]]
+    call(block, stride_of(block), *block.shape, h, first, second)
+
+
 # The losses of all rows, in float64.
 
 # Families with a kernel -> their numbers in it.
@@ -369,19 +383,22 @@ def add_outer(rows: Any, bends: Array, out: Array) -> None:
 
 
 def has_bad(block: Array) -> bool:
-    """Return whether a value of the float32 block is infinite or NaN."""
+    """Return whether a value of the block, float32 or float64, is infinite or NaN."""
     bad = np.zeros(1, dtype=np.int64)
-    functions()["find_bad"](block, stride_of(block), *block.shape, bad)
+    functions()["find_bad" + REALS[block.dtype.char]](
+        block, stride_of(block), *block.shape, bad
+    )
     return bool(bad[0])
 
 
 def fingerprint(bits: Array, rows: Array, columns: Array) -> np.uint64:
     """Return the checksum Σ_ij rows_i columns_j bits_ij mod 2⁶⁴ of a matrix of bits.
 
-    `rows` and `columns` contain a factor for each row and for each column.
+    Its words have 32 or 64 bits. `rows` and `columns` contain a factor for each row and
+    for each column.
     """
     total = np.zeros(1, dtype=np.uint64)
-    call = functions()["fingerprint"]
+    call = functions()["fingerprint" + WORDS[bits.itemsize]]
     call(bits, stride_of(bits), *bits.shape, rows, columns, total)
     word: np.uint64 = total[0]
     return word

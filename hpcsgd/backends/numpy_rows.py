@@ -1,6 +1,6 @@
 """The NumPy backend, dense and sparse."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -655,6 +655,8 @@ def sparse_gram_workspace(
 
 # Passes over blocks of rows, by a kernel where one takes them and by NumPy elsewhere.
 
+REAL_TYPES = (np.float32, np.float64)
+
 
 def exact_scores(rows: Any, weights: Array) -> Array:
     """Return rows @ weights in float64; `rows` are dense, or sparse with `@`."""
@@ -667,9 +669,47 @@ def exact_scores(rows: Any, weights: Array) -> Array:
     return out
 
 
+def add_moments(rows: Any, h: Array, first: Array, second: Array) -> None:
+    """Add Σ h a and Σ h a² of the rows a to `first` and `second`, (d, k), in float64.
+
+    `rows` are dense or sparse, and `h` are their weights, (m, k).
+    """
+    if h.shape[1] == 1 and any(_has_kernel(rows, dtype) for dtype in REAL_TYPES):
+        compiled_calls.add_moments(rows, np.ascontiguousarray(h), first, second)
+        return
+    first += rows.T @ h
+    for part in _cached_parts(rows):
+        second += _squares(rows[part]).T @ h[part]
+
+
+CACHED_VALUES = 2**15  # of float64, which stay in the cache between two uses
+
+
+def _cached_parts(block: Any) -> Iterator[slice]:
+    """Yield the rows of a dense block in parts that stay in the cache; else all rows.
+
+    A sparse block is one part.
+    """
+    height, width = block.shape
+    step = height
+    if isinstance(block, np.ndarray):
+        step = max(CACHED_VALUES // max(width, 1), 1)
+    for start in range(0, height, max(step, 1)):
+        yield slice(start, min(start + step, height))
+
+
+def _squares(block: Any) -> Any:
+    """Return a² of all values, in float64.
+
+    Values of float32 may be so large that their squares are not in its range.
+    """
+    wide = block.astype(np.float64, copy=False)
+    return np.square(wide) if isinstance(wide, np.ndarray) else wide.power(2)
+
+
 def all_finite(block: Array) -> bool:
     """Return whether no value of the block is infinite or NaN."""
-    if _has_kernel(block, np.float32):
+    if any(_has_kernel(block, dtype) for dtype in REAL_TYPES):
         return not compiled_calls.has_bad(block)
     # A sum is finite only if all terms are: one pass without a mask in the good case.
     with np.errstate(all="ignore"):
@@ -682,7 +722,7 @@ def weigh(bits: Array, rows: Array, columns: Array) -> np.uint64:
 
     `bits` has the stored values as integers.
     """
-    if _has_kernel(bits, np.uint32):
+    if _has_kernel(bits, np.uint32) or _has_kernel(bits, np.uint64):
         return compiled_calls.fingerprint(bits, rows, columns)
     with np.errstate(over="ignore"):
         total: np.uint64 = np.einsum("i,i->", rows, np.einsum("ij,j->i", bits, columns))

@@ -411,8 +411,7 @@ def _prepare(config: RunConfig, opened: OpenedRun) -> OpenedForm:
 def _centers(objective: Objective) -> Centers | None:
     """Return what to subtract from columns far from zero. Collective, one pass."""
     rows = open_rows(objective)
-    shares = np.broadcast_to(rows.share, (rows.height, objective.columns))
-    return find_centers(rows, rows.moments(shares))
+    return find_centers(rows, rows.moments(rows.share))
 
 
 def _block(shard: Shard) -> int:
@@ -589,6 +588,16 @@ def _of_all_ranks(run: "CoordinateTraining") -> dict[str, Any]:
 # The solver: epochs of exchanges, and the gap or gradient that says what is enough.
 
 
+@dataclass(frozen=True)
+class EpochStep:
+    """The steps and exchanges that were taken, and how much of the epoch is done."""
+
+    steps: int
+    exchanges: int
+    done: int
+    planned: int
+
+
 class Descent:
     """The solver that takes the steps of coordinate descent in the training loop."""
 
@@ -603,7 +612,7 @@ class Descent:
         self.epochs = 0  # that are over
         self.is_amid = False  # an epoch has begun and is not over
         self.evaluate_every = ready.config.run.evaluate_every
-        self._steps: Iterator[tuple[int, int, int]] = iter(())
+        self._steps: Iterator[EpochStep] = iter(())
 
     @property
     def length(self) -> "Descent":
@@ -614,18 +623,22 @@ class Descent:
         """Do nothing: a form writes no checkpoint to continue from."""
 
     def advance(self, state: CoordinatePoint, view: View) -> CoordinatePoint:
-        """Take the steps of one exchange, or of one sweep without an exchange."""
+        """Take the steps of one exchange, or of sweeps without an exchange.
+
+        A sweep counts as an exchange.
+        """
         self.clock.start()
         if not self.is_amid:
             self._begin_epoch(state)
-        steps, done, planned = next(self._steps, (0, 1, 1))
-        view.steps += steps
-        view.rows = view.total_rows * self.epochs + view.total_rows * done // planned
-        if done == planned:
+        step = next(self._steps, EpochStep(steps=0, exchanges=1, done=1, planned=1))
+        view.steps += step.steps
+        rows_of_epoch = view.total_rows * step.done // step.planned
+        view.rows = view.total_rows * self.epochs + rows_of_epoch
+        if step.done == step.planned:
             self.ready.form.settle(state)
             self.epochs = self.epochs + 1
             self.is_amid = False
-        view.exchanges += 1
+        view.exchanges += step.exchanges
         return state
 
     def finish(self, state: CoordinatePoint, view: View) -> CoordinatePoint:
@@ -659,22 +672,22 @@ class Descent:
         )
         self.is_amid = True
 
-    def _sweeps(self, point: CoordinatePoint) -> Iterator[tuple[int, int, int]]:
-        """Yield (steps, sweeps done, sweeps of the epoch) after each sweep."""
+    def _sweeps(self, point: CoordinatePoint) -> Iterator[EpochStep]:
+        """Yield what is done after each call of the form's sweeps."""
         form = self.ready.form
         clock = self.clock
         clock.lap("gather")
-        for done in range(1, form.sweeps + 1):
-            steps, goes_on = form.sweep(point)
+        done = 0
+        while done < form.sweeps:
+            taken = form.sweep(point)
             clock.lap("inner")
-            yield steps, done if goes_on else form.sweeps, form.sweeps
-            if not goes_on:
-                return
+            done = form.sweeps if taken.is_still else done + taken.sweeps
+            yield EpochStep(taken.steps, taken.sweeps, done, form.sweeps)
 
     def _exchanges(
         self, point: CoordinatePoint, order: Array
-    ) -> Iterator[tuple[int, int, int]]:
-        """Yield (steps, exchanges done, exchanges of the epoch) after each exchange.
+    ) -> Iterator[EpochStep]:
+        """Yield what is done after each exchange.
 
         An epoch without items has no exchanges; it counts as one exchange that sends
         nothing.
@@ -690,7 +703,7 @@ class Descent:
                 first += blocks.rows
                 self.ready.exchanges.advance(point, number, items, blocks, form)
                 done = sweep * len(groups) + number + 1
-                yield len(blocks.sizes), done, len(groups) * form.sweeps
+                yield EpochStep(len(blocks.sizes), 1, done, len(groups) * form.sweeps)
 
 
 class CertifiedEvaluation:

@@ -3,20 +3,25 @@
 import ctypes
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
+from hpcsgd.backends.compiled_calls import available, functions
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.data.shard import Shard
-from hpcsgd.files import load_kernels
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import least_losses
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.solvers.coordinate import CoordinatePoint, Items, SampledItems
-from hpcsgd.solvers.full_passes import bends, gap_at, level, open_rows
+from hpcsgd.solvers.full_passes import (
+    InterceptLevel,
+    bends,
+    gap_at,
+    level,
+    open_rows,
+)
 from hpcsgd.solvers.objective import BLOCK_ROWS, Objective, Slope
 
 # What a form supplies to coordinate descent: items, ψ, and evaluations of a point.
@@ -87,12 +92,8 @@ class Form(ABC):
         """Begin an epoch; return the items of `order` over which its sweeps go."""
         return order
 
-    def sweep(self, point: CoordinatePoint) -> tuple[int, bool]:
-        """Take one sweep or more over the items of the epoch, where `is_alone`.
-
-        Return the number of steps, and whether another sweep would still move the
-        items.
-        """
+    def sweep(self, point: CoordinatePoint) -> "Descended":
+        """Take one sweep or more over the items of the epoch, where `is_alone`."""
         raise NotImplementedError
 
     def settle(self, point: CoordinatePoint) -> None:  # noqa: B027
@@ -603,12 +604,15 @@ class ClassItems(Items):
 #
 # One process sends no messages: instead of a Gram matrix, the residuals are kept up to
 # date after every single step, and a column costs as much as it has values
-# (`kernels/cpu/sweep.c`). The iterates are those of exchanges with blocks of one.
+# (`kernels/cpu/sweep.c`). A step is that of an exchange with blocks of one; the items
+# that are not 0 take more sweeps than the others, and sweeps are extrapolated.
 
-KINDS = {"f": "f32", "d": "f64"}
+KINDS = {"f": "_f32", "d": "_f64"}
+KEPT = 6  # points that an extrapolation needs; KEPT + 1 of kernels/cpu/sweep.c
 _POINTERS = (
-    *("edges", "rows", "values", "h", "shares", "v", "moves", "mixed", "shift"),
-    *("bends", "means", "curvatures", "x", "lower", "upper"),
+    *("columns", "edges", "rows", "values", "h", "shares", "residuals", "v"),
+    *("moves", "mixed", "shift", "bends", "means", "curvatures", "x"),
+    *("lower", "upper", "active", "kept"),
 )
 
 
@@ -618,26 +622,16 @@ class _Quadratic(ctypes.Structure):
     _fields_ = (
         ("height", ctypes.c_int64),
         ("classes", ctypes.c_int64),
-        ("columns", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in _POINTERS),
         ("scale", ctypes.c_double),
         ("l1", ctypes.c_double),
         ("l2", ctypes.c_double),
+        ("still", ctypes.c_double),
+        ("farthest", ctypes.c_double),
+        ("steps", ctypes.c_int64),
+        ("sweeps", ctypes.c_int64),
+        ("is_still", ctypes.c_int64),
     )
-
-
-@lru_cache(maxsize=1)
-def library() -> Any:
-    """Return the library of compiled sweeps, or None if there is none."""
-    signatures = {f"hpcsgd_sweep_{kind}": ("d", "ppl") for kind in KINDS.values()} | {
-        f"hpcsgd_curvatures_{kind}": ("", "pplp") for kind in KINDS.values()
-    }
-    return load_kernels(Path(__file__).parent, "_sweep", "NumPy", signatures)[0]
-
-
-def available() -> bool:
-    """Return whether the compiled sweeps are in use."""
-    return library() is not None
 
 
 @dataclass(frozen=True)
@@ -654,6 +648,33 @@ class Values:
     values: Array
     edges: Array | None
     rows: Array | None
+
+    def __len__(self) -> int:
+        """Return the number of columns, d."""
+        return len(self.values if self.edges is None else self.edges[1:])
+
+    def moments(self, columns: Array, h: Array) -> tuple[Array, Array]:
+        """Return Σ_i h_ik a_ij and Σ_i h_ik a_ij² of m columns, (m, K) each.
+
+        `columns` are their numbers (int64), and `h` are the weights of rows, (n, K).
+        """
+        first = np.empty((len(columns), h.shape[1]))
+        second = np.empty_like(first)
+        moments = functions()["column_moments" + KINDS[self.values.dtype.char]]
+        moments(
+            *(self.values, self.edges, self.rows, *h.shape),
+            *(columns, len(columns), h, first, second),
+        )
+        return first, second
+
+    def add(self, factors: Array, out: Array) -> None:
+        """Compute out ← out + Σ_j a_j factors_j over all columns; `out` is (n,)."""
+        columns = np.flatnonzero(factors)
+        add = functions()["add_columns" + KINDS[self.values.dtype.char]]
+        add(
+            *(self.values, self.edges, self.rows, len(out)),
+            *(columns, len(columns), np.ascontiguousarray(factors[columns]), out),
+        )
 
 
 def values_of(columns: Any) -> Values:
@@ -677,6 +698,7 @@ class QuadraticModel:
     bends : ndarray, (m K, K), Σ_i a_ij H_i e_k; zeros without an intercept
     means : ndarray, (m K, K), S⁺ of them
     pull : ndarray, (K,), what the intercept gives up where nothing else moves
+    squares : ndarray, (m, K), Σ_i a_ij² ∂r_ik/∂t_ik c_i
     """
 
     columns: Array
@@ -686,6 +708,22 @@ class QuadraticModel:
     bends: Array
     means: Array
     pull: Array
+    squares: Array
+
+    def curvatures(self) -> Array:
+        """Return the curvature of every item, less what centring subtracts, (m K,)."""
+        taken = np.einsum("ij,ij->i", self.bends, self.means)
+        curvatures: Array = np.maximum(self.squares.reshape(-1) - taken, 0.0)
+        return curvatures
+
+
+@dataclass(frozen=True)
+class Descended:
+    """What some sweeps of a `Sweeper` did."""
+
+    steps: int
+    sweeps: int
+    is_still: bool  # another sweep would hardly move the items
 
 
 class Sweeper:
@@ -698,6 +736,7 @@ class Sweeper:
     x : ndarray, (m K,), where the items begin; changed in place
     penalty : Penalty, of all items of the model
     scale : float, σ
+    still : float, the share of the largest move at which sweeps end
     """
 
     def __init__(
@@ -707,11 +746,14 @@ class Sweeper:
         x: Array,
         penalty: Penalty,
         scale: float,
+        still: float,
     ) -> None:
         height, classes = model.residuals.shape
         self._kind = KINDS[values.values.dtype.char]
         empty = np.empty(0)
+        count = len(x)
         is_one = model.shares is None
+        is_combined = is_one and not penalty.is_bounded
         self._arrays: dict[str, Array | None] = {
             "columns": model.columns,
             "edges": values.edges,
@@ -719,16 +761,19 @@ class Sweeper:
             "values": values.values,
             "h": np.ascontiguousarray(model.h),
             "shares": model.shares,
+            "residuals": np.ascontiguousarray(model.residuals),
             "v": np.array(model.residuals, order="C"),
             "moves": empty if is_one else np.zeros((height, classes)),
             "mixed": empty if is_one else np.zeros(height),
             "shift": -model.pull,
             "bends": np.ascontiguousarray(model.bends),
             "means": np.ascontiguousarray(model.means),
-            "curvatures": np.empty(len(x)),
+            "curvatures": model.curvatures(),
             "x": x,
-            "lower": self._bound(penalty.lower, len(x)),
-            "upper": self._bound(penalty.upper, len(x)),
+            "lower": self._bound(penalty.lower, count),
+            "upper": self._bound(penalty.upper, count),
+            "active": np.empty(count, dtype=np.int64),
+            "kept": np.empty(KEPT * count + height) if is_combined else None,
         }
         places = {
             name: None if array is None else array.ctypes.data
@@ -740,33 +785,24 @@ class Sweeper:
             scale=scale,
             l1=penalty.l1,
             l2=penalty.l2,
+            still=still,
             **places,
         )
-        self._find_curvatures(model)
+        stored = values.values.size / max(len(values), 1)
+        self._cost = max(stored * classes, 1.0)  # values that a step reads
 
-    def _find_curvatures(self, model: QuadraticModel) -> None:
-        """Compute the curvature of every item, at least 0.
+    def descend(self, order: Array, most: int) -> "Descended":
+        """Take steps over the items `order` (int64, contiguous), sweep after sweep.
 
-        It is Σ a² h, less the part that centring subtracts.
+        It ends where a sweep over all of them moves them little, after `most` sweeps,
+        or after `AT_A_TIME` values were read: a run looks for signals in between.
         """
-        h = model.h if model.shares is None else model.h * (1.0 - model.shares)
-        h = np.ascontiguousarray(h)
-        curvatures = self._arrays["curvatures"]
-        assert curvatures is not None
-        squares = getattr(library(), f"hpcsgd_curvatures_{self._kind}")
-        place = ctypes.byref(self._quadratic)
-        squares(place, h.ctypes.data, len(model.columns), curvatures.ctypes.data)
-        curvatures -= np.einsum("ij,ij->i", model.bends, model.means)
-        np.maximum(curvatures, 0.0, out=curvatures)
-
-    def sweep(self, order: Array) -> float:
-        """Take a step over each item in `order` (int64, contiguous), in turn.
-
-        Return the largest product of a move and its curvature.
-        """
-        run = getattr(library(), f"hpcsgd_sweep_{self._kind}")
-        place = ctypes.byref(self._quadratic)
-        return float(run(place, order.ctypes.data, len(order)))
+        bulk = int(AT_A_TIME / (self._cost * max(len(order), 1)))
+        descend = functions()[f"descend{self._kind}"]
+        place = ctypes.addressof(self._quadratic)
+        descend(place, order, len(order), max(min(most, bulk), 1))
+        done = self._quadratic
+        return Descended(done.steps, done.sweeps, bool(done.is_still))
 
     @staticmethod
     def _bound(bound: Any, count: int) -> Array | None:
@@ -778,7 +814,9 @@ class Sweeper:
 # Sweeps over a few items whose whole Gram every rank has: one message for all.
 
 MOST_SWEEPS = 500  # where a sweep sends nothing
+AT_A_TIME = 2.0**26  # values that are read between two looks at signals: 0.1 s
 STILL = 1e-2  # of the first sweep's moves: another sweep adds little
+STILL_EXACT = 1e-2  # XX
 
 
 @dataclass(frozen=True)
@@ -880,6 +918,16 @@ NEAR = 0.9  # of l1: weights at 0 with such a slope may leave it next
 COPY_COST = 4  # times that of multiplying a column
 
 
+@dataclass(frozen=True)
+class NullModel:
+    """The best intercept alone, as it was evaluated."""
+
+    shift: Array
+    seen: FormModel
+    slope: Array
+    level: InterceptLevel | None
+
+
 class NewtonForm(Form):
     """The Newton form of any family: a quadratic model in every epoch.
 
@@ -913,11 +961,17 @@ class NewtonForm(Form):
         self.whole: WholeGram | None = None  # of the working set, over several ranks
         self.slope: Array | None = None  # of the smooth part, (d, K), where it is known
         self.rows = open_rows(objective)
-        point = self.begin()
-        slope = self.objective.slope(*self.model(point))
-        self.worst = slope.loss - self._least()
+        # Scores are added up step by step; where columns are as exact as the rows that
+        # an evaluation reads, they are those of the weights.
+        self.has_exact_scores = self.columns.matrix.dtype == np.float64
+        self.null: NullModel | None = None
+        self.level: InterceptLevel | None = None  # of the scores, where it is known
+        seen = self.evaluate(self.begin())
+        assert self.slope is not None
+        self.null = NullModel(self.shift, seen, self.slope, self.level)
+        self.worst = seen.loss - self._least()
         # Of the smooth part: the smallest subgradient would differ for each l1.
-        self.steep = self.objective.norm(replace(slope, least=None))
+        self.steep = self.objective.norm(Slope(seen.loss, self.slope, None, 0))
 
     @property
     def is_alone(self) -> bool:
@@ -947,9 +1001,13 @@ class NewtonForm(Form):
         shape = (self.columns.count, self.classes)
         x = np.zeros(shape) if weights is None else weights.copy()
         self.objective.penalty.prox(x, 0.0)
-        self._stand(x, np.zeros(self.classes))
-        if self.intercept:
-            self._stand(x, level(self.rows, self.scores).shift)
+        if weights is None and self.null is not None:
+            self._stand(x, self.null.shift)
+            self.slope = self.null.slope
+            self.level = self.null.level
+        else:
+            self._stand(x, np.zeros(self.classes))
+            self._level()
         width = self.columns.width * self.classes
         return CoordinatePoint(x.reshape(-1), np.zeros(width))
 
@@ -959,15 +1017,29 @@ class NewtonForm(Form):
         The scores are those of the rows of this rank.
         """
         self.shift = shift
-        self.scores = self.columns.combined(weights) + shift
+        self.slope = None
+        self.level = None
+        if weights.any():
+            self.scores = self.columns.combined(weights) + shift
+        else:
+            self.scores = np.full((self.columns.width, self.classes), shift)
         if self.objective.shard.offsets is not None:
             self.scores += self.objective.shard.offsets
+
+    def _level(self) -> None:
+        """Move to the best intercept for the weights, and note that. Collective."""
+        if self.intercept:
+            best = level(self.rows, self.scores)
+            self.shift = self.shift + best.shift
+            self.scores += best.shift
+            self.level = replace(best, shift=np.zeros(self.classes), gain=0.0)
 
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
         """Change the penalty; weights and scores stay as they are."""
         self.objective = replace(self.objective, penalty=penalty)
         self.separable = ElasticNet(_of_items(penalty, self.classes))
         self.slope = None
+        self.null = None
 
     def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
         """Return copies of the weights, (d, K), and of the intercept, (K,), or None."""
@@ -975,13 +1047,21 @@ class NewtonForm(Form):
         return point.x.reshape(-1, self.classes).copy(), intercept
 
     def evaluate(self, point: CoordinatePoint) -> FormModel:
-        """Evaluate loss, gradient and gap: one pass for scores, one for gradients."""
+        """Evaluate loss, gradient and gap: one pass for gradients, one for scores.
+
+        The latter is not needed if the scores at hand are exact.
+        """
+        if self.null is not None and self.slope is self.null.slope:
+            return self.null.seen
         weights, intercept = self.model(point)
         penalty = self.objective.penalty
         if penalty.l2 or penalty.l1:
             rows = replace(self.rows, objective=self.objective)
-            scores = rows.start(weights, intercept)
-            optimality = gap_at(rows, weights, intercept, scores)
+            if self.has_exact_scores:
+                scores, best = self.scores, self.level
+            else:
+                scores, best = rows.start(weights, intercept), None
+            optimality = gap_at(rows, weights, intercept, scores, best=best)
             self.slope = optimality.slope
             loss, _ = rows.value(scores, weights)
             return FormModel(loss, optimality.gradient, optimality.gap)
@@ -1004,17 +1084,26 @@ class NewtonForm(Form):
         self.chosen = np.unique(order // self.classes)
         shares = self._shares()
         h = self._curvatures() if shares is None else c * shares
-        bends, self.means, self.pull = self._centre(h, shares)
+        first, squares = self._moments(h, shares)
+        bends, self.means, self.pull = self._centre(h, shares, first)
         if self.values is not None:
             numbers = self._numbers()
             self.x = point.x[numbers]
             model = QuadraticModel(
-                self.chosen, residuals, h, shares, bends, self.means, self.pull
+                *(self.chosen, residuals, h, shares, bends, self.means),
+                *(self.pull, squares),
             )
             penalty = self.separable.penalty.of(numbers)
-            self.sweeper = Sweeper(self.values, model, self.x, penalty, self.scale)
-            self.order = np.searchsorted(numbers, order)
-            self.farthest = 0.0
+            is_exact = self.objective.family.name == "gaussian"
+            self.sweeper = Sweeper(
+                *(self.values, model, self.x, penalty, self.scale),
+                STILL_EXACT if is_exact else STILL,
+            )
+            places = np.empty(self.count, dtype=np.int64)
+            places[numbers] = np.arange(len(numbers))
+            self.order = places[order]
+            self.numbers = numbers
+            self.left = MOST_SWEEPS
             return order
         roots = np.sqrt(h)
         scaled_residuals = np.divide(
@@ -1041,18 +1130,14 @@ class NewtonForm(Form):
             self.whole = sum_gram(self.members, self.items.take(order), order, point.v)
         return order
 
-    def sweep(self, point: CoordinatePoint) -> tuple[int, bool]:
-        """Take a step over every item, or with `whole`, sweeps until moves are small.
-
-        Return the number of steps, and whether another sweep would still move the
-        items.
-        """
+    def sweep(self, point: CoordinatePoint) -> Descended:
+        """Take sweeps over the items of the epoch, until moves are small or for now."""
         if self.whole is not None:
-            return self._sweep_gram(self.whole, point), False
-        farthest = self.sweeper.sweep(self.order)
-        point.x[self._numbers()] = self.x
-        self.farthest = max(farthest, self.farthest)
-        return len(self.order), farthest > STILL * self.farthest
+            return Descended(self._sweep_gram(self.whole, point), 1, is_still=True)
+        done = self.sweeper.descend(self.order, self.left)
+        self.left -= done.sweeps
+        point.x[self.numbers] = self.x
+        return done
 
     def _sweep_gram(self, whole: WholeGram, point: CoordinatePoint) -> int:
         """Sweep on rank 0, broadcast its x to all ranks, and return the steps.
@@ -1135,11 +1220,26 @@ class NewtonForm(Form):
         shares /= shares.sum(axis=1, keepdims=True)
         return shares
 
-    def _centre(self, h: Array, shares: Array | None) -> tuple[Array, Array, Array]:
+    def _moments(self, h: Array, shares: Array | None) -> tuple[Array | None, Array]:
+        """Return Σ a h and Σ a² h (1 − p) of chosen columns, by the compiled kernel.
+
+        Both are (m, K). The first is None, and the second empty, where the sweeps of
+        this epoch are exchanges; the first is that of one score a row.
+        """
+        if self.values is None:
+            return None, np.empty(0)
+        bent = h if shares is None else h * (1.0 - shares)
+        first, squares = self.values.moments(self.chosen, np.ascontiguousarray(bent))
+        return first if shares is None else None, squares
+
+    def _centre(
+        self, h: Array, shares: Array | None, first: Array | None
+    ) -> tuple[Array, Array, Array]:
         """Return b, S⁺ b and S⁺ Σ c r, by which the intercept is eliminated.
 
         b = Σ_i a_ij H_i e_k and S⁺ b are (m K, K), for the items of chosen columns,
-        with S = Σ_i H_i. S⁺ Σ c r is (K,). Collective.
+        with S = Σ_i H_i. S⁺ Σ c r is (K,). `first` is b of one score a row if it is
+        known. Collective.
         """
         m = len(self.chosen)
         K = self.classes
@@ -1153,7 +1253,7 @@ class NewtonForm(Form):
             row = h[:, k : k + 1]
             if shares is not None:
                 row = row * (np.eye(K)[k] - shares)  # H_i e_k of all rows
-            bends[:, k] = self._products_of_chosen(row)
+            bends[:, k] = self._products_of_chosen(row) if first is None else first
             total[k] = row.sum(axis=0)
         sums[m * K * K : m * K * K + K] = self.residuals.sum(axis=0)
         self.members.sum(sums, "products")
@@ -1179,6 +1279,10 @@ class NewtonForm(Form):
 
         The move is 0 outside chosen columns.
         """
+        if self.values is not None and self.classes == 1:
+            away = np.zeros((self.columns.width, 1))
+            self.values.add(move[:, 0], away[:, 0])
+            return away
         if len(self.chosen) * COPY_COST > self.columns.count:
             return self.columns.combined(move)
         return Items(self.columns.matrix[self.chosen]).combined(move[self.chosen])
@@ -1212,6 +1316,8 @@ class NewtonForm(Form):
             end = self.anchor + length * move
         point.x[...] = end.reshape(-1)
         self.slope = None
+        self.level = None
+        self._level()
 
     def _length(self, end: Array, move: Array, away: Array) -> float:
         """Return the largest trial length at which F falls enough. Collective.

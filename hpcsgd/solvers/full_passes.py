@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends import compiled_calls
-from hpcsgd.backends.numpy_rows import exact_scores
+from hpcsgd.backends.numpy_rows import add_moments, exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import SQUARED, Family, least_losses
@@ -150,20 +150,16 @@ class AllRows:
         return buffer[:-1], buffer[-1]
 
     def moments(self, h: Array) -> WeightedMoments:
-        """Return the moments of the columns under row weights h, (n, K).
+        """Return the moments of the columns under row weights h, (n, k).
 
-        One pass over the rows, and one message of 2 d_c·K + K words.
+        One pass over the rows, and one message of 2 d_c·k + k words.
         """
-        buffer = np.zeros((2 * self.width + 1, self.columns))
+        buffer = np.zeros((2 * self.width + 1, h.shape[1]))
         first = buffer[: self.width]
         second = buffer[self.width : -1]
         buffer[-1] = h.sum(axis=0)
         for rows in self.blocks():
-            block = self.objective.read(rows)
-            block_h = h[rows]
-            first += block.T @ block_h
-            for part in _cached_parts(block):
-                second += _squares(block[part]).T @ block_h[part]
+            add_moments(self.objective.read(rows), h[rows], first, second)
         self.grid.replicas.sum(buffer, "evaluate")
         return WeightedMoments(first, second, buffer[-1])
 
@@ -185,31 +181,6 @@ def open_rows(objective: Objective) -> AllRows:
     return AllRows(
         objective, objective.columns, shard.targets.astype(np.float64), share
     )
-
-
-CACHED_VALUES = 2**15  # of float64, which stay in the cache between two uses
-
-
-def _cached_parts(block: Any) -> Iterator[slice]:
-    """Yield the rows of a dense block in parts that stay in the cache; else all rows.
-
-    A sparse block is one part.
-    """
-    height, width = block.shape
-    step = height
-    if isinstance(block, np.ndarray):
-        step = max(CACHED_VALUES // max(width, 1), 1)
-    for start in range(0, height, max(step, 1)):
-        yield slice(start, min(start + step, height))
-
-
-def _squares(block: Any) -> Any:
-    """Return a² of all values, in float64.
-
-    Values of float32 may be so large that their squares are not in its range.
-    """
-    wide = block.astype(np.float64, copy=False)
-    return np.square(wide) if isinstance(wide, np.ndarray) else wide.power(2)
 
 
 # The best intercept for the scores at hand: Newton on K numbers, no pass over rows.
@@ -567,6 +538,7 @@ def gap_at(
     intercept: Array | None,
     scores: Array,
     exact: Array | None = None,
+    best: InterceptLevel | None = None,
 ) -> Optimality:
     """Return gradient and gap where the local scores (n, K) are known: one pass.
 
@@ -574,12 +546,14 @@ def gap_at(
     differ from them by rounding. The gradient that is returned is the one at `exact`.
     Huge rows multiply rounding errors in it, so the gap is bounded by the tangents at
     t̂, which are `scores` with the best intercept; for this the bound grows by Σ p_i
-    [ℓ_i(t_i) − ℓ_i(t̂_i) − r_i (t_i − t̂_i)] alone.
+    [ℓ_i(t_i) − ℓ_i(t̂_i) − r_i (t_i − t̂_i)] alone. `best` is the level of `scores`, if
+    it is known.
     """
     objective = rows.objective
-    best = None if intercept is None else level(rows, scores)
+    if best is None and intercept is not None:
+        best = level(rows, scores)
     both = [rows.residuals(scores if exact is None else exact)]
-    if best is not None:
+    if best is not None and (exact is not None or best.shift.any()):
         both.append(rows.residuals(scores + best.shift))
     elif exact is not None:
         both.append(rows.residuals(scores))
@@ -719,7 +693,7 @@ def find_centers(rows: AllRows, moments: WeightedMoments) -> Centers | None:
         return None
     first_centers = Centers(np.where(far, means, 0.0), np.zeros(len(means), dtype=bool))
     centred = replace(rows, objective=centre(rows.objective, first_centers))
-    exact = centred.moments(np.broadcast_to(rows.share, (rows.height, rows.columns)))
+    exact = centred.moments(rows.share)
     spread = np.maximum(exact.second[:, 0] - np.square(exact.first[:, 0]), 0.0)
     is_constant = far & (np.sqrt(spread) <= CONSTANT * np.abs(means))
     if not world.max_flag(int((far & ~is_constant).any())):

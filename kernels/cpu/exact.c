@@ -1,4 +1,6 @@
-/* Scores for the reported loss: float32 rows times float64 weights, summed in float64.
+/* Passes over rows in float64: scores for the reported loss, and moments of columns.
+
+   Scores: float32 rows times float64 weights, summed in float64.
 
    To widen the rows first takes ten times as long: they would be written and read once
    more, at twice their size. Four sums a row, in a fixed order. */
@@ -55,3 +57,31 @@ EXPORT void hpcsgd_exact_scores(const float *matrix, int64_t stride, int64_t cou
     double time = (double)count * (double)cols * PER_NUMBER;
     hpcsgd_share(hpcsgd_parts(time), do_part, &all);
 }
+
+/* first += Σ_i h_i a_i and second += Σ_i h_i a_i² of `count` rows, column by column. */
+#define MOMENTS(KIND, VALUE)                                                           \
+    EXPORT void hpcsgd_row_moments_##KIND(const VALUE *matrix, int64_t stride,         \
+                                          int64_t count, int64_t cols,                 \
+                                          const double *h, double *restrict first,     \
+                                          double *restrict second)                     \
+    {                                                                                  \
+        int64_t i = 0;                                                                 \
+        for (; i + 2 <= count; i += 2) {                                               \
+            const VALUE *one = matrix + i * stride, *two = one + stride;               \
+            double a = h[i], b = h[i + 1];                                             \
+            for (int64_t k = 0; k < cols; k++) {                                       \
+                double x = (double)one[k], y = (double)two[k];                         \
+                first[k] += x * a + y * b;                                             \
+                second[k] += (x * x) * a + (y * y) * b;                                \
+            }                                                                          \
+        }                                                                              \
+        for (; i < count; i++)                                                         \
+            for (int64_t k = 0; k < cols; k++) {                                       \
+                double x = (double)matrix[i * stride + k];                             \
+                first[k] += x * h[i];                                                  \
+                second[k] += (x * x) * h[i];                                           \
+            }                                                                          \
+    }
+
+MOMENTS(f32, float)
+MOMENTS(f64, double)

@@ -16,30 +16,61 @@ INLINE const VALUE *NAME(values_of)(const quadratic *q, int64_t column, int64_t 
     return values;
 }
 
+/* Σ a_i v_i of a dense column. */
+INLINE double NAME(dense_product)(const VALUE *restrict a, const double *restrict v,
+                                  int64_t count)
+{
+    eight sums[4] = {{0.0}, {0.0}, {0.0}, {0.0}};
+    int64_t i = 0;
+    for (; i + 4 * EIGHT <= count; i += 4 * EIGHT)
+        for (int k = 0; k < 4; k++)
+            sums[k] += NAME(load_eight)(a + i + k * EIGHT) *
+                       load_eight_f64(v + i + k * EIGHT);
+    double sum = total_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; i < count; i++)
+        sum += (double)a[i] * v[i];
+    return sum;
+}
+
+/* The same of a sparse one, with four sums. */
+INLINE double NAME(sparse_product)(const VALUE *restrict a, const int32_t *restrict rows,
+                                   const double *restrict v, int64_t count)
+{
+    double sums[4] = {0.0, 0.0, 0.0, 0.0};
+    int64_t e = 0;
+    for (; e + 4 <= count; e += 4)
+        for (int k = 0; k < 4; k++)
+            sums[k] += (double)a[e + k] * v[rows[e + k]];
+    double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    for (; e < count; e++)
+        sum += (double)a[e] * v[rows[e]];
+    return sum;
+}
+
 /* σ (aᵀv + s·b) of one column with one score a row. */
 INLINE double NAME(slope_one)(const quadratic *q, int64_t column)
 {
     int64_t first, last;
     const VALUE *values = NAME(values_of)(q, column, &first, &last);
-    double sums[4] = {0.0, 0.0, 0.0, 0.0};
-    int64_t e = first;
-    for (; e + 4 <= last; e += 4)
-        for (int a = 0; a < 4; a++)
-            sums[a] += (double)values[e + a] * q->v[q->rows ? q->rows[e + a] : e + a];
-    double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    for (; e < last; e++)
-        sum += (double)values[e] * q->v[q->rows ? q->rows[e] : e];
+    double sum = q->rows ? NAME(sparse_product)(values + first, q->rows + first, q->v,
+                                                last - first)
+                         : NAME(dense_product)(values, q->v, last);
     return q->scale * (sum + q->bends[column] * q->shift[0]);
 }
 
 INLINE void NAME(move_one)(const quadratic *q, int64_t column, double move)
 {
     int64_t first, last;
-    const VALUE *values = NAME(values_of)(q, column, &first, &last);
-    for (int64_t e = first; e < last; e++) {
-        int64_t i = q->rows ? q->rows[e] : e;
-        q->v[i] += move * (double)values[e] * q->h[i];
-    }
+    const VALUE *restrict values = NAME(values_of)(q, column, &first, &last);
+    const int32_t *restrict rows = q->rows;
+    const double *restrict h = q->h;
+    double *restrict v = q->v;
+    if (rows)
+        for (int64_t e = first; e < last; e++)
+            v[rows[e]] += move * (double)values[e] * h[rows[e]];
+    else
+        for (int64_t i = 0; i < last; i++)
+            v[i] += move * (double)values[i] * h[i];
     q->shift[0] -= move * q->means[column];
 }
 
@@ -47,11 +78,14 @@ INLINE void NAME(move_one)(const quadratic *q, int64_t column, double move)
 INLINE double NAME(slope_class)(const quadratic *q, int64_t column, int64_t k)
 {
     int64_t first, last, classes = q->classes;
-    const VALUE *values = NAME(values_of)(q, column, &first, &last);
+    const VALUE *restrict values = NAME(values_of)(q, column, &first, &last);
+    const int32_t *restrict rows = q->rows;
+    const double *restrict v = q->v, *restrict h = q->h;
+    const double *restrict moves = q->moves, *restrict mixed = q->mixed;
     double sum = 0.0;
     for (int64_t e = first; e < last; e++) {
-        int64_t i = q->rows ? q->rows[e] : e, at = i * classes + k;
-        sum += (double)values[e] * (q->v[at] + q->h[at] * (q->moves[at] - q->mixed[i]));
+        int64_t i = rows ? rows[e] : e, at = i * classes + k;
+        sum += (double)values[e] * (v[at] + h[at] * (moves[at] - mixed[i]));
     }
     const double *bends = q->bends + (column * classes + k) * classes;
     for (int64_t l = 0; l < classes; l++)
@@ -62,18 +96,23 @@ INLINE double NAME(slope_class)(const quadratic *q, int64_t column, int64_t k)
 INLINE void NAME(move_class)(const quadratic *q, int64_t column, int64_t k, double move)
 {
     int64_t first, last, classes = q->classes;
-    const VALUE *values = NAME(values_of)(q, column, &first, &last);
+    const VALUE *restrict values = NAME(values_of)(q, column, &first, &last);
+    const int32_t *restrict rows = q->rows;
+    const double *restrict shares = q->shares;
+    double *restrict moves = q->moves, *restrict mixed = q->mixed;
     for (int64_t e = first; e < last; e++) {
-        int64_t i = q->rows ? q->rows[e] : e, at = i * classes + k;
+        int64_t i = rows ? rows[e] : e, at = i * classes + k;
         double change = move * (double)values[e];
-        q->moves[at] += change;
-        q->mixed[i] += q->shares[at] * change;
+        moves[at] += change;
+        mixed[i] += shares[at] * change;
     }
     const double *means = q->means + (column * classes + k) * classes;
     for (int64_t l = 0; l < classes; l++)
         q->shift[l] -= move * means[l];
 }
 
+/* One exact minimum over each item of `order`, one after the other. Returns the largest
+   move of an item times its curvature: the subgradient that it took away. */
 static double NAME(sweep)(const quadratic *q, const int64_t *order, int64_t count)
 {
     int64_t classes = q->classes;
@@ -87,8 +126,8 @@ static double NAME(sweep)(const quadratic *q, const int64_t *order, int64_t coun
             continue;
         q->x[item] = end;
         double move = end - before, pull = q->scale * q->curvatures[item] + q->l2;
-        if (pull * (move < 0.0 ? -move : move) > farthest)
-            farthest = pull * (move < 0.0 ? -move : move);
+        if (pull * magnitude(move) > farthest)
+            farthest = pull * magnitude(move);
         if (classes == 1)
             NAME(move_one)(q, column, move);
         else
@@ -97,19 +136,133 @@ static double NAME(sweep)(const quadratic *q, const int64_t *order, int64_t coun
     return farthest;
 }
 
-static void NAME(curvatures)(const quadratic *q, const double *h, int64_t count,
-                             double *out)
+/* Go to the combination of the kept points and the present one if Q is smaller there. */
+static void NAME(extrapolate)(quadratic *q, int64_t count)
+{
+    const int64_t *items = q->active;
+    double *present = q->kept + KEPT * count, *combined = q->kept;
+    double *v = q->kept + (KEPT + 1) * count, shift = q->shift[0];
+    for (int64_t t = 0; t < count; t++)
+        present[t] = q->x[items[t]];
+    if (!combine(q->kept, count, combined))
+        return;
+    double value = model_value(q, items, count);
+    memcpy(v, q->v, q->height * sizeof *v);
+    for (int64_t t = 0; t < count; t++) {
+        q->x[items[t]] = combined[t];
+        NAME(move_one)(q, items[t], combined[t] - present[t]);
+    }
+    if (model_value(q, items, count) < value)
+        return;
+    memcpy(q->v, v, q->height * sizeof *v);
+    q->shift[0] = shift;
+    for (int64_t t = 0; t < count; t++)
+        q->x[items[t]] = present[t];
+}
+
+/* Sweeps over the items that are not 0, until they hardly move. */
+static void NAME(descend_active)(quadratic *q, int64_t count, int64_t most)
+{
+    int64_t points = 0;
+    while (q->sweeps < most) {
+        if (q->kept) {
+            for (int64_t t = 0; t < count; t++)
+                q->kept[points * count + t] = q->x[q->active[t]];
+            points++;
+        }
+        double moved = NAME(sweep)(q, q->active, count);
+        q->sweeps++;
+        q->steps += count;
+        if (moved <= q->still * q->farthest)
+            return;
+        if (points == KEPT) {
+            NAME(extrapolate)(q, count);
+            points = 0;
+        }
+    }
+}
+
+static void NAME(descend)(quadratic *q, const int64_t *order, int64_t count, int64_t most)
+{
+    q->sweeps = 0;
+    q->steps = 0;
+    while (q->sweeps < most) {
+        double moved = NAME(sweep)(q, order, count);
+        q->sweeps++;
+        q->steps += count;
+        if (moved > q->farthest)
+            q->farthest = moved;
+        q->is_still = moved <= q->still * q->farthest;
+        if (q->is_still)
+            return;
+        int64_t active = 0;
+        for (int64_t t = 0; t < count; t++)
+            if (q->x[order[t]] != 0.0)
+                q->active[active++] = order[t];
+        if (active)
+            NAME(descend_active)(q, active, most);
+    }
+}
+
+/* v += move a, for a column with one score a row. */
+INLINE void NAME(add_one)(const quadratic *q, int64_t column, double move)
+{
+    int64_t first, last;
+    const VALUE *restrict values = NAME(values_of)(q, column, &first, &last);
+    const int32_t *restrict rows = q->rows;
+    double *restrict v = q->v;
+    if (rows)
+        for (int64_t e = first; e < last; e++)
+            v[rows[e]] += move * (double)values[e];
+    else
+        for (int64_t i = 0; i < last; i++)
+            v[i] += move * (double)values[i];
+}
+
+/* Σ a h and Σ a² h of one dense column with one score a row. */
+INLINE void NAME(dense_moments)(const VALUE *restrict a, const double *restrict h,
+                                int64_t count, double *first, double *second)
+{
+    eight one[2] = {{0.0}, {0.0}}, two[2] = {{0.0}, {0.0}};
+    int64_t i = 0;
+    for (; i + 2 * EIGHT <= count; i += 2 * EIGHT)
+        for (int k = 0; k < 2; k++) {
+            eight value = NAME(load_eight)(a + i + k * EIGHT);
+            eight product = value * load_eight_f64(h + i + k * EIGHT);
+            one[k] += product;
+            two[k] += product * value;
+        }
+    double sum = total_of(one[0] + one[1]), squares = total_of(two[0] + two[1]);
+    for (; i < count; i++) {
+        sum += (double)a[i] * h[i];
+        squares += (double)a[i] * (double)a[i] * h[i];
+    }
+    *first = sum;
+    *second = squares;
+}
+
+static void NAME(column_moments)(const quadratic *q, int64_t count, double *first_out,
+                                 double *second_out)
 {
     int64_t first, last, classes = q->classes;
+    const double *h = q->h;
     for (int64_t column = 0; column < count; column++) {
         const VALUE *values = NAME(values_of)(q, column, &first, &last);
+        if (!q->rows && classes == 1) {
+            NAME(dense_moments)(values, h, last, first_out + column,
+                                second_out + column);
+            continue;
+        }
         for (int64_t k = 0; k < classes; k++) {
-            double sum = 0.0;
+            double sum = 0.0, squares = 0.0;
             for (int64_t e = first; e < last; e++) {
                 int64_t i = q->rows ? q->rows[e] : e;
-                sum += (double)values[e] * (double)values[e] * h[i * classes + k];
+                double product = (double)values[e] * h[i * classes + k];
+                sum += product;
+                squares += product * (double)values[e];
             }
-            out[column * classes + k] = sum;
+            first_out[column * classes + k] = sum;
+            second_out[column * classes + k] = squares;
         }
     }
 }

@@ -212,7 +212,7 @@ def fit(
     bounds: Any = None,
     epochs: int | None = None,
     max_passes: int | None = None,
-    tol: float = 1e-5,
+    tol: float | None = None,
     batch: int | None = None,
     steps: int | str = "auto",
     rate: float | str = "auto",
@@ -276,10 +276,11 @@ def fit(
     max_passes : int, optional
         Largest number of passes over the data, whichever the solver: of Newton's
         method or L-BFGS, of epochs or of sweeps. None takes what suits the solver.
-    tol : float, default=1e-5
-        The fit ends when the duality gap is at most `tol` times F. Where there is no
-        gap, the gradient relative to the residuals is compared with `tol`. A smaller
-        value takes more passes over the data.
+    tol : float, optional
+        The fit ends when the duality gap is at most `tol` times F, and the gradient at
+        most `tol` times the residuals. A smaller value takes more passes over the data.
+        None is 1e-8 for the gap and 1e-5 for the gradient; where no gap can be
+        certified, the gradient decides.
     batch : int, optional
         Rows of a step of SGD, or coordinates of a block. None takes 32, or 1.
     steps : int or "auto", default="auto"
@@ -439,7 +440,7 @@ def run_fit(
         if data.names is not None:
             result.report["feature_names"] = data.names
         result.report.setdefault("feature_names", None)
-        judge_fit(result, float(arguments.tol), OF_FIT)
+        judge_fit(result, OF_FIT)
         timeout = timeout_in(arguments.config)
         source = FitSource(data.open_reader, lambda: ranks_of(comm, timeout))
         return replace(with_bits_of_rank_0(result, world), source=source)

@@ -34,7 +34,6 @@ from hpcsgd.runs.defaults import (
     FitArguments,
     has_section,
     overlay_tables,
-    to_number,
 )
 from hpcsgd.runs.figures import (
     COLOURS,
@@ -196,7 +195,7 @@ class PathFit:
             "schedule": arguments.schedule(COORDINATE),
             "update": {"kind": COORDINATE},
             "coordinate": {
-                "tol": to_number("tol", arguments.tol),
+                "tol": arguments.tolerance(),
                 "form": fastest_form(family, ratio, self.world.size),
             },
             "sampling": {"seed": arguments.seed, "mode": "shuffle-once"},
@@ -434,7 +433,7 @@ def path(
     offset: ArrayLike | None = None,
     fit_intercept: bool = True,
     bounds: Any = None,
-    tol: float = 1e-6,
+    tol: float = 1e-8,
     epochs: int | None = None,
     batch: int | None = None,
     steps: int | str | None = None,
@@ -472,7 +471,7 @@ def path(
         Number of penalties that are chosen.
     eps : float, default=1e-3
         Ratio of the smallest to the largest penalty that is chosen.
-    tol : float, default=1e-6
+    tol : float, default=1e-8
         Each model ends at a duality gap of `tol` times F.
     epochs : int, optional
         Largest number of passes for each alpha; 1000 for coordinate methods.

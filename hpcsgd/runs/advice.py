@@ -498,23 +498,22 @@ REMEDIES = {
     ),
 }
 
-TOL = 1e-5  # of the gap, relative to F
 NOTHING = 1e-6  # loss of all rows together: each is on its side, with a margin
 BOUNDS = {"lower", "upper"}
 
 
-def judge_fit(result: Result, tol: float = TOL, names: SettingNames = OF_TRAIN) -> None:
+def judge_fit(result: Result, names: SettingNames = OF_TRAIN) -> None:
     """Write into the report how near the optimum the fit is, and what to change.
 
     `converged` says whether the goal is reached, `gap` is the last upper bound of F −
     F*, and `advice` is a sentence if the goal is not reached, in which settings have
     the names `names`. `certified` is True if the gap is at most tol · max(|F|, 1e-3 ·
-    F₀), False if it is known to be larger, and None if the family or the penalty has no
-    gap.
+    F₀) with the tol of the run, False if it is known to be larger, and None if the
+    family or the penalty has no gap.
     """
     report = result.report
     report["gap"] = result.history[-1].get("gap") if result.history else None
-    report["certified"] = _is_certified(result, tol)
+    report["certified"] = _is_certified(result)
     sentence = _sentence(result, names)
     report["converged"] = not sentence and result.status.is_good
     report.pop("advice", None)
@@ -522,7 +521,7 @@ def judge_fit(result: Result, tol: float = TOL, names: SettingNames = OF_TRAIN) 
         report["advice"] = sentence
 
 
-def _is_certified(result: Result, tol: float) -> bool | None:
+def _is_certified(result: Result) -> bool | None:
     report = result.report
     gap = report["gap"]
     polish = report.get("polish")
@@ -533,7 +532,8 @@ def _is_certified(result: Result, tol: float) -> bool | None:
         limit = polish.get("gap_limit")
         return None if limit is None else bool(gap <= limit)
     if coordinate is not None:
-        return bool(gap <= gap_limit(tol, result.loss, coordinate["null_excess"]))
+        excess = coordinate["null_excess"]
+        return bool(gap <= gap_limit(coordinate["tol"], result.loss, excess))
     return result.status is Status.CONVERGED
 
 

@@ -122,9 +122,10 @@ THEIRS = (  # of scikit-learn's linear models
 )
 AVERAGES = {"auto": "tail", True: "tail", False: "none"}
 ALPHA = 1e-4  # the penalty where none is named
-TOL = 1e-5
+TOL = 1e-8  # of the optimum, and that of polish=True
+GRADIENT_TOL = 1e-5  # relative to the residuals, beside a gap of TOL
+STEPS_TOL = 1e-5  # of steps of SGD alone, whose noise hides more
 RACE = "race"  # as the rate: the rate that wins a race
-TIGHT = 1e-8  # the tol of polish=True
 PASSES = 1000  # at most: badly conditioned data take some hundred
 # Passes if none are named: of SGD before L-BFGS, of SGD alone, of SVRG alone, and of
 # exact coordinate steps.
@@ -168,7 +169,7 @@ class FitArguments:
     bounds: tuple[ArrayLike | None, ArrayLike | None] | None = None
     epochs: int | None = None
     max_passes: int | None = None
-    tol: float = TOL
+    tol: float | None = None
     batch: int | None = None
     steps: int | str = "auto"
     rate: float | str = "auto"
@@ -229,7 +230,7 @@ class FitArguments:
             "run": {"record": record, **self._run(solver)},
         }
         if solver == COORDINATE:
-            tol = to_number("tol", self.tol)
+            tol = self.tolerance()
             form = fastest_form(self.family, problem["l1"], facts.ranks)
             tables["coordinate"] = {
                 "tol": tol and max(tol, FINEST),
@@ -246,6 +247,10 @@ class FitArguments:
             config, overlay_tables({"update": {"momentum": 0.0}}, self.config)
         )
         return config
+
+    def tolerance(self, default: float = TOL) -> float:
+        """Return the argument `tol`, or the default where it is None."""
+        return default if self.tol is None else to_number("tol", self.tol)
 
     def _leave_to_method(self, tables: Tables) -> None:
         """Adapt the defaults in `tables` to the method that `config` names, if any.
@@ -406,7 +411,7 @@ class FitArguments:
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
         """Return the settings of [polish]: L-BFGS needs a smooth F, and all rows."""
-        tol = to_number("tol", self.tol)
+        tol = self.tolerance()
         if self.polish not in ("auto", True, False):
             raise ConfigError(f"polish = {self.polish!r} must be 'auto', True or False")
         obstacles = {
@@ -432,7 +437,9 @@ class FitArguments:
             )
         if self.polish is False or reason:
             return {}
-        goal = min(tol, TIGHT) if self.polish is True else tol
+        goal = {"tol": min(tol, TOL) if self.polish is True else tol}
+        if self.tol is None and self.polish is not True:
+            goal = {"tol": GRADIENT_TOL, "gap_tol": TOL}
         kind = "auto"
         most = None
         if self.solver in REFINEMENTS:
@@ -441,7 +448,7 @@ class FitArguments:
         elif self.epochs is None and self._names_no_step():
             most = self.max_passes
         passes = PASSES if most is None else plain(most)
-        return {"kind": kind, "tol": goal, "passes": passes, "gap": True}
+        return {"kind": kind, "passes": passes, "gap": True, **goal}
 
     def _rate(self, way: str, hold_out: float) -> dict[str, Any]:
         """Return the settings of [rate].
@@ -469,7 +476,7 @@ class FitArguments:
         self, problem: dict[str, Any], way: str, hold_out: float
     ) -> dict[str, Any]:
         """Return the settings of [stop], by which SGD without L-BFGS ends early."""
-        goal = {"tol": to_number("tol", self.tol), "patience": plain(self.patience)}
+        goal = {"tol": self.tolerance(STEPS_TOL), "patience": plain(self.patience)}
         if hold_out:
             return {"on": "validation", **goal}
         if way not in ("sgd", "svrg"):
@@ -647,7 +654,7 @@ def _as_fit(
         l1_ratio=problem.l1 / alpha if alpha else 0.0,
         fit_intercept=request.get("problem", {}).get("intercept", True),
         bounds=None if problem.is_smooth else (problem.lower, problem.upper),
-        tol=TIGHT if is_finished else TOL,
+        tol=TOL if is_finished else None,
         momentum=named.update.momentum,
         polish=False if finisher == "none" else "auto",
         hold_out=named.sampling.hold_out,

@@ -420,6 +420,19 @@ class PolishConfig(Settings, section="polish"):
         " passes",
         read_if={"polish.kind": REFINES},
     )
+    gap_tol: float = setting(
+        0.0,
+        "tolerance of the certified gap, relative to F; 0 takes that of the gradient",
+        at_least=0,
+        below=1,
+        remedy="1e-8 is usual, 0 takes polish.tol",
+        read_if={"polish.kind": REFINES},
+    )
+
+    @property
+    def tol_of_gap(self) -> float:
+        """Return the tolerance of the certified gap, relative to F."""
+        return self.gap_tol or self.tol
 
 
 # Whether weights are at the optimum, by a certified gap.
@@ -510,6 +523,8 @@ STALE = 40  # iterations without a gain that a float64 can show
 RESCALED_FIRST = 50  # iterations before the first check of the scaling; then doubled
 RESCALED_BY = 4.0  # change of a column's curvature for which the scaling is replaced
 REFINEMENTS = 6  # of a point whose certified gap is above its limit
+FORECASTS = 3  # of the gradient that would do, before other variables are tried
+FORECAST = 0.7  # of that gradient
 TIGHTER = 0.1  # of a gradient that a refinement begins with
 SHRINKS = 0.5  # of the gap: a refinement that leaves more of it was the last
 STUCK = 1e-6  # of the residuals: a gradient above it is no matter of rounding
@@ -590,6 +605,7 @@ class Lbfgs:
         self.settings = settings
         self.certificate = certificate  # None: the gradient alone decides
         self.tol = settings.tol  # refinements lower it
+        self.forecasts = 0  # of gradients at which the gap would meet its limit
         self.refined_at: list[float] = []  # how far above points were that were refined
         self.rescaled_at = RESCALED_FIRST
         self.centers: Centers | None = None  # what the columns of `landscape` lack
@@ -616,8 +632,9 @@ class Lbfgs:
             self.status = self._take_status(request)
             self.best.look(self.status, self.here.noise)
             return
+        forecasts = self.forecasts
         self.ending = self._certified(ending)
-        if self.ending is None:
+        if self.ending is None and self.forecasts == forecasts:
             # A point that looked optimal has to move on in the new variables.
             self.status = self._take_status(request)
             self.tol = min(self.tol, TIGHTER * self.status.relative)
@@ -696,10 +713,32 @@ class Lbfgs:
             return StopReason.CONVERGED
         if ending is StopReason.PASSES:
             return ending
+        if self._is_forecast(self.certificate):
+            return None
         if not self._goes_on(self.certificate.gap):
             return StopReason.UNCERTIFIED if ending.is_good else ending
         self._rescale()
         return None
+
+    def _is_forecast(self, certificate: GapCertificate) -> bool:
+        """Lower `tol` to a gradient at which the gap may meet its limit. Collective.
+
+        A gap falls with the square of the gradient. Return False if a few such
+        forecasts did not come true, or if float64 has no digits for the next one.
+        """
+        gap = certificate.gap
+        limit = certificate.limit
+        goes_on = self.forecasts < FORECASTS and self.passes < self.settings.passes
+        tol = 0.0
+        if gap is not None and limit is not None:
+            share = np.sqrt(limit / gap) if 0.0 < gap < np.inf else 0.0
+            tol = self.status.relative * FORECAST * float(share)
+        goes_on &= tol > self.status.floor
+        if self.landscape.world.max_flag(int(not goes_on)):
+            return False
+        self.forecasts += 1
+        self.tol = tol
+        return True
 
     def _goes_on(self, gap: float | None) -> bool:
         """Return whether a point with this certified gap is refined. Collective."""

@@ -466,7 +466,7 @@ class NewtonSolver(Lbfgs):
         has_rule = self.landscape.l2 == 0.0 and self.settings.gap
         if ended is None or not (ended.is_good and has_rule):
             return ended
-        self.fall = GapCertificate(self.settings.tol)
+        self.fall = GapCertificate(self.settings.tol_of_gap)
         gradient, system = self._system_at_point()
         fall = self._expected_fall(gradient, system)
         is_met = self.fall.meets(self.landscape, fall, self.status.loss)
@@ -741,7 +741,7 @@ class Refinement:
         self.bounds_passes = bounds_passes  # every pass has a gap, and costs one more
         has_ridge = evaluation.objective.penalty.l2 > 0.0
         has_gap = (settings.gap and has_ridge) or bounds_passes
-        self.certificate = GapCertificate(settings.tol) if has_gap else None
+        self.certificate = GapCertificate(settings.tol_of_gap) if has_gap else None
         self.ledger = evaluation.objective.grid.world.ledger
         self.request = Request.NONE  # that ended the refinement
         self.has_minimum = True  # False: F falls without end

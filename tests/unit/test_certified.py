@@ -459,3 +459,35 @@ def test_a_small_l1_is_certified_in_a_few_passes(family):
     best = fit_silently(X, family, y, **{**settings, "tol": 1e-12})
     for record in result.history:
         assert record["gap"] >= record["loss"] - best.loss
+
+
+@pytest.mark.parametrize("l1_ratio", [0.0, 0.3])
+@pytest.mark.parametrize("family", ["logistic", "poisson", "gaussian", "softmax"])
+def test_a_fit_without_a_tol_ends_at_a_gap_of_1e_8(family, l1_ratio):
+    problem = make_problem(family, n=300)
+    found = hpcsgd.fit(problem.X, family, problem.y, alpha=1e-3, l1_ratio=l1_ratio)
+    assert found.report["certified"] is True
+    assert found.report["gap"] <= 1e-8 * abs(found.loss)
+    named = hpcsgd.fit(
+        problem.X, family, problem.y, alpha=1e-3, l1_ratio=l1_ratio, tol=1e-2
+    )
+    assert named.report["certified"] is True and named.loss >= found.loss
+
+
+def test_a_loose_tol_takes_no_more_passes_than_a_tight_one():
+    """The first gap is above its limit: the gradient that would do is forecast."""
+    rng = np.random.default_rng(11)
+    X = rng.standard_normal((12_000, 54))
+    X[:, 1:] += 0.5 * X[:, :-1]
+    X *= np.exp(rng.uniform(-0.7, 0.7, 54))
+    scores = X @ rng.standard_normal((54, 7)) / 7 + rng.gumbel(size=(12_000, 7))
+    y = scores.argmax(axis=1)
+    reports = [
+        hpcsgd.fit(X, "softmax", y, alpha=1e-4, tol=tol).report["polish"]
+        for tol in (1e-3, 1e-5, 1e-8)
+    ]
+    passes = [report["passes"] for report in reports]
+    assert passes == sorted(passes) and passes[0] < passes[-1]
+    assert not any(report["hessians"] for report in reports)
+    for report in reports:
+        assert report["gap"] <= report["gap_limit"]

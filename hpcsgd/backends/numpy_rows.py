@@ -656,6 +656,7 @@ def sparse_gram_workspace(
 # Passes over blocks of rows, by a kernel where one takes them and by NumPy elsewhere.
 
 REAL_TYPES = (np.float32, np.float64)
+MOST_PASSES = 4  # of a kernel over rows in the cache, instead of widening them
 
 
 def exact_scores(rows: Any, weights: Array) -> Array:
@@ -683,6 +684,21 @@ def add_moments(rows: Any, h: Array, first: Array, second: Array) -> None:
 
 
 CACHED_VALUES = 2**15  # of float64, which stay in the cache between two uses
+
+
+def add_combined(rows: Any, factors: Array, out: Array) -> None:
+    """Add rowsᵀ factors to `out`, (d, k), in float64; `rows` are dense or sparse.
+
+    A library would widen rows of float32 first, which takes longer than to multiply.
+    """
+    if factors.shape[1] > MOST_PASSES or not _has_kernel(rows, np.float32):
+        out += rows.T @ factors
+        return
+    for column in range(factors.shape[1]):
+        combined = np.zeros(len(out))
+        one = np.ascontiguousarray(factors[:, column])
+        compiled_calls.combine_rows(rows, one, combined)
+        out[:, column] += combined
 
 
 def _cached_parts(block: Any) -> Iterator[slice]:

@@ -372,6 +372,7 @@ STORED_AS = {
     "bf16": ("bf16", "uint16"),
 }
 SHORT = 32  # entries of an attribute that a report shows
+MOST_SUMS = 2**17  # checksums of blocks that are kept: 1 MiB
 WIDER = 1.25  # a read may grow by this factor to whole blocks, to check them
 
 
@@ -386,6 +387,8 @@ class Hdf5Reader:
     def __init__(self, path: str | Path, *mpi: Any) -> None:
         self.path = Path(path)
         self.file = open_parallel(self.path, *mpi) if mpi else open_hdf5(self.path)
+        self._nodes: dict[str, Any] = {}
+        self._all_sums: dict[str, Any] = {}
         try:
             self.layout = layout_of(self.path, self.file.attrs)
             check_finished(self.path, self.file)
@@ -595,7 +598,7 @@ class Hdf5Reader:
         """Compare all tiles inside of a block just read with their checksums."""
         width = layout.tile_cols
         for number, span in self._whole_blocks(rows):
-            sums = self._take("checksums/X", number)
+            sums = self._sums("X", number)
             for tile in range(-(-cols.start // width), layout.tiles):
                 side = slice(tile * width, min((tile + 1) * width, self.cols))
                 if side.stop > cols.stop:
@@ -629,7 +632,7 @@ class Hdf5Reader:
             yield number, span
 
     def _compare(self, name: str, number: int, rows: slice, values: Array) -> None:
-        if block_sum(values) != self._take(f"checksums/{name}", number):
+        if block_sum(values) != self._sums(name, number):
             place = f"X/{name}" if name in PARTS else name
             raise self._bad(f"{place} differs from its checksum in", rows)
 
@@ -639,14 +642,39 @@ class Hdf5Reader:
             " the file is damaged, write or copy it again"
         )
 
+    def _sums(self, name: str, number: int) -> Any:
+        """Return the checksums of block `number`; those of all blocks are read once.
+
+        So many that they would take memory are read block by block.
+        """
+        path = f"checksums/{name}"
+        if path not in self._all_sums:
+            few = self._node(path).size <= MOST_SUMS
+            self._all_sums[path] = self._take(path, slice(None)) if few else None
+        sums = self._all_sums[path]
+        return self._take(path, number) if sums is None else sums[number]
+
+    def _node(self, name: str) -> Any:
+        """Return a data set of the file, which is looked up once."""
+        if name not in self._nodes:
+            try:
+                self._nodes[name] = self.file[name]
+            except (OSError, KeyError, ValueError) as error:
+                raise self._unreadable(name, error) from error
+        return self._nodes[name]
+
     def _take(self, name: str, place: Any) -> Any:
+        node = self._node(name)
         try:
-            return self.file[name][place]
+            return node[place]
         except (OSError, KeyError, ValueError) as error:
-            raise DataError(
-                f"{self.path}: /{name} cannot be read ({_reason(error)});"
-                " the file is damaged, write or copy it again"
-            ) from error
+            raise self._unreadable(name, error) from error
+
+    def _unreadable(self, name: str, error: Exception) -> DataError:
+        return DataError(
+            f"{self.path}: /{name} cannot be read ({_reason(error)});"
+            " the file is damaged, write or copy it again"
+        )
 
 
 def _area(rows: slice, cols: slice) -> int:

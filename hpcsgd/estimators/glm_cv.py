@@ -12,18 +12,28 @@ from sklearn.model_selection import check_cv
 
 from hpcsgd.api import SLOWER, TRIES
 from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.grid import close_on_agreed_error
+from hpcsgd.comm.ledger import Clock
+from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators.base import FitRanks, opened
-from hpcsgd.estimators.fit import documented, make_start
+from hpcsgd.estimators.fit import documented
 from hpcsgd.estimators.glm import Generic
 from hpcsgd.estimators.inputs import FitRows, open_data
 from hpcsgd.estimators.sweep import Sweep, with_sweep
 from hpcsgd.formats import Array
+from hpcsgd.glm.penalties import Penalty
 from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, overlay_tables
+from hpcsgd.runs.opened_run import OpenedRun, open_run
 from hpcsgd.runs.session import RunSettings, Session
-from hpcsgd.solvers.evaluation import StopConfig
+from hpcsgd.runs.settle import ProblemSize, takes_newton
+from hpcsgd.solvers.evaluation import Columns, StopConfig
+from hpcsgd.solvers.full_passes import level, open_rows
+from hpcsgd.solvers.lbfgs import Landscape, RefinementPoint
+from hpcsgd.solvers.newton import minimise
+from hpcsgd.solvers.objective import Objective
 
 # Folds of a cross-validation, by scikit-learn's splitters or by their number.
 
@@ -142,7 +152,6 @@ def fit_many(
     *,
     alphas: Sequence[float],
     world: Communicator,
-    start: Any = None,
 ) -> Sweep:
     """Fit a model for every alpha without each fold, and one on all rows. Collective.
 
@@ -158,8 +167,6 @@ def fit_many(
         The penalties.
     world : Communicator
         The ranks.
-    start : pair of ndarray or None
-        Weights (d, models·K) and intercepts (models·K,) to begin with.
 
     Returns
     -------
@@ -189,13 +196,7 @@ def fit_many(
     data = world.together(lambda: open_data(matrix, rows.sides, layout, config))
     data = data.with_facts(labels=rows.labels, fold_of=folds.whole)
     for _ in range(TRIES):
-        session = Session(
-            RunSettings(config),
-            world,
-            data.open_reader,
-            [],
-            None if start is None else make_start(start),
-        )
+        session = Session(RunSettings(config), world, data.open_reader, [])
         sweep = Sweep(session.run())
         if np.isfinite(sweep.mean_held).any() or not is_open:
             return sweep
@@ -207,9 +208,156 @@ def fit_many(
     )
 
 
-# Penalties by cross-validation: alphas × folds through one Gram, then the best.
+# The minimum of F for each penalty, without the rows of each fold: the rows are opened
+# once, and every penalty begins where the one before it ended.
 
 LOOSE = 1e-5  # tol of models that are only compared
+
+
+@dataclass(frozen=True)
+class FoldMinima:
+    """The minima for all penalties without each fold, the same on all ranks."""
+
+    held: Array  # (alphas, folds), the mean loss on the rows of the fold
+    weights: Array  # (alphas, folds, d, K)
+    intercepts: Array | None  # (alphas, folds, K)
+
+    def start(self, number: int) -> Any:
+        """Return weights, with intercepts if any, near the minimum on all rows."""
+        weights = self.weights[number].mean(axis=0)
+        if self.intercepts is None:
+            return weights
+        return weights, self.intercepts[number].mean(axis=0)
+
+
+def find_fold_minima(
+    arguments: FitArguments,
+    rows: FitRows,
+    folds: Folds,
+    *,
+    alphas: Sequence[float],
+    world: Communicator,
+    starts: Sweep | None = None,
+) -> FoldMinima:
+    """Minimise F for every alpha without each fold. Collective.
+
+    Parameters
+    ----------
+    arguments : FitArguments
+        The arguments of every model but alpha.
+    rows : FitRows
+        The rows of this rank, in memory.
+    folds : Folds
+        The folds; rows are dealt to them by number and seed where `whole` is None.
+    alphas : sequence of float
+        The penalties.
+    world : Communicator
+        The ranks.
+    starts : Sweep or None
+        Models to begin with, in the order of alphas, folds and all rows.
+    """
+    matrix = world.together(lambda: to_matrix(rows.X))
+    facts = FitFacts(is_wide=bool(world.max_flag(int(is_wide(matrix.X)))))
+    arguments = replace(
+        arguments, alpha=0.0, polish="auto", tol=LOOSE, precision=None, epochs=None
+    )
+    config = world.together(lambda: arguments.run_config(facts))
+    layout = arguments.layout
+    data = world.together(lambda: open_data(matrix, rows.sides, layout, config))
+    data = data.with_facts(labels=rows.labels)
+    opened = open_run(config, world, data.open_reader, Clock())
+    with close_on_agreed_error(opened.grid.close):
+        minima = _minima_of_folds(config, opened, folds, alphas, starts)
+    opened.grid.close()
+    return minima
+
+
+def _minima_of_folds(
+    config: RunConfig,
+    opened: OpenedRun,
+    folds: Folds,
+    alphas: Sequence[float],
+    starts: Sweep | None,
+) -> FoldMinima:
+    loaded = opened.loaded
+    shard = loaded.judged
+    objective = Objective(
+        opened.grid,
+        opened.words.family,
+        shard,
+        Penalty(),
+        loaded.read_exact,
+        columns=loaded.columns,
+    )
+    fold_of_row = folds.whole
+    if fold_of_row is None:
+        fold_of_row = fold_of(shard.rows, folds.count, config.sampling.seed)
+    else:
+        fold_of_row = fold_of_row[shard.rows]
+    c = np.ones(shard.height) if shard.weights is None else shard.weights[:, 0]
+    size = ProblemSize((shard.total_columns + 1) * loaded.columns, shard.is_sparse)
+    kind = "newton" if takes_newton(size) else "auto"
+    settings = replace(config.polish, kind=kind, gap=False)
+    joined = Columns(opened.grid, shard.parts, whole=False)
+    shape = (len(alphas), folds.count, loaded.columns)
+    held = np.empty(shape[:2])
+    weights = np.empty((*shape[:2], shard.total_columns, loaded.columns))
+    intercepts = np.empty(shape) if config.problem.intercept else None
+    order = np.argsort(alphas)[::-1]  # models of large penalties are the nearest to 0
+    for fold in range(folds.count):
+        is_held = fold_of_row == fold
+        trained = replace(shard, weights=(c * ~is_held)[:, None])
+        rows = open_rows(replace(objective, shard=trained))
+        point: RefinementPoint | None = None
+        for number in order:
+            alpha = float(alphas[number])
+            penalised = replace(rows.objective, penalty=Penalty(alpha))
+            land = Landscape(
+                replace(rows, objective=penalised), alpha, config.problem.intercept
+            )
+            start = _start_of(land, point)
+            if starts is not None:
+                model = int(number) * (folds.count + 1) + fold
+                start = _start_at(land, starts, model, shard.columns)
+            point = minimise(land, settings, start)
+            losses = opened.words.family.loss(point.scores, rows.targets)[:, 0]
+            sums = np.zeros(2)
+            if opened.grid.member == 0:
+                sums[:] = (c * is_held) @ losses, (c * is_held).sum()
+            opened.grid.world.sum(sums, "evaluate")
+            held[number, fold] = sums[0] / sums[1] if sums[1] else np.nan
+            weights[number, fold] = joined.join(point.weights)
+            if intercepts is not None:
+                intercepts[number, fold] = point.intercept
+    return FoldMinima(held, weights, intercepts)
+
+
+def _start_of(land: Landscape, point: RefinementPoint | None) -> RefinementPoint:
+    """Return the point of the last penalty, or of zeros with the best intercept."""
+    if point is not None:
+        return land.start_at(
+            point.weights, point.intercept if land.has_intercept else None
+        )
+    columns = land.rows.columns
+    begin = land.zero_point(np.zeros((land.rows.width, columns)), None)
+    if land.has_intercept:
+        shift = level(land.rows, begin.scores).shift
+        begin = land.zero_point(begin.weights, shift)
+    return land.evaluated(begin)
+
+
+def _start_at(
+    land: Landscape, starts: Sweep, model: int, columns: slice
+) -> RefinementPoint:
+    """Return the point of a model of a sweep."""
+    weights = starts.weights[:, model].reshape(-1, land.rows.columns)
+    intercepts = starts.intercepts
+    intercept = None if intercepts is None else intercepts[model].reshape(-1)
+    return land.start_at(weights[columns].astype(np.float64), intercept)
+
+
+# Penalties by cross-validation: alphas × folds through one Gram, then the best.
+
 # `max_iter` bounds the epochs of the sweep, and not what goes on from its models.
 FROM_THE_SWEEP: dict[str, Any] = {"max_passes": None}
 
@@ -218,10 +366,11 @@ FROM_THE_SWEEP: dict[str, Any] = {"max_passes": None}
 class GLM_CV(Generic):
     """Generalized linear model with a ridge penalty chosen by cross-validation.
 
-    CA-SGD trains all alphas × folds together, and each alpha on all rows: they share
-    the rows, one Gram matrix and one message per exchange. Then each model is trained
-    further, to its own minimum. The alpha with the least mean loss on held-out rows is
-    fitted on all rows, to the minimum of ::
+    On several ranks, CA-SGD trains all alphas × folds together, and each alpha on all
+    rows: they share the rows, one Gram matrix and one message per exchange. Then each
+    model goes on to its own minimum. One rank sends no messages: each model begins at
+    the minimum of the penalty before it. The alpha with the least mean loss on held-out
+    rows is fitted on all rows, to the minimum of ::
 
         F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β + offset_i, y_i) + (alpha_/2) ‖w‖²
 
@@ -348,14 +497,11 @@ class GLM_CV(Generic):
         if self._labelled:
             rows = self._label_tasks(rows, ranks)[0]
         folds = self._deal(rows, ranks, groups)
-        sweep = self._compare(rows, ranks, folds)
-        losses = sweep.held
         if self.polish == "all" and rows.y is not None:
-            losses = self._held_at_minima(rows, ranks, folds, sweep)
-        # Sums need not give all ranks the same last bits, and all must go on with one.
-        best = self._choose(sweep, ranks.world.exchange_objects(losses)[0])
-        model = self._solve(rows, ranks, _start(sweep, best), **FROM_THE_SWEEP)
-        self._keep([model])
+            start = self._choose_by_minima(rows, ranks, folds)
+        else:
+            start = self._choose_by_steps(rows, ranks, folds)
+        self._keep([self._solve(rows, ranks, start, **FROM_THE_SWEEP)])
         self._name_columns(ranks)
 
     def _deal(self, rows: FitRows, ranks: FitRanks, groups: Any) -> Folds:
@@ -367,53 +513,41 @@ class GLM_CV(Generic):
         seed = self._seed(ranks)
         return deal(self.cv, rows, ranks, self._labelled, seed, groups)
 
-    def _compare(
-        self, rows: FitRows, ranks: FitRanks, folds: Folds, start: Any = None
-    ) -> Sweep:
-        """Fit the models of all alphas and folds together. Collective.
+    def _choose_by_minima(self, rows: FitRows, ranks: FitRanks, folds: Folds) -> Any:
+        """Compare the minima of all models; return a start near the best one's."""
+        world = ranks.world
+        # A rank alone sends no messages, which steps of SGD together would save.
+        sweep = self._compare(rows, ranks, folds) if world.size > 1 else None
+        alphas = self._alphas()
+        minima = find_fold_minima(
+            self._arguments(ranks),
+            rows,
+            folds,
+            alphas=alphas,
+            world=world,
+            starts=sweep,
+        )
+        self.cv_ledger_ = world.ledger.as_dict() if sweep is None else sweep.ledger
+        return minima.start(self._choose(minima.held, ranks))
 
-        With `start`, they begin at these weights and are trained for one epoch.
-        """
-        arguments = self._arguments(ranks)
+    def _choose_by_steps(self, rows: FitRows, ranks: FitRanks, folds: Folds) -> Any:
+        """Compare the models as CA-SGD leaves them; return the best one's weights."""
+        sweep = self._compare(rows, ranks, folds)
+        self.cv_ledger_ = sweep.ledger
+        has_fold = [model.fold is not None for model in sweep.models]
+        held = sweep.held[has_fold].reshape(len(self._alphas()), -1)
+        best = self._choose(held, ranks)
+        return _start(sweep, best * (folds.count + 1) + folds.count)
+
+    def _compare(self, rows: FitRows, ranks: FitRanks, folds: Folds) -> Sweep:
+        """Fit the models of all alphas and folds together. Collective."""
         return fit_many(
-            arguments if start is None else replace(arguments, epochs=1),
+            self._arguments(ranks),
             rows,
             folds,
             alphas=self._alphas(),
             world=ranks.world,
-            start=start,
         )
-
-    def _held_at_minima(
-        self, rows: FitRows, ranks: FitRanks, folds: Folds, sweep: Sweep
-    ) -> Array:
-        """Return the loss of each model on its held-out rows, at its own minimum."""
-        weights = sweep.weights.copy()
-        intercepts = sweep.intercepts
-        intercepts = None if intercepts is None else intercepts.copy()
-        c = np.ones(len(rows.y)) if rows.weights is None else rows.weights
-        for number, model in enumerate(sweep.models):
-            if model.fold is None:
-                continue
-            without = replace(rows, weights=c * (folds.own != model.fold))
-            one = self._solve(
-                without,
-                ranks,
-                _start(sweep, number),
-                is_silent=True,
-                alpha=model.l2,
-                tol=LOOSE,
-                **FROM_THE_SWEEP,
-            )
-            weights[:, number] = one.weights.reshape(weights[:, number].shape)
-            if intercepts is not None:
-                intercepts[number] = one.intercept.reshape(intercepts[number].shape)
-        start: Any = weights.reshape(len(weights), -1)
-        if intercepts is not None:
-            start = (start, intercepts.reshape(-1))
-        # The first evaluation of a sweep is before its first step.
-        losses = self._compare(rows, ranks, folds, start).history[0]["held"]
-        return np.array([np.nan if one is None else one for one in losses])
 
     def _alphas(self) -> list[float]:
         alphas = [float(alpha) for alpha in np.atleast_1d(np.asarray(self.alphas))]
@@ -421,17 +555,19 @@ class GLM_CV(Generic):
             raise ConfigError("alphas names none; give some, as (1e-4, 1e-2, 1)")
         return alphas
 
-    def _choose(self, sweep: Sweep, held: Array) -> int:
-        """Set the attributes of the comparison; return the number of the best model."""
+    def _choose(self, held: Array, ranks: FitRanks) -> int:
+        """Set the attributes of the comparison; return the number of the best alpha.
+
+        `held` has the loss of each model on its held-out rows, (alphas, folds).
+        Collective: sums need not give all ranks the same last bits, and rank 0 chooses.
+        """
+        held = ranks.world.exchange_objects(held)[0]
         alphas = self._alphas()
-        has_fold = [model.fold is not None for model in sweep.models]
-        each = held[has_fold].reshape(len(alphas), -1)
-        mean = each.mean(axis=1)
+        mean = held.mean(axis=1)
         best = int(np.argmin(np.where(np.isfinite(mean), mean, np.inf)))
         self.alpha_ = alphas[best]
-        self.cv_results_ = {"alphas": np.array(alphas), "held": each, "mean_held": mean}
-        self.cv_ledger_ = sweep.ledger
-        return best * (each.shape[1] + 1) + each.shape[1]
+        self.cv_results_ = {"alphas": np.array(alphas), "held": held, "mean_held": mean}
+        return best
 
     def _arguments(self, ranks: FitRanks) -> FitArguments:
         alpha = getattr(self, "alpha_", 0.0)

@@ -202,7 +202,11 @@ def grid_of(config: RunConfig, ranks: int) -> tuple[int, int]:
 #
 # A column without values adds nothing to any score, so its weight is what its penalty
 # and bounds alone make least: 0, where the bounds allow it. Such columns are left out
-# before a form is made, so that no array of it is as long as there are columns.
+# before a form is made, so that no array of it is as long as there are columns, unless
+# there are not many more columns than values.
+
+
+TABLE = 8  # columns for each value, up to which a table of all columns is made
 
 
 @dataclass(frozen=True)
@@ -282,7 +286,22 @@ class Nonempty:
         """Return the positions of these columns among the kept columns."""
         nonempty = self.kept
         assert nonempty is not None
-        return np.searchsorted(nonempty, columns).astype(index_dtype(len(nonempty)))
+        dtype = index_dtype(len(nonempty))
+        if self.width > TABLE * len(columns):
+            return np.searchsorted(nonempty, columns).astype(dtype)
+        table = np.empty(self.width, dtype=dtype)
+        table[nonempty] = np.arange(len(nonempty), dtype=dtype)
+        numbers: Array = table[columns]
+        return numbers
+
+
+def distinct(columns: Array, width: int) -> Array:
+    """Return the distinct numbers below `width` in `columns`, ascending, int64."""
+    if width > TABLE * len(columns):
+        return np.unique(columns).astype(np.int64)
+    is_there = np.zeros(width, dtype=bool)
+    is_there[columns] = True
+    return np.flatnonzero(is_there)
 
 
 def find_nonempty(shard: Shard, penalty: Penalty, replicas: Communicator) -> Nonempty:
@@ -295,7 +314,7 @@ def find_nonempty(shard: Shard, penalty: Penalty, replicas: Communicator) -> Non
     width = shard.width
     if not shard.matrix.is_sparse:
         return Nonempty(None, width)
-    columns = np.unique(shard.matrix.indices).astype(np.int64)
+    columns = distinct(shard.matrix.indices, width)
     if replicas.size > 1:
         counts = list(replicas.exchange_objects(len(columns)))
         numbers = np.empty(sum(counts))

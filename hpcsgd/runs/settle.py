@@ -200,7 +200,7 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
     reasons = {}
     if config.schedule.has_open_epochs:
         reasons["schedule.epochs"] = _reason_of_epochs(facts.size)
-        is_newton = facts.size is not None and _takes_newton(facts.size)
+        is_newton = facts.size is not None and takes_newton(facts.size)
         if is_newton and not epochs and polish.kind == "auto":
             polish = replace(polish, kind="newton")
             reasons["polish.kind"] = reasons["schedule.epochs"]
@@ -252,12 +252,13 @@ NEWTON_VARIABLES = {"dense": 320, "sparse": 128}  # up to which Newton is the me
 NO_STEP = "no step is taken"
 
 
-def _takes_newton(size: ProblemSize) -> bool:
+def takes_newton(size: ProblemSize) -> bool:
+    """Return whether Newton's method is the fastest from anywhere."""
     return size.variables <= NEWTON_VARIABLES["sparse" if size.is_sparse else "dense"]
 
 
 def _goes_at_once(size: ProblemSize | None) -> bool:
-    return size is not None and (_takes_newton(size) or size.is_in_memory)
+    return size is not None and (takes_newton(size) or size.is_in_memory)
 
 
 def epochs_of(config: RunConfig, facts: ChoiceFacts) -> int:
@@ -270,7 +271,7 @@ def epochs_of(config: RunConfig, facts: ChoiceFacts) -> int:
 def _reason_of_epochs(size: ProblemSize | None) -> str:
     if size is None or not _goes_at_once(size):
         return "SGD saves passes of L-BFGS over rows that are read from a file"
-    if _takes_newton(size):
+    if takes_newton(size):
         return f"Newton's method takes few passes for {size.variables} variables"
     return "L-BFGS takes less time from the start, since the rows are in memory"
 

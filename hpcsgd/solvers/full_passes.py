@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.backends import compiled_calls
-from hpcsgd.backends.numpy_rows import add_moments, exact_scores
+from hpcsgd.backends.numpy_rows import add_combined, add_moments, exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import SQUARED, Family, least_losses
@@ -145,7 +145,7 @@ class AllRows:
         buffer = np.zeros((self.width + 1, residuals.shape[1]))
         buffer[-1] = residuals.sum(axis=0)
         for rows in self.blocks():
-            buffer[:-1] += self.objective.read(rows).T @ residuals[rows]
+            add_combined(self.objective.read(rows), residuals[rows], buffer[:-1])
         self.grid.replicas.sum(buffer, "evaluate")
         return buffer[:-1], buffer[-1]
 

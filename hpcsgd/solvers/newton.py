@@ -664,16 +664,9 @@ def start_on_sample(
     part = Landscape(sample, land.l2, land.has_intercept)
     intercept = begin.intercept if land.has_intercept else None
     rough = replace(settings, tol=SAMPLE_TOL, passes=SAMPLE_PASSES, gap=False)
-    steps = make_steps(part, rough, part.start_at(begin.weights, intercept), None)
-    while steps.ending is None:
-        steps.advance(Request.NONE)
-    own_intercept = steps.point.intercept
-    if steps.centers is not None:
-        own_intercept = own_intercept - steps.centers.moved(
-            part.rows.objective, steps.point.weights
-        )
+    found = minimise(part, rough, part.start_at(begin.weights, intercept))
     candidate = land.start_at(
-        steps.point.weights, own_intercept if land.has_intercept else None
+        found.weights, found.intercept if land.has_intercept else None
     )
     before, after = (
         land.look(point, land.zero_direction(point), 0.0)
@@ -681,6 +674,24 @@ def start_on_sample(
     )
     is_lower = after.is_finite and after.value < before.value
     return candidate if is_lower else land.evaluated(begin)
+
+
+def minimise(
+    land: Landscape, settings: PolishConfig, start: RefinementPoint
+) -> RefinementPoint:
+    """Return the minimum of F from a start, by as many passes as it takes. Collective.
+
+    The gap decides if `settings` ask for it and F has a ridge.
+    """
+    has_gap = settings.gap and land.l2 > 0.0
+    certificate = GapCertificate(settings.tol_of_gap) if has_gap else None
+    steps = make_steps(land, settings, start, certificate)
+    while steps.ending is None:
+        steps.advance(Request.NONE)
+    if steps.centers is None:
+        return steps.point
+    moved = steps.centers.moved(land.rows.objective, steps.point.weights)
+    return replace(steps.point, intercept=steps.point.intercept - moved)
 
 
 # The refinement to the optimum after the last step, if one is requested.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements.more.infinity import OnDisk
-from hpcsgd.backends.numpy_rows import all_finite, exact_scores
+from hpcsgd.backends.numpy_rows import add_combined, all_finite, exact_scores
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.readers import WIDE, RowReader, element_of
 from hpcsgd.data.shard import Shard, keeps_values
@@ -162,7 +162,7 @@ class Objective:
             sums[:3] += self._sums(scores, targets, c)
             residuals = self.family.residual(scores, targets) * c
             steps += residuals.sum(axis=0)
-            gradient += self.read(rows).T @ residuals
+            add_combined(self.read(rows), residuals, gradient)
         self.grid.replicas.sum(sums, "evaluate")
         loss = float(sums[0] / sums[1])
         total = sums[1]

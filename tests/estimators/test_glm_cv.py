@@ -1,5 +1,7 @@
 """Penalties by cross-validation: what is compared, what is chosen, what it costs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -17,7 +19,7 @@ import hpcsgd
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError
-from hpcsgd.estimators.glm_cv import fit_many
+from hpcsgd.estimators.glm_cv import find_fold_minima
 from hpcsgd.runs.session import Session
 from tests.helpers.zoo import CHOOSING, name_of, problem_for
 
@@ -185,14 +187,11 @@ def test_it_has_no_partial_fit():
 def test_all_ranks_choose_the_same_penalty(monkeypatch):
     """Sums need not have the same last bits everywhere: rank 0 chooses."""
 
-    def as_a_rank_sees_it(*args, world, start=None, **settings):
-        sweep = fit_many(*args, world=world, start=start, **settings)
-        if start is not None and world.rank:
-            held = np.array(sweep.history[0]["held"], dtype=float)
-            sweep.history[0]["held"] = list(held[::-1] * np.arange(len(held)))
-        return sweep
+    def as_a_rank_sees_it(*args, world, **settings):
+        minima = find_fold_minima(*args, world=world, **settings)
+        return replace(minima, held=minima.held[::-1]) if world.rank else minima
 
-    monkeypatch.setattr("hpcsgd.estimators.glm_cv.fit_many", as_a_rank_sees_it)
+    monkeypatch.setattr("hpcsgd.estimators.glm_cv.find_fold_minima", as_a_rank_sees_it)
     model = hpcsgd.GLM_CV(alphas=(1e-3, 1e-1, 10.0), cv=2)
     X, y = problem_for(model, n=37)
     fitted = run_ranks(2, lambda world: clone(model).fit(X, y, comm=world))

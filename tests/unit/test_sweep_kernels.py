@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from hpcsgd.backends.numpy_rows import add_moments, all_finite, weigh
+from hpcsgd.backends.numpy_rows import add_combined, add_moments, all_finite, weigh
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.solvers.coordinate_forms import QuadraticModel, Sweeper, values_of
 from tests.helpers.cpu import kernels  # noqa: F401
@@ -182,3 +182,17 @@ def test_extrapolated_sweeps_are_fewer():
         assert done.is_still
         sweeps[combines] = done.sweeps
     assert sweeps[True] < sweeps[False] / 3
+
+
+@pytest.mark.cases("all")
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_combinations_of_rows_are_those_of_longdouble(kernels, kind):  # noqa: F811
+    rng = np.random.default_rng(9)
+    for rows, columns in SHAPES:
+        block = rng.standard_normal((rows, 2 * columns)).astype(kind)[:, :columns]
+        for width in (1, 2, 5):
+            factors = rng.standard_normal((rows, width))
+            out = np.ones((columns, width))
+            add_combined(block, factors, out)
+            exact = 1 + block.astype(np.longdouble).T @ factors
+            np.testing.assert_allclose(out, exact.astype(float), atol=1e-12)

@@ -21,8 +21,9 @@ APART = (*TEXT, "bench_peers", "bench_ddp", "bench_gpu", "bench_model")
 APART = (
     *APART,
     "bench_fit",
-    "bench_gpu_counts",
-)  # counts, no times: they change with kernels alone
+    "bench_streamed_fit",  # two files of 10 GB
+    "bench_gpu_counts",  # counts, no times: they change with kernels alone
+)
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.lines import in_lines  # noqa: E402 - found once the path is set

@@ -987,9 +987,9 @@ class Growing(Gradient, sums_on_devices=True):
         self._step_in = 0  # steps that this exchange has taken
 
     def prepare(self, state: State) -> None:
-        """Allocate also the sum of watched gradients, which a checkpoint saves.
+        """Allocate also the sum of the gradients whose norm decides when batches grow.
 
-        A run that resumes on another grid keeps it.
+        A checkpoint saves it, and a run that resumes on another grid keeps it.
         """
         super().prepare(state)
         settings = self.accordion

@@ -942,6 +942,9 @@ def along(
 
 
 def _under(ready: OpenedForm, problem: ProblemConfig) -> OpenedForm:
-    """Return `ready` for another problem, with its data and Gram; reset its clock."""
+    """Return a copy of `ready` with another penalty, and the same data and Gram.
+
+    The clock, which both share, starts again from zero.
+    """
     ready.clock.seconds.clear()
     return replace(ready, config=replace(ready.config, problem=problem))

@@ -397,16 +397,16 @@ class FitArguments:
     def _check_refinement(self, problem: dict[str, Any]) -> None:
         """Raise ConfigError if a refinement alone cannot do what arguments request."""
         obstacles = {
-            "l1 and bounds bend F": not _is_smooth(problem),
-            "hold_out ends before its minimum": bool(self.hold_out),
-            "polish=False leaves it out": self.polish is False,
-            f"update={self.update!r} is a way of SGD": self.update != "sgd",
+            "it needs an F without l1 and bounds": not _is_smooth(problem),
+            "hold_out ends a fit before the minimum": bool(self.hold_out),
+            "polish=False leaves out all that it does": self.polish is False,
+            f"update={self.update!r} is one of SGD": self.update != "sgd",
         }
         reason = next((text for text, holds in obstacles.items() if holds), "")
         if reason:
             raise ConfigError(
-                f"solver = {self.solver!r} goes to the minimum of a smooth F at once:"
-                f" {reason}; leave solver='auto'"
+                f"solver = {self.solver!r} cannot be used here: {reason}; leave"
+                " solver='auto'"
             )
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from hpcsgd.glm.penalties import Penalty
 from hpcsgd.solvers.coordinate import CoordinatePoint, Items, SampledItems
 from hpcsgd.solvers.full_passes import (
     InterceptLevel,
+    LossTerms,
     bends,
     gap_at,
     level,
@@ -1075,15 +1076,15 @@ class NewtonForm(Form):
         Return the items of this epoch.
         """
         self.anchor = point.x.reshape(-1, self.classes).copy()
-        family = self.objective.family
         c = self.weights[:, None]
         with np.errstate(all="ignore"):
-            residuals = c * family.residual(self.scores.copy(), self.targets)
+            terms = self.rows.terms(self.scores)
+        residuals = c * terms.residuals
         self.residuals = residuals
         order = self._working_set(order)
         self.chosen = np.unique(order // self.classes)
         shares = self._shares()
-        h = self._curvatures() if shares is None else c * shares
+        h = self._curvatures(terms) if shares is None else c * shares
         first, squares = self._moments(h, shares)
         bends, self.means, self.pull = self._centre(h, shares, first)
         if self.values is not None:
@@ -1193,7 +1194,7 @@ class NewtonForm(Form):
         numbers: Array = (self.chosen[:, None] * self.classes + every).reshape(-1)
         return numbers
 
-    def _curvatures(self) -> Array:
+    def _curvatures(self, terms: LossTerms) -> Array:
         """Return the curvature c ∂r/∂t of each row, kept off zero, (n, 1).
 
         It serves families with one score a row.
@@ -1201,7 +1202,7 @@ class NewtonForm(Form):
         family = self.objective.family
         c = self.weights[:, None]
         with np.errstate(all="ignore"):
-            h: Array = bends(family, self.scores, self.targets)[:, :, 0]
+            h: Array = bends(family, self.scores, self.targets, terms)[:, :, 0].copy()
         if family.name in KINKED:
             h += LEAST_BEND * family.curvature
         h = c * h
@@ -1355,9 +1356,8 @@ class NewtonForm(Form):
         `away` is the whole move.
         """
         with np.errstate(all="ignore"):
-            scores = self.scores + length * away
-            losses = self.objective.family.loss(scores, self.targets)
-            return float(self.weights @ losses[:, 0])
+            terms = self.rows.terms(self.scores + length * away)
+        return terms.loss / self.scale
 
 
 def _of_items(penalty: Penalty, classes: int) -> Penalty:

@@ -93,14 +93,12 @@ class AllRows:
 
         A gradient is Aᵀ times this array, summed over all rows.
         """
-        family = self.objective.family
-        residuals: Array = self.share * family.residual(scores, self.targets)
+        residuals: Array = self.share * self.terms(scores).residuals
         return residuals
 
     def loss(self, scores: Array) -> float:
         """Return Σ c ℓ / Σc of the local rows."""
-        losses = self.objective.family.loss(scores, self.targets)
-        return float((self.share * losses).sum())
+        return self.terms(scores).loss
 
     def value(self, scores: Array, weights: Array) -> tuple[float, int]:
         """Return F, and how many exponents were clipped. Collective.

@@ -538,7 +538,8 @@ def _check_base(base: Tables) -> None:
         if key in base.get(section, {}):
             raise ConfigError(
                 f"--methods decides {setting} for each method; leave {flag} out, or"
-                " write such a row as --setting 'NAME: key=value'"
+                " add a run of your own to the comparison by --setting 'NAME:"
+                f" {setting}=VALUE'"
             )
     if base.get("run", {}).get("emulate_members"):
         raise ConfigError(

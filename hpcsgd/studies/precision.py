@@ -56,7 +56,7 @@ class FieldRow:
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes of one exchange of one member that the format saves."""
+        """Bytes of an exchange of a member, less than with all fields in fp32."""
         return self.level.moved[self.field] - self.cost.moved[self.field]
 
     @property

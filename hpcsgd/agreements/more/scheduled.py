@@ -234,7 +234,7 @@ class AsTheyAre:
             self._travelling.append(pending)
 
     def finish(self, piece: TilePiece) -> None:
-        """Wait for the sum of the oldest piece."""
+        """Wait until `piece` is summed; it has to be the oldest that is not."""
         with self.sender.overlap.waiting():
             self._travelling.popleft().wait()
 

@@ -184,7 +184,7 @@ class CublasGram(OtherGram):
 
     @property
     def room(self) -> tuple[Any, Any]:
-        """Return the arrays of the gathered rows, and of their square."""
+        """Return the arrays for the rows of the batch Y, and for their product Y Yᵀ."""
         return self._rows, self._square
 
     def _room(self) -> tuple[Any, Any]:

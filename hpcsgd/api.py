@@ -239,7 +239,10 @@ def open_request(
     # What is wrong in the settings is refused before ranks meet.
     alone = resolve_defaults(named, is_wide)
     if alone.sweep.is_many:
-        raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
+        raise ConfigError(
+            "[sweep] asks for several models, and this call trains one; use"
+            " hpcsgd.sweep"
+        )
     reader = open_data(alone, X, y, sample_weight, offset)
     if world is None:
         world = open_world(alone.run.comm, timeout=alone.run.timeout)
@@ -336,7 +339,7 @@ def run_at_stable_rate(
         while is_open and result.status is Status.DIVERGED and tries < TRIES:
             rate = result.config["rate"]["value"] * SLOWER
             log.warning(
-                "the loss blew up with a rate of %.3g; again with %.3g",
+                "the run diverged with rate %.3g; training starts again with rate %.3g",
                 result.config["rate"]["value"],
                 rate,
                 extra={"on_all_ranks": True},
@@ -414,7 +417,9 @@ def open_data(
 
         return lambda _: MemoryReader(X, y, sample_weight, offset)
     if X is not None or y is not None:
-        raise ConfigError("give both X and y, or neither and a data path")
+        raise ConfigError(
+            "X and y cannot be given alone; give both, or neither and [data] path"
+        )
     if not config.data.path:
         raise ConfigError("no data: add --data FILE.h5, or [data] path, or X and y")
     path = Path(config.data.path)
@@ -493,8 +498,9 @@ def tick_tock(
     comm = open_world(run.comm, timeout=run.timeout) if world is None else world
     if not comm.serves_threads:
         raise ConfigError(
-            "tick_tock calls MPI from two threads in turns and this MPI allows one; set"
-            " mpi4py.rc.thread_level = 'serialized' or 'multiple' before MPI starts"
+            "tick_tock calls MPI from two threads in turns, and this MPI was started"
+            " for calls from one thread; set mpi4py.rc.thread_level = 'serialized' or"
+            " 'multiple' before MPI starts"
         )
     from hpcsgd.agreements.more.tick_tock import (
         Turns,
@@ -528,8 +534,8 @@ def tick_tock(
 def _check(first: RunConfig, second: RunConfig) -> None:
     if first.run.network != second.run.network or first.run.comm != second.run.comm:
         raise ConfigError(
-            "tick_tock has one world for both fits, and [run] comm and network differ;"
-            " give both the same"
+            "tick_tock runs both fits on the same ranks, and their [run] comm or"
+            " network differs; give both fits the same values"
         )
     if first.run.out and first.run.out == second.run.out:
         raise ConfigError(
@@ -539,14 +545,17 @@ def _check(first: RunConfig, second: RunConfig) -> None:
     for config in (first, second):
         if config.run.emulate_members or config.run.on_failure == "shrink":
             raise ConfigError(
-                "tick_tock knows neither --emulate-members nor --on-failure shrink;"
-                " train the fits one after the other"
+                "tick_tock cannot be used with --emulate-members or --on-failure"
+                " shrink; leave them out, or train the fits one after the other"
             )
         check_read(config)
         if config.run.device == "cuda":
             raise ConfigError(
-                "tick_tock takes turns on processors, and both fits would queue on one"
-                " stream of a GPU; use --device cpu, or train one after the other"
+                "tick_tock cannot be used on a GPU, because both fits would queue on"
+                " one stream; use --device cpu, or train the fits one after the other"
             )
         if config.sweep.is_many:
-            raise ConfigError("[sweep] asks for several models; use hpcsgd.sweep")
+            raise ConfigError(
+                "[sweep] asks for several models, and each fit of tick_tock trains one;"
+                " use hpcsgd.sweep"
+            )

@@ -575,8 +575,8 @@ def _check(
     choice = tables.get(section, {}).get(key, "auto")
     if choice not in ("auto", value):
         raise ConfigError(
-            f"method {name} is [{section}] {key} = {value!r}, and {choice!r} was given;"
-            f" leave {place} out, or choose another method"
+            f"method {name} fixes [{section}] {key} = {value!r}, and {choice!r} was"
+            f" given; leave {place} out, or choose another method"
         )
 
 
@@ -717,7 +717,7 @@ def _is_retired(section: str, key: str, value: Any) -> bool:
 
 @cache
 def _log_once(names: str) -> None:
-    log.info("settings of an earlier version are ignored: %s", names)
+    log.info("settings that only earlier versions had are ignored: %s", names)
 
 
 @dataclass(frozen=True)
@@ -818,8 +818,8 @@ class RunConfig:
             tables.setdefault(section, {})[key] = value
         if "agreement.method" in values:
             raise ConfigError(
-                "[agreement] method chooses several settings at once; give it to"
-                " RunConfig.parse"
+                "with_values cannot change [agreement] method, which sets several"
+                " settings; give it to RunConfig.parse"
             )
         return self._with_tables(tables)
 
@@ -834,8 +834,8 @@ class RunConfig:
         for name, table in tables.items():
             if not isinstance(table, Mapping):
                 raise ConfigError(
-                    f"{name} = {table!r} stands outside a section; write it below"
-                    f" the one it belongs to: {sorted(vars(self))}"
+                    f"{name} = {table!r} stands outside a section, and {name} is the"
+                    f" name of a section; write key = value below [{name}]"
                 )
             try:
                 sections[name] = _changed(getattr(self, name), table)
@@ -958,10 +958,10 @@ def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         if kind := _kind_of_data(Path(path)):
             raise ConfigError(
-                f"{path} is {kind}, and a configuration is TOML; use --data for a data"
-                f" file: --data {path}"
+                f"{path} is a data file ({kind}), and a configuration must be TOML;"
+                f" give the data file by --data {path}"
             ) from error
-        raise ConfigError(f"{path} is not TOML: {error}; mend that line") from error
+        raise ConfigError(f"{path} is not TOML: {error}; correct the file") from error
 
 
 def _kind_of_data(path: Path) -> str:
@@ -1051,8 +1051,8 @@ def check_place(plugin: str) -> None:
     trusted = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if folder == Path.cwd() and folder not in [Path(p).resolve() for p in trusted if p]:
         raise ConfigError(
-            f"[run] plugins names {plugin!r}, which lies in the current directory; add"
-            " the directory to PYTHONPATH if you trust it"
+            f"[run] plugins names {plugin!r}, which is not imported because it lies in"
+            " the current directory; add the directory to PYTHONPATH if you trust it"
         )
 
 
@@ -1396,9 +1396,9 @@ def _in_force(of: str, config: RunConfig) -> set[str]:
 
 
 def _is_yours(of: str, config: RunConfig) -> bool:
-    """Return whether `of` is the codec and a plugin registered the codec in use.
+    """Return whether the setting `of` names a codec that a plugin registered.
 
-    Such a codec may read all settings.
+    Such a codec may read all settings, which hpcsgd cannot know.
     """
     homes = [CODECS.get(name, "") for name in _in_force("agreement.codec", config)]
     return of == "agreement.codec" and not all(h.startswith("hpcsgd.") for h in homes)

@@ -423,7 +423,7 @@ def _check_first_line(path: Path, content: bytes, kind: str, version: int) -> No
     match = FIRST_LINE.match(content)
     if match is None or match[1].decode() != kind:
         raise DataError(
-            f"{path} is not {_with_article(kind)} of this package; name one that it"
+            f"{path} is not {_with_article(kind)} of hpcsgd; name a file that hpcsgd"
             " wrote"
         )
     if int(match[2]) != version:

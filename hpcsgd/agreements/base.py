@@ -1078,7 +1078,8 @@ def _difference(everybody: list[dict[str, Any]], who: str) -> str:
                     f" {who} {rank}; give all ranks the same"
                 )
     raise AssertionError(
-        "replicas are equal, and their checksums differ"
+        "all ranks have equal settings, but the checksums of these settings differ;"
+        " report this bug of hpcsgd"
     )  # pragma: no cover
 
 

@@ -79,13 +79,14 @@ def plan_levels(
     numbers = _numbers(periods) if periods else _usual(names, period)
     if len(names) != len(numbers):
         raise ConfigError(
-            f"[agreement] groups = {groups!r} are {len(names)} and periods ="
-            f" {periods or numbers!r} are {len(numbers)}; give one period a group"
+            f"[agreement] groups = {groups!r} names {len(names)} groups and periods ="
+            f" {periods or numbers!r} has {len(numbers)} numbers; give one period for"
+            " each group"
         )
     if periods and period not in (1, numbers[-1]):
         raise ConfigError(
-            f"[schedule] period = {period} and [agreement] periods = {periods!r} differ"
-            " in the last one; leave one of them out"
+            f"[schedule] period = {period} differs from the last number of [agreement]"
+            f" periods = {periods!r}; leave one of the two settings out"
         )
     if numbers != sorted(set(numbers)) or numbers[0] < 1:
         raise ConfigError(
@@ -103,16 +104,17 @@ def _usual(names: list[str], period: int) -> list[int]:
     """
     if len(names) != 2:
         raise ConfigError(
-            f"[agreement] groups = {','.join(names)!r} are {len(names)} and no periods"
-            " are given, which are known for two; set agreement.periods, one for each"
-            " group and each larger than the one before, as"
+            f"[agreement] groups = {','.join(names)!r} names {len(names)} groups, and"
+            " periods have a default for two groups only; set agreement.periods, one"
+            " for each group and each larger than the one before, as"
             f" {','.join(str(4**k) for k in range(len(names)))!r}"
         )
     if period == 1:
         raise ConfigError(
-            "[agreement] kind = 'hierarchical' has its first groups agree after every"
-            " exchange and all replicas after [schedule] period = 1 of them, which is"
-            " as often; use --period 16, or set agreement.periods, as '1,16'"
+            "[schedule] period = 1 cannot be used with [agreement] kind ="
+            " 'hierarchical': all replicas would average after every exchange, as often"
+            " as the smaller groups; use --period 16, or set agreement.periods, as"
+            " '1,16'"
         )
     return [1, period]
 
@@ -141,8 +143,8 @@ def _check_names(names: list[str], replicas: int) -> None:
             return
     raise ConfigError(
         f"[agreement] groups = {','.join(names)!r} must grow to all {replicas}"
-        ' replicas: "node,all", "node,rack,all", or sizes as'
-        f' "{max(replicas // 2, 1)},{replicas}"'
+        ' replicas; name ever larger groups, as "node,all" or "node,rack,all", or give'
+        f' sizes, as "{max(replicas // 2, 1)},{replicas}"'
     )
 
 

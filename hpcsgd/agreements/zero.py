@@ -302,9 +302,9 @@ class SlicedState(Gradient):
             return
         if set(state.memory) > set(self._sliced()):
             error = ConfigError(
-                f"[agreement] stage = 3 leaves some of {self.replicas.size} replicas"
-                f" without any of {self.cuts.columns} columns, and [average] or rows"
-                " that are held out keep something beside each; use agreement.stage = 2"
+                f"[agreement] stage = 3 cannot divide {self.cuts.columns} columns among"
+                f" {self.replicas.size} replicas with [average] or held-out rows, which"
+                " need a column on each replica; use agreement.stage = 2"
             )
             error.on_all_ranks = True
             raise error

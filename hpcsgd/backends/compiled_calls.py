@@ -779,8 +779,8 @@ def warn(count: int, places: Sequence[tuple[str, Sequence[int]]], rank: int) -> 
 def _say(*figures: Any) -> None:
     """Log the warning of `warn`, only once in a process for the same figures."""
     log.warning(
-        "%d x %d threads share %d cores of %s and wait for one another;"
-        " use fewer --threads or ranks",
+        "%d ranks with %d threads each share %d cores of node %s and slow each other"
+        " down; use fewer --threads or ranks",
         *figures,
     )
 

@@ -48,7 +48,11 @@ class ManyPlan(HostPlan):
         np.multiply(residuals.reshape(shape), couple[:, None], out=out.reshape(shape))
 
     def apply_transition(self, weights: Array) -> None:
-        """Apply weights ← Φ weights, where state k owns K columns."""
+        """Apply weights ← Φ weights: what an exchange makes of them without gradients.
+
+        Φ mixes the states of the update rule (weights, and a velocity), each of which
+        has K columns of the array `weights`.
+        """
         carry = self.carry.astype(weights.dtype)
         if self.states == 1:
             if (carry != 1.0).any():

@@ -153,8 +153,8 @@ def _of_file(tables: Any) -> list[tuple[str, dict[str, Any]]]:
     for table in tables.values() if isinstance(tables, dict) else [tables]:
         if not isinstance(table, dict):
             raise ConfigError(
-                f"compare: {table!r} is no setting; write [compare.NAME],"
-                ' and below it lines like products = "gram"'
+                f"compare: {table!r} is not a table of settings; write [compare.NAME],"
+                ' and below it lines such as products = "gram"'
             )
     return list(tables.items())
 
@@ -193,7 +193,7 @@ def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -
         try:
             _draw(found, arguments, Path(out) / "compare.png")
         except MissingPackage as missing:
-            log.info("no figure in %s: %s", out, missing)
+            log.info("compare.png was not drawn in %s: %s", out, missing)
         folders = [out, arguments.one_rank] if arguments.one_rank else [out]
         write_page(make_report(folders), Path(out) / PAGE)
     if arguments.plot:

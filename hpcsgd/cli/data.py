@@ -837,7 +837,7 @@ def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
     if rows < 1 or cols < 1:
         raise ConfigError(
             f"--rows {rows} --cols {cols}: both must be at least 1;"
-            " leave them out for those of the shape"
+            " leave them out to use the numbers of --shape"
         )
     path = Path(arguments.out)
     flags = {flag[2:]: getattr(arguments, flag[2:]) for flag, _ in KNOBS}

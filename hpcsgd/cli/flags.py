@@ -74,7 +74,8 @@ FLAGS: tuple[Flag, ...] = (
         "run.defaults",
         STEPS,
         {"action": "store_const", "const": "sgd"},
-        own_help="use the defaults of SGD for all settings that are not named",
+        own_help="train by SGD with fixed defaults, even where hpcsgd would choose a"
+        " faster way to the optimum",
     ),
     Flag(
         "--update",

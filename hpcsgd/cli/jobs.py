@@ -174,7 +174,9 @@ def run_new_site(arguments: argparse.Namespace, argv: list[str]) -> int:
     text = new_site(arguments.name, arguments.source, arguments.out or "")
     path = Path(arguments.out or own_folders()[0] / f"{arguments.name}.toml")
     if path.exists():
-        raise ConfigError(f"{path} exists; name another site, or remove it")
+        raise ConfigError(
+            f"{path} exists; choose another NAME for the site, or remove that file"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
@@ -274,7 +276,10 @@ def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
     axes = [_axis(text) for text in arguments.vary]
     points = list(product(*axes))
     if len(points) > MOST_ELEMENTS:
-        raise ConfigError(f"{len(points)} runs are too many for one array; vary less")
+        raise ConfigError(
+            f"--vary gives {len(points)} runs, and one job array has at most"
+            f" {MOST_ELEMENTS}; give fewer values"
+        )
     run = _run_table(arguments)
     steps = []
     for number, point in enumerate(points):
@@ -373,16 +378,16 @@ def _says(words: Sequence[str], flag: str) -> bool:
 def _refuse_resume(arguments: argparse.Namespace) -> None:
     if _says(arguments.words, "--resume"):
         raise ConfigError(
-            "--resume in the command of a job: it goes on by itself in its own run"
-            " folder; leave it out"
+            "--resume is refused in the command of a job, because the job resumes by"
+            " itself in its own run folder; leave --resume out"
         )
 
 
 def _refuse_out(arguments: argparse.Namespace) -> None:
     if _says(arguments.words, "--out"):
         raise ConfigError(
-            f"--out behind -- of a {arguments.template}: every run has a folder of its"
-            " own inside the job's; leave it out"
+            f"--out after -- is refused in a {arguments.template} job, because every"
+            " run gets its own folder inside that of the job; leave it out"
         )
 
 

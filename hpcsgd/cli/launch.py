@@ -410,7 +410,9 @@ def check_readable(path: str) -> None:
         hint = did_you_mean_file(path)
         raise DataError(f"{path} does not exist{hint}; check the name")
     if not os.path.isfile(path) and not os.path.isdir(path):  # a pipe would block
-        raise DataError(f"{path} is not a regular file; write it to one first")
+        raise DataError(
+            f"{path} is not a regular file; write its content to a regular file first"
+        )
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} cannot be read by this user; check its permissions")
 

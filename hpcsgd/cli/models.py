@@ -214,7 +214,9 @@ def describe(path: Path) -> Facts:
         if recognise(path):
             return {"kind": kind, "path": str(path), **facts_of(path)}
     kinds = " nor a ".join(FILE_KINDS)
-    raise DataError(f"{path} is neither a {kinds}; name what training has written")
+    raise DataError(
+        f"{path} is neither a {kinds}; name a folder or file that hpcsgd train wrote"
+    )
 
 
 def is_run(path: Path) -> bool:

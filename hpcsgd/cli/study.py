@@ -97,8 +97,9 @@ def job_options(arguments: argparse.Namespace) -> "JobOptions":
     forbidden = sorted(set(table) & set(SET_BY_STUDY))
     if forbidden:
         raise ConfigError(
-            f"the study sets {forbidden[0]} of each job from the ranks of its runs;"
-            " leave it out, and spread the ranks over nodes with --ranks-per-node"
+            f"{forbidden[0]} cannot be set for the jobs of a study, which derives it"
+            " from the ranks of the runs; leave it out, and spread the ranks over nodes"
+            " with --ranks-per-node"
         )
     return JobOptions(
         site,
@@ -357,7 +358,9 @@ def run_study(kind: str, arguments: argparse.Namespace, argv: list[str]) -> int:
             " launcher"
         )
     if not 0 <= arguments.point_timeout < float("inf"):
-        raise ConfigError("--point-timeout must be finite seconds, 0 = none")
+        raise ConfigError(
+            "--point-timeout must be a finite number of seconds; 0 sets no limit"
+        )
     plan, out = read_study_plan(kind, arguments)
     if arguments.dry_run:
         print(plan_json(plan) if arguments.json else plan_text(plan))
@@ -367,8 +370,9 @@ def run_study(kind: str, arguments: argparse.Namespace, argv: list[str]) -> int:
     log.info("%s", plan_line(plan))
     if plan.emulated and not plan.base.get("run", {}).get("network"):
         log.warning(
-            "without a network emulated ranks wait for no other rank, and their times"
-            " are of arithmetic alone; add --network lan, or the network of the machine"
+            "--emulate-members without --network measures only arithmetic, because an"
+            " emulated rank waits for no messages; add --network lan, or the network of"
+            " the machine"
         )
     begin = _run_on_this_machine if plan.on == "local" else _submit
     return begin(plan, out, arguments)
@@ -401,7 +405,9 @@ def _run_on_this_machine(
                 plan, out, resume=arguments.resume, timeout=arguments.point_timeout
             )
     except (KeyboardInterrupt, _Terminated) as stop:
-        log.warning("stopped; the same command with --resume goes on")
+        log.warning(
+            "the study was stopped; to continue, repeat the command with --resume"
+        )
         return 130 if isinstance(stop, KeyboardInterrupt) else REQUEUE
     return show(account, arguments.json)
 
@@ -655,7 +661,7 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 def _positive(flag: str, value: int) -> int:
     if value < 1:
-        raise ConfigError(f"{flag} {value}: at least 1 is needed")
+        raise ConfigError(f"{flag} {value} must be at least 1")
     return value
 
 
@@ -671,7 +677,8 @@ def _shape(text: str) -> tuple[int, int]:
     rows, comma, columns = text.partition(",")
     if not comma or not (rows.isdigit() and columns.isdigit()):
         raise ConfigError(
-            f"--data {text}: give ROWS,COLUMNS as 400000,2000, or a file that exists"
+            f"--data {text} is neither an existing file nor ROWS,COLUMNS; write for"
+            " example 400000,2000"
         )
     return int(rows), int(columns)
 

@@ -190,7 +190,9 @@ def named_settings(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def check_data(config: "RunConfig") -> None:
     """Raise ConfigError for a run without data, or with an invalid network."""
     if not config.data.path:
-        raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
+        raise ConfigError(
+            "no data: add --data FILE.h5, or [data] path in the configuration file"
+        )
     if config.run.network:
         from hpcsgd.comm.network_model import parse_network
 

@@ -157,7 +157,7 @@ def parse_ranks(text: str | None) -> list[int]:
 def _check_place(path: str | None) -> None:
     """Raise ConfigError before the tuning begins if the folder of `path` is missing."""
     if path and not Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"{path}: there is no such folder; make it first")
+        raise ConfigError(f"the folder of {path} does not exist; make it first")
 
 
 def _tune(asked: "TuningQuestion", arguments: argparse.Namespace) -> int:
@@ -310,8 +310,8 @@ def run_precision(arguments: argparse.Namespace, argv: list[str]) -> int:
     launch.check_readable(config.data.path)
     if arguments.ranks not in (None, 1):
         raise ConfigError(
-            "precision looks at the data in one process; say --members C for a run"
-            " on C ranks, and leave --ranks out"
+            "--ranks is refused because hpcsgd precision works in one process; leave"
+            " it out, and give --members C to examine a run on C ranks"
         )
     parser_module.require_figures(arguments.plot)
     reader = open_reader(Path(config.data.path))

@@ -150,5 +150,6 @@ def check_number(size: int, number: int | None) -> None:
     """
     if number is not None and number >= size:
         raise TransportError(
-            f"the launcher calls this rank {number} and MPI gives {size}: {STRANGERS}"
+            f"the launcher started this process as rank {number} and MPI has {size}"
+            f" ranks only: {STRANGERS}"
         )

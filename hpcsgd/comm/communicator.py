@@ -145,16 +145,17 @@ def _check_sum(c: Collective, rank: int, ranks: int) -> None:
 def _check_gather(c: Collective, rank: int, ranks: int) -> None:
     if c.send.size != c.counts[rank] or c.receive.size != sum(c.counts):
         raise TransportError(
-            f"rank {rank} gathers {c.send.size} words into {c.receive.size} and the"
-            f" counts are {list(c.counts)}; partition once, and pass the same counts"
+            f"gather: rank {rank} passes arrays of {c.send.size} words to send and"
+            f" {c.receive.size} to receive, which do not fit counts = {list(c.counts)};"
+            " pass the same counts on all ranks, and arrays of these sizes"
         )
 
 
 def _check_collect(c: Collective, rank: int, ranks: int) -> None:
     if c.send.size != c.counts[rank]:
         raise TransportError(
-            f"rank {rank} gives {c.send.size} words and the counts are"
-            f" {list(c.counts)}; pass the same counts on all ranks"
+            f"collect: rank {rank} passes an array of {c.send.size} words, which does"
+            f" not fit counts = {list(c.counts)}; pass the same counts on all ranks"
         )
 
 
@@ -162,38 +163,40 @@ def _check_parts(c: Collective, rank: int, ranks: int) -> None:
     check_summable(c.send.dtype)
     if c.send.size != sum(c.counts) or len(c.counts) != ranks:
         raise TransportError(
-            f"rank {rank} sums {c.send.size} words in parts of {list(c.counts)}"
-            f" on {ranks} ranks; pass the same counts on all ranks"
+            f"sum of parts: rank {rank} passes an array of {c.send.size} words, which"
+            f" does not fit counts = {list(c.counts)} of {ranks} ranks; pass the same"
+            " counts on all ranks"
         )
 
 
 def _check_exchange(c: Collective, rank: int, ranks: int) -> None:
     if c.send.size != sum(c.counts) or c.receive.size != ranks * c.counts[rank]:
         raise TransportError(
-            f"rank {rank} exchanges {c.send.size} words for {c.receive.size} and the"
-            f" counts are {list(c.counts)}; pass the same counts on all ranks"
+            f"exchange: rank {rank} passes arrays of {c.send.size} words to send and"
+            f" {c.receive.size} to receive, which do not fit counts = {list(c.counts)};"
+            " pass the same counts on all ranks"
         )
 
 
 def _check_deal(c: Collective, rank: int, ranks: int) -> None:
     if c.send.size != sum(c.counts) or c.receive.size != sum(c.received):
         raise TransportError(
-            f"rank {rank} deals {c.send.size} words by counts of"
-            f" {sum(c.counts)} and takes {c.receive.size} by counts of"
-            f" {sum(c.received)}; plan both once, from what all ranks have"
+            f"deal: rank {rank} passes arrays of {c.send.size} words to send and"
+            f" {c.receive.size} to receive, and the counts add up to {sum(c.counts)}"
+            f" and {sum(c.received)}; compute both counts from the sizes of all ranks"
         )
 
 
 def _check_swap(c: Collective, rank: int, ranks: int) -> None:
     if not 0 <= c.peer < ranks:
         raise TransportError(
-            f"rank {rank} would swap with rank {c.peer} of {ranks}; name a"
-            " rank of the group"
+            f"swap: rank {rank} cannot swap with rank {c.peer} in a group of {ranks}"
+            " ranks; name a rank of the group"
         )
     if c.send.dtype != c.receive.dtype:
         raise TransportError(
-            f"rank {rank} gives words of {c.send.dtype} and takes {c.receive.dtype};"
-            " swap words of one type"
+            f"swap: rank {rank} sends an array of {c.send.dtype} and receives one of"
+            f" {c.receive.dtype}; pass two arrays of the same dtype"
         )
 
 
@@ -204,8 +207,8 @@ def check_swapped(rank: int, peer: int, got: int, wanted: int) -> None:
     """
     if got != wanted:
         raise TransportError(
-            f"rank {peer} gave rank {rank} {got} bytes in a swap, not {wanted}; both"
-            " must know what the other gives"
+            f"rank {peer} sent rank {rank} {got} bytes in a swap, not {wanted}; pass an"
+            " array to receive of the size that the other rank sends"
         )
 
 
@@ -315,7 +318,8 @@ class Transport(ABC):
         without lost ranks implements it, and `has_lost_ranks`.
         """
         raise TransportError(
-            f"{self.transport} cannot go on without a rank; use --on-failure stop"
+            f"a run over {self.transport} cannot go on after the loss of a rank; use"
+            " --on-failure stop"
         )
 
 

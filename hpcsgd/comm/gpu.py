@@ -289,7 +289,8 @@ class DeviceCommunicator(Communicator):
 
     def _no_graphs(self) -> TransportError:
         return TransportError(
-            f"transport {self.kind} has no sums within a graph; use transport = nccl"
+            f"transport {self.kind} cannot record sums in a CUDA graph; use transport ="
+            " nccl"
         )
 
     def split(self, color: int, key: int) -> Self:
@@ -318,8 +319,8 @@ class DeviceCommunicator(Communicator):
             return self.host.begin(c.with_arrays(part, c.receive), blocking)
         if c.kind in ("swap", "deal"):
             raise TransportError(
-                f"transport {self.kind} {c.kind}s no arrays of a GPU; {c.kind} those"
-                " of the host"
+                f"transport {self.kind} cannot {c.kind} arrays on a GPU; copy them to"
+                f" the host and {c.kind} the copies"
             )
         if not c.send.flags.c_contiguous:
             raise TransportError(
@@ -429,14 +430,15 @@ def gpu_of_rank(
     if rank is None and ranks > 1:
         raise ConfigError(
             f"{ranks} ranks are on this node and no launcher says which one this is;"
-            f" start them with srun or mpiexec, or set {LAUNCHERS[-1][0]}"
+            f" start them with srun or mpiexec, or set {LAUNCHERS[-1][0]} to the number"
+            " of each rank on its node"
         )
     rank = rank or 0
     if _has_its_own(environment, visible, ranks):
         return 0
     if max(ranks, rank + 1) > visible and not share_gpus:
         raise ConfigError(
-            f"{max(ranks, rank + 1)} ranks on this node and {visible} GPU"
+            f"there are {max(ranks, rank + 1)} ranks on this node and {visible} GPU"
             f"{'s' if visible > 1 else ''}; {SHARE}"
         )
     return rank % visible
@@ -463,8 +465,14 @@ def check_own_gpu(places: Sequence[str], share_gpus: bool, kind: str) -> None:
         return
     remedy = "use transport = mpi-host with share_gpus = true"
     if kind != "nccl":
-        remedy = "let each see another one (srun --gpus-per-task=1), or set share_gpus"
-    raise ConfigError(f"{ranks} ranks use one GPU ({place}) for {kind}; {remedy}")
+        remedy = (
+            "let each rank see another GPU (srun --gpus-per-task=1), or set share_gpus"
+            " = true"
+        )
+    raise ConfigError(
+        f"{ranks} ranks use one GPU ({place}), which is refused with transport {kind};"
+        f" {remedy}"
+    )
 
 
 def _has_its_own(environment: Mapping[str, str], visible: int, ranks: int) -> bool:

@@ -337,9 +337,9 @@ def check_support() -> None:
 
     if reads_device_memory() is False:
         raise ConfigError(
-            "transport mpi-cuda needs a CUDA-aware MPI and this one says that it is"
-            f" none; {REMEDY}, or load the site's CUDA-aware MPI (MPICH reads device"
-            " memory with MPICH_GPU_SUPPORT_ENABLED=1 only)"
+            "transport mpi-cuda needs a CUDA-aware MPI and this MPI reports that it is"
+            f" not CUDA-aware; {REMEDY}, or load the site's CUDA-aware MPI (MPICH"
+            " reads device memory with MPICH_GPU_SUPPORT_ENABLED=1 only)"
         )
 
 

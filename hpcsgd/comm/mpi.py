@@ -261,8 +261,8 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
         loaded = sys.modules["mpi4py.MPI"]
         if loaded.Is_finalized():  # the first call of MPI would end the interpreter
             raise ConfigError(
-                "ranks cannot meet any more: MPI has been finalised; call this before"
-                " MPI.Finalize()"
+                "ranks cannot communicate any more: MPI has been finalised; call this"
+                " function before MPI.Finalize()"
             )
         return loaded
     remove_leftovers(os.environ)
@@ -577,8 +577,8 @@ def _check_usable(comm: Any) -> None:
 
     if MPI.Is_finalized():
         raise ConfigError(
-            "comm cannot be used any more: MPI has been finalised; call this before"
-            " MPI.Finalize()"
+            "comm cannot be used any more: MPI has been finalised; call this function"
+            " before MPI.Finalize()"
         )
     if not MPI.Is_initialized():
         raise ConfigError(
@@ -587,8 +587,9 @@ def _check_usable(comm: Any) -> None:
         )
     if not comm:
         raise ConfigError(
-            "comm is MPI.COMM_NULL, which has no ranks: this rank was left out when it"
-            " was made, or it has been freed; leave this call to the ranks of comm"
+            "comm is MPI.COMM_NULL, which has no ranks: this rank is not in the"
+            " communicator, or the communicator has been freed; make this call only on"
+            " ranks of the communicator"
         )
 
 

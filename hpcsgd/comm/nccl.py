@@ -209,8 +209,8 @@ class NcclQueue(Carrier):
             self.abort_pending()
         if self._comm is None:
             raise TransportError(
-                f"NCCL cannot begin {self._said()}: it was ended after an error; start"
-                " the run again"
+                f"NCCL cannot begin {self._said()}, because NCCL was closed after an"
+                " earlier error; start the run again"
             )
 
     def _said(self) -> str:
@@ -263,8 +263,8 @@ class NcclQueue(Carrier):
         except (RuntimeError, KeyError) as error:  # CuPy has no names of newer errors
             self._is_broken = True
             raise TransportError(
-                f"NCCL failed in {said or self._said()} ({error}); NCCL_DEBUG=WARN says"
-                " more, and transport = mpi-host does without it"
+                f"NCCL failed in {said or self._said()} ({error}); set NCCL_DEBUG=WARN"
+                " for the reason, or use transport = mpi-host, which needs no NCCL"
             ) from error
 
 

@@ -48,7 +48,7 @@ class Network:
         if self.ranks < 0 or self.jitter < 0 or self.seed < 0:
             raise ConfigError(
                 "a network's ranks, jitter and seed must be at least 0; leave them out"
-                " for as many ranks as there are and no jitter"
+                " for the number of ranks of the run and no jitter"
             )
 
 

@@ -250,7 +250,8 @@ class ThreadCommunicator(Communicator):
         for board in self._boards:
             board.break_up()
         raise TransportError(
-            f"the run was ended with code {code}; the first report says why"
+            f"the run was aborted with exit code {code}; the first error message says"
+            " why"
         )
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
@@ -436,4 +437,7 @@ class SerialCommunicator(Communicator):
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
         """Raise TransportError: a communicator of one rank sends nothing."""
-        raise TransportError("one rank has nobody to talk to; start more with --ranks")
+        raise TransportError(
+            "a communicator of one rank cannot send messages; start more ranks with"
+            " --ranks"
+        )

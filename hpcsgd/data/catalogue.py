@@ -56,7 +56,10 @@ def load_catalogue(path: Path | None = None) -> dict[str, Card]:
     try:
         tables = parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); restore it") from error
+        raise DataError(
+            f"the catalogue {path} cannot be read ({error}); restore that file or"
+            " install hpcsgd again"
+        ) from error
     return {name: _card(name, table) for name, table in tables.items()}
 
 
@@ -75,7 +78,10 @@ def _card(name: str, table: dict[str, Any]) -> Card:
     keys = {field.name for field in fields(Card)} - {"name"}
     if set(table) != keys:
         odd = sorted(keys ^ set(table))
-        raise DataError(f"[{name}] of the catalogue: {odd} missing or not known")
+        raise DataError(
+            f"the catalogue entry [{name}] lacks keys or has unknown ones: {odd};"
+            " correct that entry"
+        )
     card = Card(name=name, **table)
     _check_entry(card)
     return card
@@ -97,8 +103,8 @@ def _check_entry(card: Card) -> None:
     for key, holds in sound.items():
         if not holds:
             raise DataError(
-                f"[{card.name}] of the catalogue: {key} = {getattr(card, key)!r} makes"
-                " no sense; mend it"
+                f"the catalogue entry [{card.name}] has {key} = {getattr(card, key)!r},"
+                " which is not a valid value; correct that entry"
             )
 
 
@@ -123,7 +129,10 @@ def fetch(card: Card, folder: Path, progress: Callable[[int, int], None]) -> Pat
     interrupted transfer leaves a hidden `.part` file, from which the next call resumes.
     """
     if card.url == NONE:
-        raise ConfigError(f"{card.name} is not fetched; make it with: {card.convert}")
+        raise ConfigError(
+            f"{card.name} cannot be fetched, because hpcsgd generates this data set;"
+            f" generate it with: {card.convert}"
+        )
     if not folder.is_dir():
         raise ConfigError(f"--out {folder} is no folder; make it, or name another")
     target = folder / card.file
@@ -165,7 +174,9 @@ def _download(url: str, part: Path, progress: Callable[[int, int], None]) -> Non
         with open(part, "ab" if offset else "wb") as file:
             _copy(answer, file, offset, whole, progress)
             if whole and file.tell() < whole:
-                raise ConnectionError(f"{file.tell()} of {whole} bytes came")
+                raise ConnectionError(
+                    f"the transfer ended after {file.tell()} of {whole} bytes"
+                )
 
 
 def _copy(
@@ -202,6 +213,6 @@ def _elsewhere(card: Card, target: Path, error: OSError) -> DataError:
         else f"its SHA-256 is {card.sha256}"
     )
     return DataError(
-        f"{card.url} cannot be fetched ({reason}); fetch it where there is internet and"
-        f" put it at {target}, {checksum}"
+        f"{card.url} cannot be fetched ({reason}); download it on a machine with"
+        f" internet access and copy it to {target} ({checksum})"
     )

@@ -143,12 +143,15 @@ class DirectReader:
     def _check(self, out: Any, rows: slice, cols: slice) -> None:
         inside = 0 <= rows.start <= rows.stop <= self.shape[0]
         if not inside or not 0 <= cols.start < cols.stop <= self.shape[1]:
-            raise ConfigError(f"rows {rows} and columns {cols} are not in {self.shape}")
+            raise ConfigError(
+                f"rows {rows} and columns {cols} are not a block of /X of shape"
+                f" {self.shape}; give ranges inside it"
+            )
         shape = (rows.stop - rows.start, cols.stop - cols.start)
         if out.shape != shape or out.dtype != self.dtype:
             raise ConfigError(
-                f"the array to read into is {out.shape} of {out.dtype}; give one of"
-                f" {shape} of {self.dtype}"
+                f"the array to read into has shape {out.shape} and dtype {out.dtype};"
+                f" give one of shape {shape} and dtype {self.dtype}"
             )
         if not out.flags.c_contiguous:
             raise ConfigError("the array to read into must be C-contiguous; copy it")
@@ -161,10 +164,12 @@ def _where(path: Path, dataset: Any) -> tuple[Any, tuple[int, int], Array]:
     """
     if not hasattr(dataset, "chunks") or not is_plain(dataset):
         raise DataError(
-            f"{path}: /X is sparse, compressed or not of native numbers, which cannot"
-            " be read directly; convert it to a dense store"
+            f"{path}: /X cannot be read directly, because it is sparse, compressed,"
+            " virtual or not in native byte order; convert it to a dense store"
         )
     try:
         return dataset.dtype, *places_of(dataset)
     except LookupError as error:
-        raise DataError(f"{path}: {error} of /X; write the file again") from error
+        raise DataError(
+            f"{path}: /X cannot be read directly ({error}); write the file again"
+        ) from error

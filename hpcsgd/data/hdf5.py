@@ -194,12 +194,12 @@ def open_parallel(path: Path, mpi: Any) -> Any:
     """
     if not need_h5py().get_config().mpi:
         raise ConfigError(
-            "hdf5 = 'mpio' needs an h5py that was built with MPI; leave --hdf5 out"
-            " (every rank then reads for itself), or build h5py with HDF5_MPI=ON"
+            "[data] hdf5 = 'mpio' needs an h5py that was built with MPI; leave --hdf5"
+            " out (every rank then reads for itself), or build h5py with HDF5_MPI=ON"
         )
     if mpi is None:
         raise ConfigError(
-            "hdf5 = 'mpio' needs ranks of MPI; start them with mpiexec or --ranks,"
+            "[data] hdf5 = 'mpio' needs MPI ranks; start them with mpiexec or --ranks,"
             " or leave --hdf5 out"
         )
     return open_hdf5(path, driver="mpio", comm=mpi)
@@ -213,7 +213,9 @@ def open_hdf5(path: Path, **driver: Any) -> Any:
     """
     check_file(path, "an HDF5 file")
     if not os.access(path, os.R_OK):
-        raise DataError(f"{path} may not be read by this user; change its permissions")
+        raise DataError(
+            f"this user has no permission to read {path}; change its permissions"
+        )
     try:
         return need_h5py().File(path, "r", locking=False, **driver)
     except OSError as error:
@@ -249,8 +251,8 @@ def shape_of(path: Path, file: Any) -> tuple[int, int]:
         or 0 in X.shape
     ):
         raise DataError(
-            f"{path}: /X must be a dense rows x columns dataset, or a group of indptr,"
-            " indices and data; write it as one"
+            f"{path}: /X must be a dense rows x columns data set, or a group of"
+            " indptr, indices and data; write it in one of these forms"
         )
     _check_numbers(path, "X", X)
     return int(X.shape[0]), int(X.shape[1])
@@ -271,9 +273,9 @@ def _sparse_shape(path: Path, file: Any, X: Any) -> tuple[int, int]:
     ends = (int(X["indptr"][0]), int(X["indptr"][rows]))
     if ends != (0, len(X["data"])) or len(X["indices"]) != len(X["data"]):
         raise DataError(
-            f"{path}: /X/indptr, indices and data do not belong together"
-            f" ({ends[1]}, {len(X['indices'])} and {len(X['data'])} values);"
-            " write them again"
+            f"{path}: /X/indptr, indices and data do not belong together (indptr runs"
+            f" from {ends[0]} to {ends[1]}, with {len(X['indices'])} indices and"
+            f" {len(X['data'])} data); write them again"
         )
     return rows, int(shape[1])
 
@@ -311,8 +313,8 @@ def node_of(path: Path, file: Any, name: str) -> Any:
         return file[name]
     except (KeyError, RuntimeError) as error:
         raise DataError(
-            f"{path}: /{name} is a link that leads nowhere; put back what it names,"
-            " or write the values themselves"
+            f"{path}: /{name} is a link that leads nowhere; restore its target, or"
+            " write the values into this file"
         ) from error
 
 
@@ -345,8 +347,8 @@ def check_sources(path: Path, name: str, node: Any) -> None:
             continue  # a pattern of files, or this one
         if not any(place.exists() for place in (path.parent / other, other)):
             raise DataError(
-                f"{path}: /{name} takes values from {other}, which does not exist; put"
-                " it back, or write the values themselves"
+                f"{path}: /{name} takes values from {other}, which does not exist;"
+                " restore that file, or write the values into this one"
             )
 
 
@@ -359,7 +361,10 @@ def check_file(path: Path, what: str) -> None:
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the name of {what}")
     if not path.is_file():  # a read of a pipe would wait
-        raise DataError(f"{path} is not a regular file; write it to one first")
+        raise DataError(
+            f"{path} is not a regular file (a pipe, for example); copy its content to"
+            " a regular file first"
+        )
 
 
 # HDF5 files: /X (rows × columns), /y, optionally /sample_weight and /offset.

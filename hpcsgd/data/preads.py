@@ -179,7 +179,10 @@ class DatasetTiles:
         runs = [self._run(i, j, rows, cols, out.strides[0]) for i, j in places]
         ended = read_runs(self._file, runs, out)
         if ended:
-            raise OSError(f"{self.path} ends at byte {ended}")
+            raise OSError(
+                f"{self.path} is truncated: it ends at byte {ended}; write or copy it"
+                " again"
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -232,7 +235,7 @@ def places_of(dataset: Any) -> tuple[tuple[int, int], Array]:
     if dataset.chunks is None:
         start = dataset.id.get_offset()
         if start is None:
-            raise LookupError("nothing was written")
+            raise LookupError("no values of the data set were written")
         return (rows, cols), np.array([[start]], dtype=np.int64)
     height, width = dataset.chunks
     grid = (-(-rows // height), -(-cols // width))
@@ -242,5 +245,5 @@ def places_of(dataset: Any) -> tuple[tuple[int, int], Array]:
         i, j = chunk.chunk_offset
         offsets[i // height, j // width] = chunk.byte_offset
     if (offsets < 0).any():
-        raise LookupError("some tiles were never written")
+        raise LookupError("some tiles of the data set were never written")
     return (height, width), offsets

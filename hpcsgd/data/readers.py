@@ -343,7 +343,9 @@ class MemoryReader:
     def targets(self, rows: slice) -> Any:
         """Return targets as float64."""
         if self.y is None:
-            raise DataError("no y was given; predictions alone need none")
+            raise DataError(
+                "no y was given; pass y, which is optional for predictions only"
+            )
         return self.y[rows]
 
     def sample_weight(self, rows: slice) -> Any:
@@ -541,9 +543,10 @@ class HeldReader:
                 continue
             if not shard.start <= request.start <= request.stop <= shard.stop:
                 raise DataError(
-                    f"this rank holds rows {self.held_rows.start} to"
+                    f"this rank holds only rows {self.held_rows.start} to"
                     f" {self.held_rows.stop} of columns {self.held_cols.start} to"
-                    f" {self.held_cols.stop} alone; pass layout='replicated', or a file"
+                    f" {self.held_cols.stop} and needs others; pass"
+                    " layout='replicated', or a file"
                 )
             slices.append(
                 slice(request.start - shard.start, request.stop - shard.start)
@@ -736,7 +739,7 @@ def check_names(
     if not lacking and not unknown and len(wanted) == len(given):
         place = next(k for k, name in enumerate(wanted) if given[k] != name)
         raise DataError(
-            f"the columns are in another order than those of the training: column"
+            f"the columns are in another order than in the training data: column"
             f" {place} is {given[place]!r} and was {wanted[place]!r}; {remedy}"
         )
     raise other_columns(lacking, unknown)

@@ -251,6 +251,6 @@ class FoldSplit:
             )
         if (kept[: self.folds or 1] <= 0.0).any():
             raise DataError(
-                "a part of the rows that is held out is empty, or all its weights are"
-                " 0; hold out more rows, or use fewer folds"
+                "a fold, or the set of validation rows, is empty or has only sample"
+                " weights of 0; use fewer [sweep] folds, or raise [sampling] hold_out"
             )

@@ -220,8 +220,8 @@ def sparse_pieces(
         block = from_scipy(reader.read_csr(slice(start, stop), cols))
         if not block.is_sound:  # products do not check the numbers in it
             raise DataError(
-                f"the sparse rows {start} to {stop} have columns or ends outside of the"
-                " matrix; repair the file, or the reader that read them"
+                f"the sparse rows {start} to {stop} have column numbers or row pointers"
+                " outside of the matrix; write the file again, or correct its reader"
             )
         yield start, block
         values = values + block.nnz
@@ -407,7 +407,7 @@ class SmallValues(Fingerprint):
 def _sentence(column: int, more: int, size: float, is_narrow: bool) -> str:
     """Return the message on a refused column and `more` others, with the remedy."""
     others = f" (and {more} more)" if more else ""
-    what = "its squares underflow" if size < SQUARES else "it is lost below float64"
+    what = "its squares underflow" if size < SQUARES else "it becomes 0 below float64"
     wider = " or use --precision fp64" if is_narrow and size >= SQUARES else ""
     return (
         f"X has no value above {size:.2g} in column {column}{others}: {what};"

@@ -489,7 +489,10 @@ class StoreWriter:
         if self.path.is_dir():
             raise ConfigError(f"cannot write {path}: it is a folder; name a file")
         if set(columns) - set(COLUMNS):
-            raise ConfigError(f"columns are of {', '.join(COLUMNS)}, not {columns}")
+            raise ConfigError(
+                f"columns = {columns} names an unknown column; known:"
+                f" {', '.join(COLUMNS)}"
+            )
         self._check_room(len(columns))
         self.raw = open_part(self.path)
         self.file: Any = None
@@ -549,8 +552,8 @@ class StoreWriter:
         if self.done == 0 or self.done != (self.rows or self.done):
             self.abandon()
             raise DataError(
-                f"{self.path}: {self.done} of {self.rows or 'some'} rows were written;"
-                " append all of them, or ask for fewer"
+                f"{self.path}: only {self.done} of {self.rows or 'some'} rows were"
+                " appended, and no file was kept; append all rows, or set rows to fewer"
             )
         try:
             if len(self.held):
@@ -630,9 +633,10 @@ class StoreWriter:
         too_many = self.rows is not None and stop > self.rows
         if too_many or shape[1:] != (self.layout.cols,) or lengths != expected_lengths:
             raise DataError(
-                f"{self.path}: rows {self.done} to {stop} of shape {shape} do not fit"
-                f" a file of {self.rows or 'any'} x {self.layout.cols} with"
-                f" {', '.join(self.columns) or 'no y'}; give the sizes of the data"
+                f"{self.path}: the appended rows {self.done} to {stop} of shape {shape}"
+                f" do not fit a store of {self.rows or 'any'} x {self.layout.cols} with"
+                f" {', '.join(self.columns) or 'no y'}; create the store with the sizes"
+                " of the data"
             )
 
     def _check_room(self, columns: int) -> None:

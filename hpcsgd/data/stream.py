@@ -112,12 +112,12 @@ class Unheld:
         try:
             reader = DirectReader(path, device.wait)
         except (DataError, MissingPackage) as error:
-            log.info("%s; rows go by way of the host", error)
+            log.info("rows are copied to the GPU through host memory: %s", error)
             return False
         try:
             return reader.reads_in_place(columns) and self._read(reader, held)
         except DataError as error:
-            log.warning("%s; rows go by way of the host", error)
+            log.warning("rows are copied to the GPU through host memory: %s", error)
             return False
         finally:
             reader.close()

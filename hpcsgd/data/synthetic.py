@@ -58,9 +58,15 @@ class Knobs:
                     f"{name} = {getattr(self, name)} must be {ranges[name]}"
                 )
         if self.balance is not None and task != "binary":
-            raise ConfigError("balance is of two labels; leave it out for counts")
+            raise ConfigError(
+                "balance cannot be used with counts, because it is the share of one of"
+                " two labels; leave it out"
+            )
         if self.density < 1 and self.correlation:
-            raise ConfigError("correlation needs density 1; leave one of them out")
+            raise ConfigError(
+                "correlation cannot be used with a density below 1; leave one of them"
+                " out"
+            )
 
 
 class PlantedData:
@@ -253,7 +259,7 @@ def _resolve(
     if rows < 1 or cols < 1:
         raise ConfigError(
             f"{rows} rows x {cols} columns: both must be at least 1;"
-            " leave them out for those of the shape"
+            f" leave rows and cols out for the sizes of the shape {shape!r}"
         )
     if seed < 0:
         raise ConfigError(f"seed = {seed} must be at least 0; 0 will do")

@@ -55,8 +55,9 @@ class ColumnWriter(ABC):
         stop = self.done + len(values)
         if stop > self.rows or values.shape[1:] != self.shape[1:]:
             raise DataError(
-                f"{self.path}: rows {self.done} to {stop} of shape {values.shape} do"
-                f" not fit {self.shape}; give the sizes of the data"
+                f"{self.path}: the appended rows {self.done} to {stop} of shape"
+                f" {values.shape} do not fit a file of shape {self.shape}; open the"
+                " writer with the sizes of the data"
             )
         try:
             self._write(values, slice(self.done, stop))
@@ -68,8 +69,8 @@ class ColumnWriter(ABC):
         """Rename the complete file from its temporary name to its own."""
         if self.done != self.rows:
             raise DataError(
-                f"{self.path}: {self.done} of {self.rows} rows were written;"
-                " nothing was kept"
+                f"{self.path}: only {self.done} of {self.rows} rows were appended, and"
+                " no file was kept; append all rows"
             )
         try:
             self._close()
@@ -118,8 +119,8 @@ class ColumnWriter(ABC):
         number = getattr(error, "errno", None)
         reason = os.strerror(number) if number else str(error).split("(")[0].strip()
         return DataError(
-            f"{self.path} cannot be written ({reason}); make room or choose another"
-            " folder, nothing was kept"
+            f"{self.path} cannot be written ({reason}), and nothing was kept; make"
+            " room or choose another folder"
         )
 
     @abstractmethod
@@ -248,6 +249,7 @@ def open_writer(
     if kind is None:
         *most, last = WRITERS
         raise ConfigError(
-            f"cannot write {path}: the ending says how; use {', '.join(most)} or {last}"
+            f"cannot write {path}: its suffix names no known format; use"
+            f" {', '.join(most)} or {last}"
         )
     return kind(path, rows, names, attributes or {})

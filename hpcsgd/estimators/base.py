@@ -207,8 +207,9 @@ def _as_fitted(estimator: Any, X: Any) -> Any:
     """
     if X.ndim != 2 or X.shape[1] != estimator.n_features_in_:
         raise DataError(
-            f"X has shape {X.shape} and the model {estimator.n_features_in_} columns;"
-            " give rows with the columns of the training"
+            f"X has shape {X.shape} and the model was trained on"
+            f" {estimator.n_features_in_} columns; give rows with the columns of the"
+            " training data"
         )
     return X
 
@@ -368,8 +369,9 @@ def encode(y: Array, classes: Array) -> Array:
     strange = np.flatnonzero(classes[places] != y)
     if len(strange):
         raise DataError(
-            f"y has {y[strange[:1]].tolist()[0]!r} at row {strange[0]} and the classes"
-            f" are {classes.tolist()}; name every class where the model first learns"
+            f"y has {y[strange[:1]].tolist()[0]!r} at row {strange[0]} and the model"
+            f" has the classes {classes.tolist()} only; drop that row, or name every"
+            " class in the first call of partial_fit"
         )
     return places.astype(np.float64)
 
@@ -635,7 +637,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         request = InferenceRequest(covariance, clusters, dispersion, level)
         if exposure is not None and self.family not in LOG_LINK:
             raise ConfigError(
-                f"exposure needs a log link and {self.family} has another; give offset"
+                "exposure needs a log link and the family"
+                f" {self.family} has another link; give offset instead"
             )
         rows = FitRows(X, y, sample_weight, offset, exposure)
         with opened(comm, layout, grid) as ranks:
@@ -648,8 +651,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         rows = self._rows_of_fit.take()
         if rows is None:
             raise AttributeError(
-                "the rows of the fit are not alive in this process alone; call"
-                " summary(X, y) with them"
+                "summary_ needs the rows of the fit, which this process does not hold"
+                " completely (any more); call summary(X, y) with these rows"
             )
         return self.summary(
             rows.X,
@@ -667,8 +670,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         world = ranks.world
         if isinstance(result, list):
             raise ConfigError(
-                "one model against the rest for each class has no joint summary; fit"
-                " GLM(family='softmax')"
+                "summary cannot be used with one-vs-rest models, because it needs one"
+                " joint model of all classes; fit GLM(family='softmax')"
             )
         rows = self._take(rows, ranks, reset=False)
         if self._labelled:

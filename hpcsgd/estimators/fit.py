@@ -57,8 +57,8 @@ def make_start(given: Any) -> Start:
     w = _numbers(weights)
     if w.ndim not in (1, 2) or not np.isfinite(w).all():
         raise ConfigError(
-            f"start has weights of shape {w.shape} or values that are not finite; give"
-            " (d,) or (d, K) finite numbers"
+            f"start has weights of shape {w.shape}, or weights that are not finite;"
+            " give finite weights of shape (d,) or (d, K)"
         )
     w = w.reshape(len(w), -1)
     if intercept is None:
@@ -66,8 +66,8 @@ def make_start(given: Any) -> Start:
     b = _numbers(intercept).reshape(1, -1)
     if b.size not in (1, w.shape[1]) or not np.isfinite(b).all():
         raise ConfigError(
-            f"start has {b.size} numbers as the intercept, or such as are not finite;"
-            f" give {w.shape[1]} finite ones"
+            f"start has an intercept of {b.size} numbers, or one that is not finite;"
+            f" give {w.shape[1]} finite numbers"
         )
     return Start(w, b)
 
@@ -474,8 +474,8 @@ def _check_callbacks(given: Any) -> list[Callback]:
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ConfigError(
-                f"callbacks has one of type {type(callback).__name__}; give a list of"
-                " hpcsgd.Callback"
+                f"callbacks contains an object of type {type(callback).__name__}; give"
+                " a list of hpcsgd.Callback objects"
             )
     return callbacks
 

@@ -150,12 +150,13 @@ class Generic(Learner):
         get_family(self.family)
         if exposure is not None and self.family not in LOG_LINK:
             raise ConfigError(
-                f"exposure needs a log link and {self.family} has another; give offset,"
-                f" or choose one of {', '.join(LOG_LINK)}"
+                f"exposure needs a log link and the family {self.family} has another"
+                f" link; give offset instead, or choose one of {', '.join(LOG_LINK)}"
             )
         if offset is not None and self.family == "softmax":
             raise ConfigError(
-                "one offset a row adds the same to every class of softmax; leave it out"
+                "offset cannot be used with family softmax, because it adds the same to"
+                " the scores of all classes; leave it out"
             )
 
 

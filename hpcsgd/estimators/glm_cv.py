@@ -46,8 +46,8 @@ def count_folds(cv: Any, groups: Any = None) -> int | None:
         return None
     if groups is not None:
         raise ConfigError(
-            f"groups are given and cv = {cv} deals rows one by one; give a splitter, as"
-            f" GroupKFold({cv})"
+            f"groups cannot be used with cv = {cv}, which assigns single rows to folds;"
+            f" give a splitter, as cv=GroupKFold({cv})"
         )
     if cv < LEAST:
         raise ConfigError(f"cv = {cv} must be at least {LEAST}; 5 is usual")
@@ -201,7 +201,9 @@ def fit_many(
         if np.isfinite(sweep.mean_held).any() or not is_open:
             return sweep
         rate = sweep.outcome.config["rate"]["value"] * SLOWER
-        log.warning("every model diverged; again with a rate of %.3g", rate)
+        log.warning(
+            "every model diverged; all are trained again with a rate of %.3g", rate
+        )
         config = config.with_values({"rate.value": rate})
     raise ConfigError(
         "every model diverged; scale the columns alike, or give a smaller rate"
@@ -507,7 +509,9 @@ class GLM_CV(Generic):
     def _deal(self, rows: FitRows, ranks: FitRanks, groups: Any) -> Folds:
         """Check `polish` and the classes, and deal the rows to folds. Collective."""
         if self.polish not in ("all", "best"):
-            raise ConfigError(f"polish = {self.polish!r}; known: 'all', 'best'")
+            raise ConfigError(
+                f"polish = {self.polish!r} is unknown; known: 'all', 'best'"
+            )
         if self._labelled:
             _check_classes(rows, ranks)
         seed = self._seed(ranks)
@@ -552,7 +556,7 @@ class GLM_CV(Generic):
     def _alphas(self) -> list[float]:
         alphas = [float(alpha) for alpha in np.atleast_1d(np.asarray(self.alphas))]
         if not alphas:
-            raise ConfigError("alphas names none; give some, as (1e-4, 1e-2, 1)")
+            raise ConfigError("alphas is empty; give penalties, as (1e-4, 1e-2, 1)")
         return alphas
 
     def _choose(self, held: Array, ranks: FitRanks) -> int:
@@ -588,6 +592,6 @@ def _check_classes(rows: FitRows, ranks: FitRanks) -> None:
     seen = rows.y if rows.weights is None else rows.y[rows.weights > 0]
     if len(np.unique(np.concatenate(ranks.of_rows(np.unique(seen))))) < 2:
         raise DataError(
-            "one class alone has rows with a weight above 0, so that there is nothing"
-            " to validate; add rows of another"
+            "only one class has rows with a sample_weight above 0, and cross-validation"
+            " needs two; add rows of another class"
         )

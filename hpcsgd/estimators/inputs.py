@@ -218,7 +218,8 @@ def open_layout(
     if layout not in LAYOUTS or layout == "hdf5":
         names = ", ".join(LAYOUTS)
         raise ConfigError(
-            f"layout = {layout!r} does not suit arrays; known: {names} (for a path)"
+            f"layout = {layout!r} does not suit arrays; known: {names} (hdf5 is for a"
+            " path only)"
         )
     if layout == "replicated":
         return lambda world: _replicated(world, X, sides)
@@ -533,7 +534,9 @@ def open_data(
 ) -> FitData:
     """Return the data of a fit: arrays in their layout, or a file."""
     if layout not in LAYOUTS:
-        raise ConfigError(f"layout = {layout!r}; known: {', '.join(LAYOUTS)}")
+        raise ConfigError(
+            f"layout = {layout!r} is unknown; known: {', '.join(LAYOUTS)}"
+        )
     if matrix.path is not None:
         return _of_file(config, sides, layout)
     if layout in ("rows", "columns") and config.precision.recipe == AUTO:
@@ -542,7 +545,9 @@ def open_data(
             f" with layout = {layout!r}; name a recipe, or use layout='replicated'"
         )
     if layout != "columns" and matrix.X is not None and sides["y"] is None:
-        raise ConfigError("give y, the targets of the rows: fit(X, family, y)")
+        raise ConfigError(
+            "y is missing; give y, the targets of the rows: fit(X, family, y)"
+        )
     if is_device_array(matrix.X):
         _check_there(layout, config)
     columns = {name: to_column(name, values) for name, values in sides.items()}
@@ -553,8 +558,8 @@ def _check_there(layout: str, config: RunConfig) -> None:
     """Refuse X on a GPU unless the run uses that GPU and X is replicated."""
     if config.run.device != "cuda" or layout != "replicated":
         raise ConfigError(
-            f"X is in the memory of a GPU, and device = {config.run.device!r}, layout ="
-            f" {layout!r} want it elsewhere; use device='cuda' with"
+            "X is in the memory of a GPU, which cannot be used with device ="
+            f" {config.run.device!r} and layout = {layout!r}; use device='cuda' with"
             " layout='replicated', or pass X.get()"
         )
     if config.precision.recipe == AUTO:
@@ -568,10 +573,13 @@ def _of_file(config: RunConfig, sides: Mapping[str, Any], layout: str) -> FitDat
     for name, values in sides.items():
         if values is not None:
             raise ConfigError(
-                f"{name} is given beside a file, which has its own; leave it out"
+                f"{name} is given together with a data file, which must contain it;"
+                " leave the argument out"
             )
     if layout not in ("hdf5", "replicated"):
-        raise ConfigError(f"layout = {layout!r} is for arrays; a file needs none")
+        raise ConfigError(
+            f"layout = {layout!r} is for arrays and X is a file; leave layout out"
+        )
     path = Path(config.data.path)
     shared = config.data.hdf5 == "mpio"
     return FitData(

@@ -68,7 +68,7 @@ class Alphas:
         if self.count < 1 or not 0.0 < self.eps < 1.0:
             raise ConfigError(
                 f"n_alphas = {self.count} must be at least 1, and eps = {self.eps!r}"
-                " lie between 0 and 1; 50 and 1e-3 are usual"
+                " must lie between 0 and 1; 50 and 1e-3 are usual"
             )
         if self.given is not None:
             values = np.asarray(self.given, dtype=np.float64)
@@ -87,7 +87,10 @@ class Alphas:
             return self.chosen
         largest = steepest() / max(l1_ratio, LEAST_RATIO) * BEYOND
         if not largest > 0.0:
-            raise ConfigError("no column has a slope at the null model; give alphas")
+            raise ConfigError(
+                "alphas cannot be derived from the data, because the gradient of the"
+                " model with zero weights is 0 in every column; give alphas"
+            )
         self.chosen = largest * np.geomspace(1.0, self.eps, self.count)
         return self.chosen
 
@@ -355,7 +358,9 @@ class Path:
         if what == "models":
             return to_frame(self.rows(), index="alpha")
         if what != "coefficients":
-            raise ConfigError(f"what = {what!r}; known: models, coefficients")
+            raise ConfigError(
+                f"what = {what!r} is unknown; known: models, coefficients"
+            )
         names = self._names()
         coefs = self.coefs.reshape(len(self.alphas), -1)
         pairs = zip(self.alphas.tolist(), coefs.tolist(), strict=True)
@@ -508,7 +513,9 @@ def path(
     ((5, 4), 0)
     """
     if solver not in SOLVERS:
-        raise ConfigError(f"solver = {solver!r}; known: {', '.join(SOLVERS)}")
+        raise ConfigError(
+            f"solver = {solver!r} is unknown; known: {', '.join(SOLVERS)}"
+        )
     arguments = FitArguments(
         family=family,
         alpha=1.0,

@@ -525,8 +525,9 @@ class HuberRegressor(Regressor):
             )
         if rows.y is None and self.delta != 1.0:
             raise ConfigError(
-                "a delta other than 1 needs y in memory; set delta=1 and scale y in the"
-                " file, or read it"
+                f"delta = {self.delta!r} cannot be used with y in a file, because y"
+                " must be scaled in memory; set delta=1 and scale y in the file, or"
+                " give X and y as arrays"
             )
 
     def _solve(

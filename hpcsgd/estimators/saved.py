@@ -134,13 +134,13 @@ def _scores_there(model: TrainedModel, X: Any, offset: Array | None) -> Array:
     """
     if X.ndim != 2 or X.shape[1] != len(model.weights):
         raise DataError(
-            f"X has shape {X.shape} and the model {len(model.weights)} columns; give"
-            " rows with the columns of the training"
+            f"X has shape {X.shape} and the model was trained on {len(model.weights)}"
+            " columns; give rows with the columns of the training data"
         )
     if model.preparation is not None and not model.preparation.is_raw:
         raise DataError(
-            "X is in the memory of a GPU and the model was trained on scaled rows; the"
-            " host has to scale them, pass X.get()"
+            "X is in the memory of a GPU and the model was trained on scaled rows,"
+            " which are scaled on the host only; pass X.get()"
         )
     home = sys.modules[type(X).__module__.partition(".")[0]]  # the array's library
     weights = home.asarray(model.weights)
@@ -446,7 +446,7 @@ def _formula(
     )
     if not fits:
         raise DataError(
-            f"{path} holds no coefficients that make a model; save it again"
+            f"{path} holds no complete coefficients of a model; save the model again"
         )
     number = intercept if classes is not None else float(intercept)  # type: ignore[arg-type]
     return Formula(document["family"], coef, number, classes, preparation)  # type: ignore[arg-type]
@@ -507,7 +507,10 @@ def _known_class(estimator: Any) -> str:
     for kind in type(estimator).__mro__:
         if kind.__module__.startswith("hpcsgd.") and kind.__name__ in KNOWN:
             return kind.__name__
-    raise ConfigError(f"{type(estimator).__name__} is no estimator of this package")
+    raise ConfigError(
+        f"a {type(estimator).__name__} cannot be saved, because it is no estimator of"
+        " hpcsgd; save one of hpcsgd"
+    )
 
 
 def _names(estimator: Any) -> list[str] | None:
@@ -521,8 +524,8 @@ def _classes(classes: Array | None) -> dict[str, Any] | None:
     values = classes.tolist()
     if not (classes.dtype.kind in "biufU" or all(isinstance(v, str) for v in values)):
         raise ConfigError(
-            f"classes of type {classes.dtype} have no place in the file; fit with"
-            " strings or numbers"
+            f"classes of type {classes.dtype} cannot be saved; fit with strings or"
+            " numbers as labels"
         )
     kind = classes.dtype.str if classes.dtype.kind in "biufU" else "object"
     return {"dtype": kind, "values": values}

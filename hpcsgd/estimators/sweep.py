@@ -181,7 +181,10 @@ class Sweep:
         always favours the smallest penalty.
         """
         if self._is_made_up:
-            raise ConfigError("one rank was timed as one of many, and learnt nothing")
+            raise ConfigError(
+                "this sweep has no best model, because the weights mean nothing with"
+                " --emulate-members; sweep without this flag"
+            )
         judged = self.mean_held
         if np.isfinite(judged).any():
             whole = [k for k, m in enumerate(self.models) if m.fold is None]
@@ -608,8 +611,8 @@ def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
     config = config.with_values({f"sweep.{k}": v for k, v in settings.items()})
     if not config.sweep.is_many:
         raise ConfigError(
-            "a sweep of one model: give several --l2 or --rates, or --folds; hpcsgd"
-            " train trains one"
+            "a sweep needs more than one model; give several --l2 or --rates, or"
+            " --folds, or use hpcsgd train for one model"
         )
     return config
 
@@ -726,8 +729,8 @@ def _check(config: RunConfig) -> None:
     kind = config.update.kind
     if kind not in RACED:
         raise ConfigError(
-            f"a race is of steps of SGD, and update.kind = {kind!r} takes others; give"
-            " the rate, or rate = 'auto'"
+            f"a race of rates cannot be used with update.kind = {kind!r}, but only with"
+            f" {', '.join(RACED)}; give a rate, or rate = 'auto'"
         )
 
 
@@ -794,8 +797,8 @@ class _Race:
             log.debug("race: %s", dict(zip(left, losses, strict=True)), extra=ONCE)
             if not survivors:
                 raise ConfigError(
-                    f"every rate of the race diverged, the least of them {min(left):g};"
-                    " start it from a smaller one"
+                    f"every rate of the race diverged, even the smallest,"
+                    f" {min(left):g}; start the race from a smaller rate"
                 )
             left = tuple(left[k] for k in survivors)
             first = first[survivors]
@@ -804,8 +807,8 @@ class _Race:
                 live = self._fewer(live, left, survivors)
         if is_worse(float(losses[0]), float(first[0])):
             log.warning(
-                "no rate of the race ended below where it began; %g ended lowest, so"
-                " start it from smaller ones, or give it a larger share",
+                "no rate of the race lowered the loss, and %g ended with the lowest;"
+                " start the race from smaller rates, or give it a larger share",
                 left[0],
                 extra=ONCE,
             )

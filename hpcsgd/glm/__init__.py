@@ -302,7 +302,7 @@ def make_update(name: str, momentum: float, bits: int = 32) -> LinearUpdate:
         return Sgd()  # for recurrences, which do not run with these
     if name not in UPDATES:
         names = sorted([*UPDATES, *ADAPTIVE])
-        raise ConfigError(f"[update] unknown: {name!r}; known: {names}")
+        raise ConfigError(f"[update] unknown kind: {name!r}; known: {names}")
     if not 0.0 <= momentum < 1.0:
         raise ConfigError(
             f"[update] momentum = {momentum!r} must lie in [0, 1); 0.9 is usual"

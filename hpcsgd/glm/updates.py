@@ -698,7 +698,8 @@ def make_rate(config: RateConfig, total_steps: int, epochs: int = 1) -> Rate:
     """
     if config.is_open:
         raise ConfigError(
-            "[rate] value = 'auto' is found by a run, from all of its rows; give a"
-            " number here, for example that of an earlier run"
+            "[rate] value = 'auto' cannot be used here, because only a run derives the"
+            " rate, from all of its rows; give a number, for example the rate of an"
+            " earlier run"
         )
     return Rate(config, max(total_steps, 1), epochs)

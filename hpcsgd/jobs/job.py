@@ -136,18 +136,20 @@ class Job:
 
     def _check_steps(self) -> None:
         if bool(self.command) == bool(self.steps):
-            raise ConfigError(f"a job of {self.template} needs a command, or steps")
+            raise ConfigError(
+                f"a {self.template} job needs either command or steps, and not both"
+            )
         if self.command:
             Step(self.command)
         if self.template not in ("sweep", "scaling") and self.steps:
             raise ConfigError(
-                f"a job of {self.template} has one command; several are for sweep and"
-                " scaling"
+                f"steps are refused in a {self.template} job; give one command, or use"
+                " the template sweep or scaling"
             )
         for step in self.steps:
             if not 0 <= step.tasks <= self.resources.tasks:
                 raise ConfigError(
-                    f"a step of {step.tasks} tasks does not fit into a job of"
+                    f"one step of the job needs {step.tasks} tasks, and the job has"
                     f" {self.resources.tasks}; ask for more --tasks"
                 )
         [JobDependency.parse(text) for text in self.after]
@@ -155,12 +157,15 @@ class Job:
 
     def _check_array(self) -> None:
         if self.array and self.template != "sweep":
-            raise ConfigError(f"--array is for sweep alone, not for {self.template}")
+            raise ConfigError(
+                f"--array is refused in a {self.template} job, because only a sweep is"
+                " a job array; leave --array out"
+            )
         count = len(self.all_steps)
         if self.array and max(JobArray.parse(self.array).numbers) >= count:
             raise ConfigError(
-                f"array = {self.array} asks for elements beyond the last,"
-                f" {len(self.all_steps) - 1}; count from 0"
+                f"array = {self.array} names runs after the last one, whose number is"
+                f" {count - 1}; the first has the number 0"
             )
 
     @property

@@ -156,8 +156,8 @@ def need_queue(jobs: Iterable[str], what: str) -> None:
     unknown = list(jobs)
     if unknown and queued() is None:
         raise TransportError(
-            f"squeue does not answer, so job {unknown[0]} may wait or run; {what} when"
-            " it does"
+            f"squeue does not answer, so that job {unknown[0]} may still wait or run;"
+            f" {what} when squeue answers"
         )
 
 
@@ -211,8 +211,8 @@ def add_record(folder: Path, event: str, **said: Any) -> dict[str, Any]:
     except OSError as error:
         job = f", and job {said['job']} is not noted there" if "job" in said else ""
         raise ConfigError(
-            f"{folder / LOG} cannot be written ({error.strerror}){job}; make room, or"
-            " remove that entry"
+            f"{folder / LOG} cannot be written ({error.strerror}){job}; free disk"
+            " space, or remove that file or link"
         ) from error
     return record
 
@@ -223,13 +223,13 @@ def records(folder: Path) -> list[dict[str, Any]]:
         text = read_entry_text(folder / LOG, "replace")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
-            f"{folder} is not the folder of a job: it has no {LOG}; name what --out of"
-            " hpcsgd jobs submit was"
+            f"{folder} is not the folder of a job: it has no {LOG}; name the --out"
+            " folder of hpcsgd jobs submit"
         ) from error
     except OSError as error:
         raise ConfigError(
-            f"{folder / LOG} cannot be read ({error.strerror}); bring the file back, or"
-            " submit into another folder"
+            f"{folder / LOG} cannot be read ({error.strerror}); restore the file, or"
+            " submit the job with another --out"
         ) from error
     return list(_objects(text))
 

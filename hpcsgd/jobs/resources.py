@@ -51,8 +51,8 @@ def mebibytes_of(text: str) -> float:
     match = re.fullmatch(r"(\d{1,9})([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
     if not match or int(match[1]) == 0:
         raise ConfigError(
-            f"memory = {text!r} must be a whole number with K, M, G or T, of each node,"
-            " for example 64G; leave it out to take what the site gives"
+            f"memory = {text!r} must be the memory of each node, a whole number with K,"
+            " M, G or T, for example 64G; leave it out for the default of the site"
         )
     return int(match[1]) * UNITS[match[2].upper()]
 
@@ -72,8 +72,8 @@ class JobArray:
         good = not percent or re.fullmatch(r"[1-9]\d{0,6}", limit, re.ASCII)
         if not good or None in ranges:
             raise ConfigError(
-                f"array = {text!r} must be numbers and ranges, with the most that run"
-                " at once behind a %, for example 0-15%4"
+                f"array = {text!r} must be numbers and ranges of runs, and after an"
+                " optional % how many may run at once, for example 0-15%4"
             )
         numbers = sorted({n for part in ranges for n in part or ()})
         return cls(text, tuple(numbers))
@@ -106,8 +106,8 @@ class JobDependency:
         is_valid = (how or "ok") in AFTER and not (colon and not how)
         if not is_valid or not re.fullmatch(r"\d{1,10}(_\d{1,7})?", job, re.ASCII):
             raise ConfigError(
-                f"--after {text!r}: write the number of a job, and how it must have"
-                f" ended: 123, {', '.join(f'123:{how}' for how in AFTER)}"
+                f"--after {text!r} must be the number of a job, alone or with how that"
+                f" job must end: 123, {', '.join(f'123:{how}' for how in AFTER)}"
             )
         return cls(job, how or "ok")
 
@@ -131,8 +131,8 @@ def check_name(value: str, what: str) -> str:
     """Return `value` if it is a name in Slurm's syntax; else raise ConfigError."""
     if not NAME.fullmatch(value):
         raise ConfigError(
-            f"{what} = {value!r} must be letters, digits and _ . + - alone, and begin"
-            " with a letter or a digit"
+            f"{what} = {value!r} may contain only letters, digits and _ . + -, and must"
+            " begin with a letter or a digit"
         )
     return value
 
@@ -151,8 +151,8 @@ def check_constraint(value: str, what: str) -> str:
     """
     if not CONSTRAINT.fullmatch(value):
         raise ConfigError(
-            f"{what} = {value!r} must be features as in gpu&hbm80g, without spaces or"
-            " quotes"
+            f"{what} = {value!r} must name node features of Slurm without spaces or"
+            " quotes, for example gpu&hbm80g"
         )
     return value
 
@@ -161,14 +161,14 @@ def check_line(value: str, what: str) -> str:
     """Return `value` if it is one line of printable text; else raise ConfigError."""
     if len(value) > LONGEST_WORD:
         raise ConfigError(
-            f"{what} has {len(value)} characters; at most {LONGEST_WORD} fit into a"
-            " job's script: put them into a file"
+            f"{what} has {len(value)} characters, and a job script takes at most"
+            f" {LONGEST_WORD}; shorten it, or put settings into a configuration file"
         )
     bad = next((c for c in value if not c.isprintable()), None)
     if bad is not None:
         raise ConfigError(
-            f"{what} = {value!r} has the character {bad!r}; write it on one line of"
-            " printable characters"
+            f"{what} = {value!r} contains {bad!r}, which is not a printable character;"
+            " write one line of printable characters"
         )
     return value
 
@@ -260,8 +260,8 @@ class Resources:
                 raise ConfigError(f"{name} = {getattr(self, name)!r} must be text")
         if self.tasks < self.nodes:
             raise ConfigError(
-                f"{self.tasks} tasks leave some of {self.nodes} nodes without one; ask"
-                " for fewer nodes, or more tasks"
+                f"tasks = {self.tasks} is less than nodes = {self.nodes}, and every"
+                " node needs a task; ask for fewer nodes, or more tasks"
             )
         seconds_of(self.walltime)
         if self.memory:

@@ -132,8 +132,8 @@ def command_words(job: Job, site: Site, step: Step) -> tuple[str, ...]:
     """
     if any(word.partition("=")[0] == "--ranks" for word in step.command):
         raise ConfigError(
-            "--ranks in the command of a job: the job's own --tasks says how many"
-            " there are; leave it out"
+            "--ranks is refused in the command of a job, because --tasks of the job"
+            " sets the number of ranks; leave --ranks out"
         )
     tasks = step.tasks or job.resources.tasks
     # Not every command knows these flags, and one rank needs none.
@@ -222,15 +222,15 @@ def _check_launcher(job: Job, site: Site) -> None:
     ranks = max(step.tasks or job.resources.tasks for step in job.all_steps)
     if site.starts_one_rank and ranks > 1:
         raise ConfigError(
-            "srun --mpi=none starts ranks that MPI does not bring together, and the job"
-            f" has {ranks}; name the PMI of the MPI in use (--mpi pmi2 for MPICH,"
-            " pmix for Open MPI), take a site whose launcher is task, or ask for"
+            "srun --mpi=none starts ranks that MPI cannot connect, and the job has"
+            f" {ranks} ranks; name the PMI of the MPI in use (--mpi pmi2 for MPICH,"
+            ' pmix for Open MPI), take a site with [launcher] kind = "task", or ask for'
             " --tasks 1"
         )
     if site.launcher.kind != "srun" and job.resources.nodes > 1:
         raise ConfigError(
-            f"site {site.name} starts ranks on one node alone, and"
-            f" {job.resources.nodes} were asked for; ask for --nodes 1"
+            f"site {site.name} can start ranks on one node only, and"
+            f" {job.resources.nodes} nodes were requested; ask for --nodes 1"
         )
 
 
@@ -253,16 +253,16 @@ def _check_gpus(job: Job, site: Site) -> None:
     some_idle = job.is_array and not all(step.computes_on_gpus for step in steps)
     if resources.gpus and (some_idle or not uses):
         raise ConfigError(
-            f"the job holds {counted(resources.gpus, 'GPU')} of each node and"
-            f" {'some of its runs do' if uses else 'its command does'} not use them;"
+            f"the job requests {counted(resources.gpus, 'GPU')} on each node that"
+            f" {'some of its runs' if uses else 'its command'} would leave unused;"
             " add --device cuda to the command, or ask for --gpus 0"
         )
     shared = any(s.shares_gpus or "--share-gpus" in s.command for s in steps)
     if uses and resources.tasks_per_node > resources.gpus and not shared:
         raise ConfigError(
-            f"{resources.tasks_per_node} ranks on a node and {resources.gpus} GPUs: ask"
-            " for one --gpus for each rank of a node, or add --share-gpus to the"
-            " command"
+            f"each node has {resources.tasks_per_node} ranks and {resources.gpus} GPUs,"
+            " and every rank needs its own GPU; ask for as many --gpus as ranks on a"
+            " node, or add --share-gpus to the command"
         )
 
 
@@ -272,14 +272,14 @@ def _check_node(job: Job, site: Site) -> None:
     cpus = resources.tasks_per_node * resources.cpus
     if cpus > node.cpus > 0:
         raise ConfigError(
-            f"{resources.tasks_per_node} tasks of {resources.cpus} cores take {cpus} of"
-            f" a node, and one of {site.name} has {node.cpus}; ask for more --nodes or"
-            " fewer --cpus"
+            f"{resources.tasks_per_node} tasks on each node, at {resources.cpus} cores"
+            f" for a task, need {cpus} cores, and a node of site {site.name} has"
+            f" {node.cpus}; ask for more --nodes or fewer --cpus"
         )
     if node.memory and resources.mebibytes > mebibytes_of(node.memory):
         raise ConfigError(
-            f"memory = {resources.memory} of each node, and one of {site.name} has"
-            f" {node.memory}; ask for less, or for more --nodes"
+            f"memory = {resources.memory} was requested of each node, and a node of"
+            f" site {site.name} has {node.memory}; ask for less, or for more --nodes"
         )
 
 
@@ -288,15 +288,16 @@ def _check_limits(job: Job, site: Site) -> None:
     limits = site.limits
     if resources.nodes > limits.nodes > 0:
         raise ConfigError(
-            f"{resources.nodes} nodes were asked for and {site.name} has"
-            f" {limits.nodes}; ask for fewer"
+            f"{resources.nodes} nodes were requested, and site {site.name} allows at"
+            f" most {limits.nodes}; ask for fewer --nodes"
         )
     longest = limits.longest(resources.qos)
     if longest and resources.seconds > seconds_of(longest):
         of = f"of qos {resources.qos} " if resources.qos in limits.qos else ""
         raise ConfigError(
             f"walltime = {resources.walltime} is more than {longest}, the limit {of}at"
-            f" {site.name}; ask for less: a job of train goes on by itself"
+            f" site {site.name}; ask for less: a train job that runs out of time"
+            " resumes by itself"
         )
 
 

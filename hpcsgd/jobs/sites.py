@@ -52,13 +52,13 @@ def find_site(name: str) -> Path:
     if name.endswith(".toml") or os.sep in name:
         path = Path(name)
         if not path.is_file():
-            raise ConfigError(f"there is no file of a site {name}; check the path")
+            raise ConfigError(f"the site file {name} does not exist; check the path")
         return path
     sites = known_sites()
     if name not in sites:
         raise ConfigError(
             f"site {name!r} unknown{did_you_mean(name, sites)}; known:"
-            f" {', '.join(sorted(sites))}; write one's own"
+            f" {', '.join(sorted(sites))}; make a new one"
             " with: hpcsgd jobs new-site NAME"
         )
     return sites[name]
@@ -221,8 +221,8 @@ def with_mpi(site: Site, kind: str) -> Site:
     """Return `site` with the PMI `kind` for srun; raise ConfigError without srun."""
     if site.launcher.kind != "srun":
         raise ConfigError(
-            f"--mpi is of srun, and site {site.name} starts ranks with --ranks;"
-            " leave it out"
+            f"--mpi is an option of srun, and site {site.name} starts ranks without"
+            " srun; leave --mpi out"
         )
     check_name(kind, "--mpi")
     return replace(site, launcher=replace(site.launcher, mpi=kind))
@@ -285,7 +285,10 @@ def _limits(table: Mapping[str, Any]) -> Limits:
     limits = Limits(**_table("[limits]", table, kinds))
     for text in (limits.walltime, *limits.qos.values()):
         if not isinstance(text, str):
-            raise ConfigError(f"[limits] {text!r} must be a time in quotes")
+            raise ConfigError(
+                f"[limits] has {text!r} for a time; write a time in quotes, for example"
+                ' "02:00:00"'
+            )
         if text:
             seconds_of(text)
     _check_at_least_0("[limits]", {"nodes": limits.nodes})
@@ -326,7 +329,8 @@ def _reason(key: str, row: Any, names: tuple[str, ...]) -> Reason:
     # The value of a variable may be empty; a word of srun or a module may not.
     if missing and (missing != ["value"] or key != "env" or "value" not in table):
         raise ConfigError(
-            f"[[{key}]] {row} lacks {missing}; every line says {list(names)}"
+            f"[[{key}]] {row} has no text for {missing}; give {list(names)} in every"
+            f" [[{key}]]"
         )
     return Reason(**table)
 

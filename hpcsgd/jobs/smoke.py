@@ -165,8 +165,8 @@ def check_ranks(world: Communicator, expected: int | None) -> tuple[str, Facts]:
     """Check the number of ranks; return a sentence on their nodes, and facts on MPI."""
     if expected is not None and world.size != expected:
         raise TransportError(
-            f"{expected} ranks were asked for and there are {world.size}; ask for"
-            f" --tasks {expected}, and look at [launcher] of the site"
+            f"{expected} ranks were expected and {world.size} were started; ask for"
+            f" --tasks {expected}, and check [launcher] in the site file"
         )
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     nodes = Counter(world.exchange_objects(node))
@@ -253,8 +253,8 @@ def check_versions(world: Communicator) -> str:
         if differing:
             name = differing[0]
             raise TransportError(
-                f"rank {rank} has {name} {other[name]} and rank 0 has"
-                f" {rank_versions[0][name]}; give all nodes one environment"
+                f"versions differ: rank {rank} has {name} {other[name]}, and rank 0 has"
+                f" {rank_versions[0][name]}; use one environment on all nodes"
             )
     shown = ("hpcsgd", "python", "kernels")
     return ", ".join(f"{name} {rank_versions[0][name]}" for name in shown)
@@ -283,7 +283,7 @@ def check_clocks(world: Communicator) -> str:
         late = times.index(max(times))
         raise TransportError(
             f"the clock of rank {late} is {skew:.0f} s ahead of that of rank"
-            f" {times.index(min(times))}; tell whoever runs the site (NTP)"
+            f" {times.index(min(times))}; ask the site to synchronise its clocks (NTP)"
         )
     return f"clocks within {max(skew, 0.01):.2f} s"
 

@@ -66,7 +66,8 @@ def submit(
         write_script(job, text)
         add_record(job.path, "submitted", job=BY_HAND, **_described(job, site, text))
         raise ConfigError(
-            f"site {site.name} has no Slurm to submit to; run it by hand: bash {script}"
+            f"site {site.name} has no Slurm to submit to; run the script of the job by"
+            f" hand: bash {script}"
         )
     need("sbatch")
     check_idle(job)
@@ -97,8 +98,9 @@ def check_idle(job: Job) -> None:
     busy = [j for j in active if not before & {j, j.partition("_")[0]}]
     if busy:
         raise ConfigError(
-            f"job {busy[0]} of {job.path} is not over: two would write into one folder;"
-            f" cancel it, name another --out, or add --after {busy[0]}:any"
+            f"job {busy[0]} has not ended and writes into {job.path}, which two jobs"
+            f" cannot share; cancel it, name another --out, or add --after"
+            f" {busy[0]}:any"
         )
 
 
@@ -121,21 +123,21 @@ def _send(command: tuple[str, ...], lines: list[str]) -> str:
     answer = run_command(command, clean_environment(lines))
     if answer is None:
         raise TransportError(
-            "sbatch did not answer within a minute, and may have taken the job all the"
-            " same; look with squeue --me, and try again where it is not there"
+            "sbatch did not answer within a minute, and may have accepted the job; look"
+            " with squeue --me, and submit again if the job is not listed"
         )
     if answer.code:
         message = " ".join(answer.err.split()) or f"exit code {answer.code}"
         raise TransportError(
-            f"sbatch refused the job: {message}; look at it with hpcsgd jobs render,"
-            " and mend the site's file or what was asked for"
+            f"sbatch refused the job: {message}; look at its script with hpcsgd jobs"
+            " render, and correct the site file or the requested resources"
         )
     # The output is NUMBER, or NUMBER;CLUSTER with several clusters.
     match = re.search(r"(?m)^(\d+)(;.*)?$", answer.out)
     if not match:
         raise TransportError(
-            f"sbatch took the job and said no number of it: {answer.out!r}; look with"
-            " squeue --me"
+            f"sbatch accepted the job and printed no job number: {answer.out!r}; look"
+            " for the job with squeue --me"
         )
     return match[1]
 
@@ -168,7 +170,8 @@ def cancel(folder: Path, job: str = "") -> list[str]:
     if job and not any(job in (s.job, s.job.partition("_")[0]) for s in job_states):
         numbers = sorted({s.job for s in job_states})
         raise ConfigError(
-            f"job {job} was not submitted from {folder}; its jobs: {', '.join(numbers)}"
+            f"job {job} does not belong to {folder}; name one of its jobs:"
+            f" {', '.join(numbers)}"
         )
     mine = [s for s in job_states if not job or job in (s.job, s.job.partition("_")[0])]
     active = [s.job for s in mine if s.state in ACTIVE]

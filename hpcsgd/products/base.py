@@ -53,9 +53,10 @@ def may_clip(product: str, steps: int, over: str) -> bool:
 def refuse(product: str, how: str) -> ConfigError:
     """Return the error for a product that lacks the gradient of every step."""
     return ConfigError(
-        f"[update] clip = {how!r} needs the gradient of every step, and {product} knows"
-        " that of s steps together; use --products direct or gather, or --steps 1, or"
-        " set update.clip_over = 'exchange', which clips their mean instead"
+        f"[update] clip = {how!r} needs the gradient of every step, and product"
+        f" {product} computes only that of s steps together; use --products direct or"
+        " gather, or --steps 1, or set update.clip_over = 'exchange', which clips their"
+        " mean instead"
     )
 
 

@@ -381,8 +381,9 @@ def uses_look_ahead(config: ProductsConfig, kind: str, latency: float) -> bool:
     """
     if config.look_ahead == "on" and kind != "gram":
         raise ConfigError(
-            f"[products] look_ahead = 'on' needs kind = 'gram', not {kind!r}:"
-            " nothing else has a Gram to send early; say one or the other"
+            f"[products] look_ahead = 'on' needs kind = 'gram', not {kind!r}, because"
+            " only 'gram' has a Gram matrix to send early; change one of the two"
+            " settings"
         )
     free = config.kind == "auto" and config.look_ahead == "auto"
     return kind == "gram" and (

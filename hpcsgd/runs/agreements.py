@@ -57,8 +57,9 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
     update = config.update
     if update.centre == "classes" and classes == 1:
         raise ConfigError(
-            "[update] centre = 'classes' leaves nothing of the gradient of one score;"
-            " use it with --family softmax, or leave it out"
+            "[update] centre = 'classes' is refused for a family with one score for"
+            " each row, because it would make every gradient zero; use --family"
+            " softmax, or leave update.centre out"
         )
     shapers: list[Shaper] = []
     if update.clip != "none":
@@ -89,9 +90,9 @@ def terms_of(
 
     if isinstance(loaded.shard.matrix, StreamedMatrix):
         raise ConfigError(
-            "[agreement] kind = 'anybatch' comes to rows when it has the time, and rows"
-            " that are read ahead come by plan; use more ranks or a larger run.memory,"
-            " so that all rows are held"
+            "[agreement] kind = 'anybatch' cannot be used with rows that are streamed"
+            " from a file, because it does not know in advance how many it needs; use"
+            " more ranks or a larger run.memory, so that all rows fit in memory"
         )
     settings: Any = config.agreement
     columns = loaded.shard.total_columns

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 SAMPLED = 1024  # rows of a replica from which batches are made
 SAMPLED_VALUES = 2**21  # of these rows, where they are very wide
 GATHERING = ("momentum", "nesterov", "nesterov-classic")  # updates with a velocity
-BOLDER = "; rate.norm = 'batches' takes the L of sampled batches, which is smaller"
+BOLDER = "; rate.norm = 'batches' takes the smaller L of sampled batches"
 DIGITS = 3  # of the rate: sums of other grids differ in the last ones
 
 
@@ -114,7 +114,8 @@ def _scaled_rate(config: RunConfig, steepness: float) -> float:
     if linear_rate > most:
         log.warning(
             "a rate of %.3g, scaled from %d to %d rows a step, is above 2/L and may"
-            " diverge; it is %.3g, so fewer replicas or smaller batches lose nothing%s",
+            " diverge; the run uses %.3g, which fewer replicas or smaller batches would"
+            " reach as well%s",
             linear_rate,
             rate.per_batch,
             rows_of_step(config),
@@ -151,7 +152,7 @@ def measure_steepness(
     if not np.isfinite(steepness):
         raise DataError(
             "X is too large for a rate from the data: the squares of a row overflow;"
-            " divide its columns by a power of ten, or give --rate",
+            " divide the columns of X by a power of ten, or set a number as --rate",
             on_all_ranks=True,
         )
     return steepness

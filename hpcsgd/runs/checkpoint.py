@@ -160,8 +160,8 @@ class CheckpointStore:
         )
         if count:
             raise DataError(
-                f"none of the {count} checkpoints in {self.folder} is whole;"
-                " start anew with --resume no"
+                f"none of the {count} checkpoints in {self.folder} is complete and"
+                " undamaged; start from the beginning with --resume no"
             )
 
     def _names(self) -> list[str]:
@@ -179,7 +179,8 @@ def read_checkpoint(path: Path) -> Snapshot:
     check_schema(path, document, SCHEMA | also)
     if not _fits(document, checkpoint.arrays):
         raise DataError(
-            f"{path} holds arrays that make no state; take an earlier checkpoint"
+            f"{path} is no valid checkpoint, because its arrays do not fit together or"
+            " are not finite; resume from an earlier one"
         )
     for name in {"config", REQUESTED} & set(document):
         document[name] = without_retired(document[name])

@@ -386,8 +386,8 @@ def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
     rows = config.schedule.batch * config.agreement.accumulate
     is_timed = config.agreement.takes_rounds
     log.info(
-        "%s is for replicas and no grid was given: each of %d ranks is one (--grid"
-        " %dx1), so that %s %d x %d rows",
+        "%s is for replicas and no grid was given: each of the %d ranks is a replica"
+        " (--grid %dx1), so that %s %d x %d rows",
         _name(config),
         ranks,
         ranks,
@@ -423,8 +423,8 @@ def warn_of_one_replica(config: RunConfig, replicas: int, ranks: int) -> None:
     if replicas > 1 or ranks == 1 or not is_for_replicas(config):
         return
     log.warning(
-        "%s is for replicas, and all %d ranks are members of one, so that nothing is"
-        " agreed on; use --grid %dx1 for a replica on each rank",
+        "%s is for replicas, and all %d ranks are members of one replica, so that it"
+        " has no effect; use --grid %dx1 to make each rank a replica",
         _name(config),
         ranks,
         ranks,

@@ -178,7 +178,7 @@ def _of_run(config: RunConfig) -> Iterator[str]:
     if run.emulate_members:
         yield f"{ASK} cannot be one of --emulate-members; start as many ranks"
     if run.on_failure != "stop":
-        yield f"{ASK} cannot go on without a rank; use --on-failure stop"
+        yield f"{ASK} cannot go on after the loss of a rank; use --on-failure stop"
 
 
 def _of_grid(config: RunConfig, ranks: int) -> Iterator[str]:
@@ -703,9 +703,7 @@ class Descent:
             done = form.sweeps if taken.is_still else done + taken.sweeps
             yield EpochStep(taken.steps, taken.sweeps, done, form.sweeps)
 
-    def _exchanges(
-        self, point: CoordinatePoint, order: Array
-    ) -> Iterator[EpochStep]:
+    def _exchanges(self, point: CoordinatePoint, order: Array) -> Iterator[EpochStep]:
         """Yield what is done after each exchange.
 
         An epoch without items has no exchanges; it counts as one exchange that sends
@@ -785,8 +783,8 @@ class CertifiedEvaluation:
         # One order for all epochs may be a bad one.
         is_fixed = config.sampling.mode == "shuffle-once"
         log.warning(
-            "%d epochs were not enough (%s, gradient %.2g); raise --epochs or"
-            " coordinate.tol%s",
+            "coordinate descent has not converged: %d epochs were not enough (%s,"
+            " gradient %.2g); raise --epochs or coordinate.tol%s",
             view.epoch,
             figure,
             seen.gradient,
@@ -858,8 +856,8 @@ class CoordinateRun(Session):
         needed = (loaded.shard.total_columns, loaded.columns)
         if weights.shape != needed:
             raise ConfigError(
-                f"start has weights of shape {weights.shape} and these data need"
-                f" {needed}; give the model of the same columns"
+                f"the initial model (start) has weights of shape {weights.shape}, and"
+                f" these data need {needed}; give a model of the same columns"
             )
         local_weights = weights[loaded.shard.columns].astype(np.float64)
         return ready.form.begin(ready.nonempty.narrow(local_weights))

@@ -50,7 +50,7 @@ def sharded_weights_option(config: Any) -> str:
     agreement = agreement_in({"agreement": _agreement(config)})
     if agreement.on_disk:
         return f"--agreement {agreement.kind}"
-    return "stage 3" if agreement.slices_weights else ""
+    return "[agreement] stage = 3" if agreement.slices_weights else ""
 
 
 def has_section(config: Any, name: str) -> bool:
@@ -66,7 +66,9 @@ def grid_on(ranks: int, grid: Any, config: Any) -> Any:
         return grid
     if name == AUTO or kind.works_alone:
         return grid
-    message = "no grid was given for a method of replicas: each of %d ranks is one"
+    message = (
+        "no grid was given for a method of replicas: each of %d ranks is a replica"
+    )
     log.info(message, ranks, extra={"on_all_ranks": True})
     return ranks, 1
 
@@ -355,8 +357,9 @@ class FitArguments:
             lower, upper = self.bounds
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                "bounds must be a pair of a lowest and a highest weight, each a number,"
-                " one for each column, or None; as (0, None)"
+                "bounds must be a pair (lowest weight, highest weight), each of them a"
+                " number, a list with a number for each column, or None; for example"
+                " (0, None)"
             ) from error
         limits = {"lower": _bound(lower), "upper": _bound(upper)}
         return {name: limit for name, limit in limits.items() if limit is not None}
@@ -371,18 +374,19 @@ class FitArguments:
             choices = ", ".join(map(repr, SOLVERS))
             if self.solver in THEIRS:
                 choices += (
-                    "; scikit-learn's go to the minimum that 'auto' goes to, by L-BFGS"
-                    " or by coordinates"
+                    "; 'auto' reaches the same minimum as this solver of scikit-learn,"
+                    " by L-BFGS or by coordinate descent"
                 )
-            raise ConfigError(f"solver = {self.solver!r}; known: {choices}")
+            raise ConfigError(f"solver = {self.solver!r} is unknown; known: {choices}")
         if self.solver in REFINEMENTS:
             self._check_refinement(problem)
             return "sgd"
         has_update = self.solver not in ("auto", "sgd")
         if has_update and self.update not in ("sgd", self.solver):
             raise ConfigError(
-                f"update = {self.update!r} is a way of SGD, and solver ="
-                f" {self.solver!r} has its own; leave one of them out"
+                f"update = {self.update!r} is an update rule of SGD and cannot be used"
+                f" with solver = {self.solver!r}, which has its own; leave one of them"
+                " out"
             )
         if self.solver != "auto":
             return str(self.solver)
@@ -399,13 +403,13 @@ class FitArguments:
         obstacles = {
             "it needs an F without l1 and bounds": not _is_smooth(problem),
             "hold_out ends a fit before the minimum": bool(self.hold_out),
-            "polish=False leaves out all that it does": self.polish is False,
-            f"update={self.update!r} is one of SGD": self.update != "sgd",
+            "polish=False turns this solver off": self.polish is False,
+            f"update={self.update!r} is an update rule of SGD": self.update != "sgd",
         }
         reason = next((text for text, holds in obstacles.items() if holds), "")
         if reason:
             raise ConfigError(
-                f"solver = {self.solver!r} cannot be used here: {reason}; leave"
+                f"solver = {self.solver!r} cannot be used here: {reason}; use"
                 " solver='auto'"
             )
 
@@ -415,9 +419,9 @@ class FitArguments:
         if self.polish not in ("auto", True, False):
             raise ConfigError(f"polish = {self.polish!r} must be 'auto', True or False")
         obstacles = {
-            "l1 and bounds bend it": not _is_smooth(problem),
-            "hold_out ends before the optimum": bool(self.hold_out),
-            "coordinates go there themselves": solver == COORDINATE,
+            "F with l1 or bounds is not smooth": not _is_smooth(problem),
+            "hold_out ends a fit before the optimum": bool(self.hold_out),
+            "coordinate descent reaches the optimum itself": solver == COORDINATE,
             f"{sharded_weights_option(self.config)} {WHOLE}": bool(
                 sharded_weights_option(self.config)
             ),
@@ -425,13 +429,13 @@ class FitArguments:
         reason = next((text for text, holds in obstacles.items() if holds), "")
         if self.polish is True and reason:
             raise ConfigError(
-                f"polish=True goes on to the optimum of a smooth F: {reason}; leave"
-                " polish='auto'"
+                f"polish=True, which refines to the optimum of a smooth F, cannot be"
+                f" used: {reason}; use polish='auto'"
             )
         is_news = reason.endswith(WHOLE) and not has_section(self.config, "polish")
         if self.polish == "auto" and is_news:
             log.warning(
-                "polish is off: %s; give polish=False to be rid of this line",
+                "polish is off: %s; give polish=False to silence this warning",
                 reason,
                 extra={"on_all_ranks": True},
             )
@@ -640,9 +644,9 @@ def _as_fit(
     is_finished = finisher not in ("", "none")
     if is_finished and (named.sampling.hold_out or not problem.is_smooth):
         raise ConfigError(
-            "--polish goes on to the optimum of a smooth F on all rows, and"
-            f" {'rows are held out' if problem.is_smooth else 'l1 or bounds bend it'};"
-            " leave polish out"
+            "--polish cannot be used, because it needs a smooth F on all rows, and"
+            f" {'rows are held out' if problem.is_smooth else 'F has l1 or bounds'};"
+            " leave --polish out"
         )
     has_penalty = problem.l1 > 0.0 or "l2" in request.get("problem", {})
     alpha = problem.l1 + problem.l2 if has_penalty else ALPHA

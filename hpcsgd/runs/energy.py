@@ -84,7 +84,9 @@ class Counter:
         counts = after - before
         if counts < 0:
             if not self.period:
-                raise OSError(f"{self.name} went back from {before} to {after}")
+                raise OSError(
+                    f"the energy counter {self.name} went back from {before} to {after}"
+                )
             counts += self.period
         return counts * self.joules
 
@@ -248,7 +250,7 @@ def rapl(node: str, powercap: Path = POWERCAP) -> list[Counter]:
         if name.startswith("package") and name not in counters:
             counters[name] = _package(node, name, domain)
     if not counters:
-        raise OSError(f"this system shows no counter of energy in {powercap}")
+        raise OSError(f"this system has no energy counter in {powercap}")
     return list(counters.values())
 
 
@@ -263,8 +265,8 @@ def _package(node: str, name: str, domain: Path) -> Counter:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it holds no number"
         raise OSError(
-            f"{file} cannot be read ({why}); ask who runs this machine for the right to"
-            f" (chmod a+r {file})"
+            f"{file} cannot be read ({why}); ask the administrator of this machine for"
+            f" read permission (chmod a+r {file})"
         ) from error
     period = _text(domain / "max_energy_range_uj")
     whole = int(period) if period.isdigit() else 0

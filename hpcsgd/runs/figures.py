@@ -298,7 +298,7 @@ def to_frame(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> Any
         import pandas
     except ImportError as missing:
         raise MissingPackage(
-            "frames need pandas; install it with: pip install 'hpcsgd[pandas]'"
+            "data frames need pandas; install it with: pip install 'hpcsgd[pandas]'"
         ) from missing
     frame = pandas.DataFrame.from_records([dict(row) for row in rows])
     return frame.set_index(index) if index and len(frame) else frame
@@ -421,7 +421,7 @@ def plot_losses(
 ) -> Any:
     """Draw loss curves over one cost, a key of `COSTS`, and return the axes."""
     if over not in COSTS:
-        raise ConfigError(f"over = {over!r}; known: {', '.join(COSTS)}")
+        raise ConfigError(f"over = {over!r} is unknown; known: {', '.join(COSTS)}")
     ax = new_axes(ax)
     _draw(ax, curves, over)
     ax.set_ylabel("loss, all rows")

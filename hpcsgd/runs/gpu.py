@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # a run without a GPU needs none of these
 log = logging.getLogger(__name__)
 NCCL = "nccl"
 BY_HOST = "mpi-host"
-SHARED = "share_gpus = true, and NCCL needs a GPU for each rank; leave it out"
+SHARED = "NCCL needs a GPU for each rank, and share_gpus = true; leave share_gpus out"
 
 
 def take_gpu(share_gpus: bool) -> "Device":
@@ -60,7 +60,8 @@ def open_gpu(
         return None, world
     if run.emulate_members:
         raise ConfigError(
-            "--emulate-members times the kernels of a CPU; use --device cpu with it"
+            "--emulate-members cannot be used with --device cuda, because it times the"
+            " kernels of a CPU; use --device cpu"
         )
     device = world.together(lambda: take_gpu(run.share_gpus))
     device.is_shared |= run.share_gpus
@@ -255,7 +256,7 @@ def _transport(
             "arrays on GPUs travel through the host (transport = %s), which is slower"
             " than NCCL: %s%s",
             BY_HOST,
-            "" if share_gpus else f"rank {lacking[0]} has none: ",
+            "" if share_gpus else f"rank {lacking[0]} has no NCCL: ",
             answers[lacking[0]][1],
             extra={"on_all_ranks": True},
         )
@@ -265,7 +266,7 @@ def _transport(
 def _why_no_nccl(device: "Device") -> str:
     """Return why NCCL cannot be loaded, with the remedy; "" if it can."""
     try:
-        return "" if device.layer.nccl is not None else "CuPy finds none"
+        return "" if device.layer.nccl is not None else "CuPy finds no NCCL"
     except MissingPackage as missing:
         return str(missing)
 
@@ -300,15 +301,15 @@ def make_on_gpu(
     may_ask = kernel == "auto" and takes > 0  # the same on all ranks
     if may_ask and not all(grid.world.exchange_objects(takes <= left)):
         log.info(
-            "the Gram is not computed by cuBLAS, for whose workspace of %s the GPU has"
-            " no room",
+            "the Gram matrix is not computed by cuBLAS, for whose workspace of %s the"
+            " GPU has no room, but by a kernel of hpcsgd",
             format_bytes(takes),
         )
         kernel = "own"
     if facts.holds_all_columns and task.shard.is_sparse:
         raise ConfigError(
-            f"[products] kind = {name!r} does not move sparse rows between GPUs; use"
-            " kind = 'gram', or --device cpu"
+            f"[products] kind = {name!r} cannot be used with sparse rows on GPUs; use"
+            " products.kind = 'gram', or --device cpu"
         )
     if facts.holds_all_columns and task.members.size == 1:
         name = "direct"  # one member has all columns: nothing is sent

@@ -93,7 +93,8 @@ class InferenceRequest:
         """Raise ConfigError for a request that cannot be met."""
         if self.covariance not in COVARIANCES:
             raise ConfigError(
-                f"covariance = {self.covariance!r}; known: {', '.join(COVARIANCES)}"
+                f"covariance = {self.covariance!r} is unknown; known:"
+                f" {', '.join(COVARIANCES)}"
             )
         if (self.covariance == "clustered") != (self.clusters is not None):
             raise ConfigError(
@@ -111,7 +112,7 @@ class InferenceRequest:
             is_good = 0.0 < float(self.dispersion or 0.0) < float("inf")
         if not is_good:
             raise ConfigError(
-                f"dispersion = {self.dispersion!r}; give 'pearson', 'deviance', a"
+                f"dispersion = {self.dispersion!r} must be 'pearson', 'deviance', a"
                 " number above 0, or None"
             )
 
@@ -658,8 +659,8 @@ class InferenceSystem:
         n = sums.observations
         if n <= parameters:
             raise DataError(
-                f"{n:g} observations leave none for the errors of {parameters}"
-                " parameters; give more rows, or fewer columns"
+                f"{n:g} observations are too few for the standard errors of"
+                f" {parameters} parameters; give more rows, or fewer columns"
             )
         dispersion = self._dispersion(sums)
         step = np.zeros(self.hessian.variables)
@@ -704,9 +705,9 @@ class InferenceSystem:
             is_endless = self.model.family.name in ENDLESS
             raise DataError(
                 f"the information matrix is singular: the column {name!r} is constant,"
-                " or a combination of those before it"
-                + (", or tells classes apart without an error" * is_endless)
-                + "; drop it and fit again"
+                " or a linear combination of the columns before it"
+                + (", or separates the classes without an error" * is_endless)
+                + "; drop this column and fit again"
             )
         half = np.tril(dpotri(factor, lower=1)[0])
         whole: Array = half + np.tril(half, -1).T
@@ -726,8 +727,9 @@ class InferenceSystem:
         estimate = total * sums.observations / freedom
         if not estimate > EXACT * sums.sizes:
             raise DataError(
-                "the model fits every row but for rounding, so that no error is left to"
-                " infer from; give rows with errors, or dispersion a number"
+                "the dispersion cannot be estimated, because the model fits every row"
+                " up to rounding; use rows that it does not fit exactly, or give a"
+                " number as dispersion"
             )
         return estimate
 
@@ -783,9 +785,9 @@ def _on_grid(
     codes, groups = cluster_codes(world, request.clusters, reader.rows)
     if groups * model.variables > MOST_CLUSTER_WORDS:
         raise ConfigError(
-            f"{groups} clusters of {model.variables} parameters take more than"
-            f" {MOST_CLUSTER_WORDS} words; give fewer clusters, or take"
-            " covariance='sandwich'",
+            f"{groups} clusters and {model.variables} parameters need sums of more than"
+            f" {MOST_CLUSTER_WORDS} words, the limit of covariance='clustered'; give"
+            " fewer clusters, or use covariance='sandwich'",
             on_all_ranks=True,
         )
     if codes is not None:
@@ -797,7 +799,8 @@ def _on_grid(
         family = model.family
         if family.name in ENDLESS and is_separated(rows, row_pass.local_scores):
             raise DataError(
-                f"{NO_MINIMUM}, with which there are no standard errors",
+                f"{NO_MINIMUM}, and leave out the standard errors, which a penalised"
+                " fit does not have",
                 on_all_ranks=True,
             )
         system = InferenceSystem(model, row_pass.hessian, request)
@@ -854,18 +857,19 @@ def _check(model: InferenceModel, request: InferenceRequest) -> None:
     request.check()
     if model.variables > MOST_VARIABLES:
         raise ConfigError(
-            f"a covariance is computed of at most {MOST_VARIABLES} parameters, and the"
-            f" model has {model.variables}; fit fewer columns"
+            f"standard errors are computed for at most {MOST_VARIABLES} parameters, and"
+            f" the model has {model.variables}; fit fewer columns"
         )
     likelihood = likelihood_of(model.family)
     if likelihood is None and request.covariance == "information":
         raise ConfigError(
             f"the family {model.family.name!r} has no likelihood, and so no information"
-            " matrix; take covariance='sandwich'"
+            " matrix; use covariance='sandwich'"
         )
     if request.dispersion is not None and (likelihood is None or model.scores > 1):
         raise ConfigError(
-            f"the family {model.family.name!r} has no dispersion; leave it out"
+            f"the family {model.family.name!r} has no dispersion; leave the argument"
+            " dispersion out"
         )
 
 
@@ -877,8 +881,8 @@ def _check_optimum(row_pass: RowPass, solution: InferenceSolution) -> None:
     """
     if not solution.decrement <= NEAR:
         raise DataError(
-            "the fit is not at its optimum: a coefficient is up to"
-            f" {np.sqrt(solution.decrement):.2g} standard errors away from it, and at"
+            "the fit is not at its optimum, which standard errors need: a coefficient"
+            f" is up to {np.sqrt(solution.decrement):.2g} standard errors away, and at"
             f" most {np.sqrt(NEAR):g} is allowed; fit with a smaller tol, as tol=1e-9",
             on_all_ranks=True,
         )
@@ -886,9 +890,9 @@ def _check_optimum(row_pass: RowPass, solution: InferenceSolution) -> None:
     is_doubtful = family in ENDLESS and np.abs(solution.step).max() > DOUBT
     if is_doubtful and row_pass.farthest(solution.step) > FAR:
         raise DataError(
-            f"the coefficient of {solution.weakest!r} grows without end, since its"
-            " column tells some of the rows apart without an error; drop the column,"
-            " or give a penalty and leave the standard errors out",
+            f"the coefficient of {solution.weakest!r} grows without end, because its"
+            " column separates some rows of the classes without an error; drop the"
+            " column, or give a penalty and leave the standard errors out",
             on_all_ranks=True,
         )
 

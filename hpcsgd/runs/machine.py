@@ -151,8 +151,9 @@ class Hardware:
             inside = max(reach, inside)
         if inside < ranks:
             raise ConfigError(
-                f"{self.name}: {ranks} ranks are more than the {inside} that its"
-                " network levels join; ask for fewer ranks, or add one of [[levels]]"
+                f"machine {self.name}: {ranks} ranks are more than the {inside} that"
+                " its network levels connect; use fewer ranks, or add a level to its"
+                " [[levels]]"
             )
         return needed
 
@@ -209,7 +210,7 @@ def load_hardware(name: str) -> Hardware:
     if hardware.rank:
         return hardware
     if not hardware.kinds:
-        raise ConfigError(f"{path}: a [rank] and [[levels]] are needed; write them")
+        raise ConfigError(f"{path} must have [rank] and [[levels]]; write them")
     kind, figures = next(iter(hardware.kinds.items()))
     members = re.search(r" C(\d+) ", kind)
     network = NetworkFigures(
@@ -248,7 +249,7 @@ def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
     kinds = tables.get("kinds")
     has_rank = isinstance(rank, Mapping) or (rank is None and kinds is not None)
     if not has_rank or not isinstance(levels, list):
-        raise ConfigError(f"{place}: a [rank] and [[levels]] are needed; write them")
+        raise ConfigError(f"{place} must have [rank] and [[levels]]; write them")
     _only(f"{place} [rank]", rank or {}, RANK)
     if sums is not None:
         if not isinstance(sums, Mapping):
@@ -267,12 +268,16 @@ def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
 
 def _level(place: str, table: Any) -> NetworkLevel:
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{place}: [[levels]] are tables; write them so")
+        raise ConfigError(
+            f"{place}: an entry of levels is no table; write each below [[levels]]"
+        )
     _only(f"{place} [[levels]]", table, ("name", "ranks", *LEVEL))
     ranks = table.get("ranks")
     where = f"{place} [[levels]] {table.get('name')}"
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 0:
-        raise ConfigError(f"{where}: ranks = {ranks!r} must be a whole number, 0 = all")
+        raise ConfigError(
+            f"{where}: ranks = {ranks!r} must be a whole number, or 0 for all ranks"
+        )
     numbers = {key: _number(f"{where} {key}", table.get(key)) for key in LEVEL}
     return NetworkLevel(name=str(table.get("name")), ranks=ranks, **numbers)
 
@@ -281,8 +286,8 @@ def _number(place: str, given: Any) -> Number:
     """Return a number of a machine file; it must have a mark and a source."""
     if not isinstance(given, Mapping) or set(given) != {"value", "mark", "source"}:
         raise ConfigError(
-            f"{place}: write {{ value = ..., mark = 'measured' or 'stated',"
-            " source = '...' }"
+            f"{place} must have a value, a mark and a source alone; write"
+            " { value = ..., mark = 'measured' or 'stated', source = '...' }"
         )
     value = given["value"]
     mark = given["mark"]
@@ -295,7 +300,7 @@ def _number(place: str, given: Any) -> Number:
     if mark not in MARKS or not str(source).strip():
         raise ConfigError(
             f"{place}: mark = {mark!r} must be one of {', '.join(MARKS)},"
-            " and source must say whose figure it is"
+            " and source must name the origin of the figure"
         )
     return Number(float(value), mark, str(source))
 
@@ -312,8 +317,9 @@ def _kinds(place: str, table: Any) -> dict[str, MeasuredFigures]:
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"{place} [kinds]: each needs {' and '.join(KIND)} with all figures"
-            f" ({error!r}); remove the kind, and a run measures it"
+            f"{place} [kinds]: each kind of run needs {' and '.join(KIND)} with all"
+            f" figures ({error!r}); delete the incomplete kind, and the next run"
+            " measures it again"
         ) from error
 
 
@@ -488,7 +494,11 @@ class MachineFile:
             return
         if sure and not 1 / MOST_CORRECTION <= ratio <= MOST_CORRECTION:
             log.info(
-                "%s: off by a factor of %.2g, forgotten: %s", self.path, ratio, kind
+                "%s: a run took %.2g times its predicted time, so that the next run"
+                " measures the speeds of its kind again: %s",
+                self.path,
+                ratio,
+                kind,
             )
             self.write(kind, None)
             return
@@ -501,8 +511,8 @@ class MachineFile:
             return parse_hardware(_tables(self.path), str(self.path))
         except ConfigError as error:
             raise ConfigError(
-                f"[products] machine = {str(self.path)!r} is no file of figures"
-                f" ({error}); remove it, and it will be made anew"
+                f"[products] machine = {str(self.path)!r} is no valid machine file"
+                f" ({error}); delete the file, and the run writes a new one"
             ) from error
 
 

@@ -162,23 +162,25 @@ def _measure(config: RunConfig, several: bool) -> str:
     goal = config.stop.on
     if goal == "validation" and not config.sampling.hold_out:
         raise ConfigError(
-            "[stop] on = 'validation' goes by rows that are held out, and there are"
-            " none; set sampling.hold_out, 0.1 is usual"
+            "[stop] on = 'validation' needs rows that are held out, and there are none;"
+            " set sampling.hold_out, 0.1 is usual"
         )
     if goal == "validation" and config.polish.kind != "none":
         raise ConfigError(
-            "[stop] on = 'validation' ends before the optimum, to which [polish] would"
-            " go on; set polish.kind = 'none'"
+            "[stop] on = 'validation' cannot be used with [polish], because it ends a"
+            " run before the optimum, to which [polish] would continue; set"
+            " polish.kind = 'none'"
         )
     if goal != "none" and not config.run.evaluate_every:
         raise ConfigError(
-            f"[stop] on = {goal!r} is looked for at evaluations, and there are none"
-            " before the end; set run.evaluate_every, 1 is usual"
+            f"[stop] on = {goal!r} is checked at evaluations, and this run has none"
+            " before its end; set run.evaluate_every, 1 is usual"
         )
     if goal in ("validation", "loss") and several:
         raise ConfigError(
-            f"[stop] on = {goal!r} would end all models where one is best; set"
-            " stop.on = 'none' for a sweep, which judges each by its held loss"
+            f"[stop] on = {goal!r} cannot be used for a sweep, because it would end"
+            " all models when one is best; set stop.on = 'none': a sweep compares its"
+            " models by the loss of held-out rows"
         )
     takes = max(measure, goal if goal in MEASURES else "loss", key=MEASURES.index)
     each = config.run.evaluate_every == config.update.snapshot == 1
@@ -186,8 +188,8 @@ def _measure(config: RunConfig, several: bool) -> str:
         takes = "gradient"  # its snapshot computes it there anyway
     if several and takes != "loss":
         raise ConfigError(
-            f"the {takes} of several models is not taken; set stop.on = 'none' and"
-            " run.evaluate = 'loss' for a sweep"
+            f"a sweep cannot evaluate the {takes} of its models; set stop.on = 'none'"
+            " and run.evaluate = 'loss'"
         )
     return takes
 
@@ -354,12 +356,12 @@ def _refinement(
         )
     if evaluation.objective.models is not None:
         raise ConfigError(
-            "[polish] goes to the optimum of one model, and a sweep has several; set"
-            " polish.kind = 'none', and polish the model that was chosen"
+            "[polish] refines one model, and a sweep has several; set polish.kind ="
+            " 'none', and refine the best model in a run of its own"
         )
     if not evaluation.objective.penalty.is_smooth:
         raise ConfigError(
-            "[polish] follows gradients, and l1 or bounds have none where they bend F;"
+            "[polish] cannot be used with l1 or bounds, because it needs a smooth F;"
             " set polish.kind = 'none'"
         )
     refinement = Refinement(

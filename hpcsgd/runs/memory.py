@@ -653,8 +653,9 @@ def check_memory(
         window = sampling.block * sampling.window
         if m > window and by_blocks:
             raise ConfigError(
-                f"an exchange of {m} rows needs a window of as many, and sampling.block"
-                f" x sampling.window is {window}; use a larger window or fewer --steps"
+                f"an exchange of {m} rows needs a window of as many rows, and"
+                f" sampling.block x sampling.window is {window}; use a larger"
+                " sampling.window or fewer --steps"
             )
 
     grid.world.together(refuse)

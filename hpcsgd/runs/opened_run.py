@@ -104,7 +104,7 @@ def _as_many(config: RunConfig, world: Communicator) -> Communicator:
         return world
     if world.size > 1 or run.out or run.resume != "no":
         raise ConfigError(
-            "--emulate-members times one rank and learns nothing: start it on one"
+            "--emulate-members only times one rank and trains no model; start it on one"
             " rank, without --out and --resume"
         )
     members = grid.members or run.emulate_members // max(grid.replicas, 1)
@@ -133,8 +133,8 @@ def _family(config: RunConfig) -> Family:
 
     if family.name not in (*kernels.FAMILIES, SOFTMAX):
         raise ConfigError(
-            f"the family {family.name!r} has no kernels for a GPU, which has those of"
-            f" {', '.join((*kernels.FAMILIES, SOFTMAX))}; use --device cpu"
+            f"the family {family.name!r} has no kernels for a GPU; use --device cpu, or"
+            f" one of the families {', '.join((*kernels.FAMILIES, SOFTMAX))}"
         )
     return family
 
@@ -270,8 +270,9 @@ def _set_rounding(
     draws = config.precision.rounding == "stochastic"
     if draws and weights.is_wide:
         raise ConfigError(
-            f"[precision] rounding = 'stochastic' does nothing for weights in"
-            f" {weights.name}; set weights to a narrow format, as bf16"
+            f"[precision] rounding = 'stochastic' has no effect on weights in"
+            f" {weights.name}; leave it out, or set precision.weights to a narrow"
+            " format, as bf16"
         )
     if draws:
         seed = config.sampling.seed
@@ -288,7 +289,7 @@ def _clip(config: RunConfig, backend: Backend) -> Clip | None:
     weights = get_format(backend.precision.weights)
     if clip is not None and not weights.is_wide:
         raise ConfigError(
-            f"[update] clip = {update.clip!r} is not offered for weights in"
-            f" {weights.name}; use --set precision.weights=fp32"
+            f"[update] clip = {update.clip!r} cannot be used with weights in"
+            f" {weights.name}; leave it out, or use --set precision.weights=fp32"
         )
     return clip

@@ -90,9 +90,9 @@ def model_of(result: Result) -> TrainedModel:
     check_result(result)
     if "models" in result.report:
         raise ConfigError(
-            f"these are the {len(result.report['models'])} models of a sweep; take one"
-            " of them: its best lies in best/ of the run folder, others are"
-            " hpcsgd.load_sweep(folder).result(number)"
+            f"the result holds the {len(result.report['models'])} models of a sweep,"
+            " and one is needed; give the best, in best/ of the run folder, or another"
+            " by hpcsgd.load_sweep(folder).result(number)"
         )
     problem = result.config["problem"]
     family = get_family(problem["family"], problem)
@@ -235,9 +235,9 @@ def _warn_of_earlier(model: TrainedModel, reader: RowReader) -> None:
     if not then.scales_as(now) or then.unit_rows != now.unit_rows:
         fact = now.text if now.text != then.text else f"{now.text} otherwise"
         log.warning(
-            "the rows of %s, which this model was trained on, are %s and these are %s:"
-            " what follows is of other rows; train again, or convert these with"
-            " --like %s",
+            "the rows of %s, on which this model was trained, are %s and the given rows"
+            " are %s, so that predictions may be wrong; train again, or convert the"
+            " given rows with --like %s",
             model.trained_on,
             then.text,
             fact,
@@ -387,8 +387,8 @@ def open_rows(
     matrix = to_matrix(X)
     if matrix.path is not None:
         raise DataError(
-            f"X is a path ({matrix.path}) and has to be rows in memory; use hpcsgd"
-            " predict and hpcsgd evaluate for files, or hpcsgd.predict_blocks"
+            f"X must be rows in memory and is a path ({matrix.path}); for a file use"
+            " the command hpcsgd predict or evaluate, or hpcsgd.predict_blocks"
         )
     preparation = result.preparation if scaled else RAW
     names = matrix.names
@@ -501,7 +501,7 @@ def evaluate_reader(
     total, sum_y = world.sum(world.together(judge.targets_sums), "evaluate")
     if total <= 0.0:
         raise DataError(
-            "sample_weight sums to zero; at least one row must count",
+            "sample_weight sums to zero; give at least one row a weight above 0",
             on_all_ranks=True,
         )
     sums_of = judge.label_sums if judge.model.is_classifier else judge.value_sums

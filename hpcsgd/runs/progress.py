@@ -78,8 +78,8 @@ class History(Callback):
             return
         self.failed = True
         log.warning(
-            "%s cannot be written (%s); training goes on, and what is missing follows"
-            " when there is room",
+            "%s cannot be written (%s); training goes on, and the missing records are"
+            " written when there is room",
             self.path,
             error.strerror or error,
         )
@@ -501,9 +501,9 @@ class SlowerThanExpected(Callback):
         rival = self.chosen.rival
         if each > MUCH * rival.seconds and each > MUCH * self.chosen.seconds:
             log.info(
-                "a step of %s with s = %d takes %.1f µs and was expected to take %.1f;"
-                " --products %s --steps %d may be faster (%.1f expected). This run"
-                " goes on as it is: its bits depend on it",
+                "a step with --products %s --steps %d takes %.1f µs and was expected to"
+                " take %.1f; --products %s --steps %d may be faster (%.1f expected),"
+                " but this run keeps its settings, on which its bits depend",
                 self.chosen.product,
                 self.chosen.steps,
                 1e6 * each,

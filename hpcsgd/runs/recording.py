@@ -117,7 +117,12 @@ class Recorder(Observer):
             write_recording(self.path, recording)
         except OSError as error:
             # The model is worth more than its certificate.
-            log.warning("%s cannot be written (%s)", self.path, error.strerror)
+            log.warning(
+                "%s cannot be written (%s), so that this run cannot be verified; its"
+                " result is not affected",
+                self.path,
+                error.strerror,
+            )
 
     def _take(self, state: State, number: int, moment: str) -> None:
         weights = self.columns.join(self.to_host(state.host_array("weights")))
@@ -140,7 +145,7 @@ class Recorder(Observer):
         try:
             recording = read_recording(self.path)
         except DataError as error:
-            log.warning("%s; the exchanges recorded before are lost", error)
+            log.warning("%s; the exchanges recorded before the resume are lost", error)
             return nothing
         if recording.facts != self.facts_of_run:
             return nothing
@@ -240,8 +245,8 @@ class MemberCheck(Observer):
         if self.members.rank:
             return  # all members have the same facts
         log.warning(
-            "members differed after exchange %d and were mended from member 0"
-            " (%d times so far); --reproducible prevents it",
+            "members had different bits of common values after exchange %d and took"
+            " those of member 0 (%d times so far); --reproducible prevents it",
             exchanges,
             self.mended,
         )

@@ -96,8 +96,8 @@ def read_beside(path: Path, columns: int | None) -> Array:
             raise ValueError(f"{len(weights)} columns, not {columns}")
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{path} holds no weights, and the result beside it needs them; bring the"
-            " file back, or train again"
+            f"{path} holds no weights that fit the result file in its folder; restore"
+            " the original file, or train again"
         ) from error
     return weights[:, 0] if weights.ndim == 2 and weights.shape[1] == 1 else weights
 
@@ -105,8 +105,8 @@ def read_beside(path: Path, columns: int | None) -> Array:
 def other_values(path: Path) -> DataError:
     """Return the error for a file of weights that are not those of the run."""
     return DataError(
-        f"{path} holds other values than the run has written (their SHA-256 is not"
-        " that of the result beside it); bring the file back, or train again"
+        f"{path} has changed since the run wrote it (its SHA-256 is not the one in the"
+        " result file of its folder); restore the original file, or train again"
     )
 
 
@@ -656,7 +656,8 @@ class Result:
         if X is None:
             if y is not None or sample_weight is not None or offset is not None:
                 raise ConfigError(
-                    "y, sample_weight and offset belong to X; give X as well, or none"
+                    "y, sample_weight and offset cannot be given without X; give X as"
+                    " well, or none of them"
                 )
             return self.summarize(request, self._open_source, world)
         rows = to_matrix(X)
@@ -664,7 +665,7 @@ class Result:
             path = Path(rows.path)
             return self.summarize(request, lambda _: open_reader(path), world)
         if y is None:
-            raise ConfigError("give y as well, the targets of the rows X")
+            raise ConfigError("X cannot be given without its targets; give y as well")
         remedy = "give them in the order of the fit"
         check_names(self.feature_names, rows.names, remedy)
         sides = {"y": y, "sample_weight": sample_weight, "offset": offset}
@@ -719,7 +720,7 @@ class Result:
         path = self.config.get("data", {}).get("path")
         if not path:
             raise DataError(
-                "the rows of this fit are not in memory; give the summary X and y"
+                "the rows of this fit are not in memory; give X and y to summary"
             )
         return open_reader(Path(path))
 
@@ -729,14 +730,14 @@ class Result:
 
         if "models" in self.report:
             raise ConfigError(
-                "a sweep has many models and no summary; fit the best one alone"
+                "a sweep has several models and no summary; fit the best model alone"
             )
         problem = self.config["problem"]
         if problem.get("l1") or problem.get("l2"):
             raise ConfigError(
                 "a penalised fit has no standard errors, since the penalty moves its"
-                " coefficients; fit with alpha=0 (fit has 1e-4 unless told otherwise),"
-                " or l1 = l2 = 0 in the settings"
+                " coefficients; fit with alpha=0 (the default of fit is 1e-4), or with"
+                " l1 = l2 = 0 in the settings"
             )
         if problem.get("lower") is not None or problem.get("upper") is not None:
             raise ConfigError(
@@ -744,7 +745,8 @@ class Result:
             )
         if self.config.get("sampling", {}).get("hold_out"):
             raise ConfigError(
-                "a fit that holds rows out ends before its optimum; fit with hold_out=0"
+                "a fit with hold_out has no standard errors, since it ends before its"
+                " optimum; fit with hold_out=0"
             )
         weights = np.asarray(self.weights, dtype=np.float64)
         intercept = None
@@ -836,7 +838,7 @@ def traffic_text(ledger: Mapping[str, Mapping[str, Any]]) -> str:
 def asks_for_history(what: str) -> bool:
     """Return True for "history", False for "coefficients"; else raise ConfigError."""
     if what not in ("history", "coefficients"):
-        raise ConfigError(f"what = {what!r}; known: history, coefficients")
+        raise ConfigError(f"what = {what!r} is unknown; known: history, coefficients")
     return what == "history"
 
 
@@ -916,7 +918,10 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
         columns = values["report"].get("columns")
         weights = read_beside(path.parent / str(beside), columns)
     if weights is None or not _fits(weights, intercept):
-        raise DataError(f"{path} holds no weights that make a model; train it again")
+        raise DataError(
+            f"{path} holds no weights, or weights that do not fit its intercept; train"
+            " the model again"
+        )
     result = Result(
         status=status,
         weights=weights,
@@ -943,7 +948,9 @@ def _preparation(
     if preparation.columns != description["columns"] or any(
         len(a) != columns for a in moments
     ):
-        raise DataError(f"{path} lacks means and scales of its columns; train it again")
+        raise DataError(
+            f"{path} lacks the means or scales of the columns; train the model again"
+        )
     return preparation
 
 
@@ -951,7 +958,9 @@ def _status(path: Path, name: str) -> Status:
     try:
         return Status(name)
     except ValueError as error:
-        raise DataError(f"{path} has an unknown status; train it again") from error
+        raise DataError(
+            f"{path} has an unknown status; train the model again"
+        ) from error
 
 
 def _fits(weights: Array, intercept: Array | None) -> bool:

@@ -179,7 +179,7 @@ def _recorded_run(run: RunSection) -> CheckpointedRun | None:
 
 def _run_folder(run: RunSection) -> Path:
     if not run.out:
-        raise ConfigError("--resume auto looks into the run folder; add --out DIR")
+        raise ConfigError("--resume auto needs the run folder; add --out DIR")
     return Path(run.out)
 
 
@@ -277,8 +277,9 @@ def _check_place(config: RunConfig, live: AssembledRun, path: Path | None) -> No
     if config.agreement.on_disk:
         run = path.resolve().parent.parent
         raise ConfigError(
-            f"the states of this run are on disk in {run}, and go on there: use --out"
-            f" {run} --resume auto, or name their folder with agreement.store"
+            f"the weights and states of this run are on disk in {run}, and resuming"
+            f" changes them there; use --out {run} --resume auto, or name their folder"
+            " with agreement.store"
         )
 
 
@@ -322,8 +323,8 @@ def _check_arrays(live: AssembledRun, checkpoint: Snapshot) -> None:
             continue  # one replica encodes nothing, and owes nothing
         if array is None or array.shape[-len(shape) :] != shape:
             raise DataError(
-                f"the checkpoint holds no {name} of shape {shape}; it belongs to"
-                " another run, start anew with --resume no"
+                f"the checkpoint holds no {name} of shape {shape}, so that it belongs"
+                " to another run; start anew with --resume no"
             )
 
 
@@ -352,11 +353,11 @@ def _wanted(live: AssembledRun, checkpoint: Snapshot) -> dict[str, tuple[int, ..
 def _say(checkpoint: Snapshot, live: AssembledRun) -> None:
     document = checkpoint.document
     replicas = live.grid.replicas.size
-    log.info("going on after exchange %d", checkpoint.exchanges)
+    log.info("resumed: going on after exchange %d", checkpoint.exchanges)
     if document["replicas"] != replicas:
         log.warning(
             "the checkpoint was made by %d replicas and this run has %d: it goes on"
-            " from their mean, with other batches than before",
+            " from their mean weights, with other batches than before",
             document["replicas"],
             replicas,
         )

@@ -82,13 +82,14 @@ class Start:
         needed = (live.task.shard.total_columns, columns)
         if weights.shape != needed:
             raise ConfigError(
-                f"start has weights of shape {weights.shape} and these data need"
-                f" {needed}; give the model of the same columns and classes"
+                f"the initial model (start) has weights of shape {weights.shape}, and"
+                f" these data need {needed}; give a model of the same columns and"
+                " classes"
             )
         if live.config.agreement.on_disk:
             raise ConfigError(
-                "[agreement] kind = 'infinity' begins at zero and initial weights were"
-                " given; leave them out, or use --agreement gradient"
+                "[agreement] kind = 'infinity' begins at zero, and initial weights were"
+                " given; leave the initial weights out, or use --agreement gradient"
             )
         agreement = live.agreement
         own_weights = weights[live.columns.own]
@@ -410,7 +411,7 @@ class Session:
         made_up = emulated(live.task.precision)
         if made_up:
             log.info(
-                "emulated, so that times mean nothing: %s",
+                "number formats are emulated, so that times mean nothing: %s",
                 ", ".join(f"{name} in {form}" for name, form in made_up.items()),
                 extra=ONCE,
             )
@@ -455,7 +456,7 @@ class Session:
         refined = device_loss_error(error, lost_rank, self.live, self.config.run)
         shrinks = self.config.run.on_failure == "shrink" and self.world.size > 1
         if shrinks and lost_rank is not None:
-            log.error("%s; this rank leaves, the others may go on", refined)
+            log.error("%s; this rank leaves the run, and the others may go on", refined)
             self.world.exit_abruptly()
         raise refined from error
 
@@ -476,7 +477,7 @@ class Session:
                 callback.on_end(live.view)
         if world.rank == 0:
             log.warning(
-                "%d of %d ranks were lost; the others go on as %d x %d %s",
+                "%d of %d ranks were lost; the others go on with the grid %dx%d %s",
                 before - world.size,
                 before,
                 config.grid.replicas,

@@ -359,9 +359,9 @@ class StopConfig(Settings, section="stop"):
         if value is None:
             remedy = "a gap needs a ridge penalty (--l2); stop on the gradient instead"
         log.warning(
-            "the goal is not reached: %s %s, not %.3g; %s",
+            "the goal is not reached: %s is %s, and [stop] asks for %.3g; %s",
             self.on,
-            "is not known" if value is None else f"{value:.3g}",
+            "unknown" if value is None else f"{value:.3g}",
             self.limit(history, null_excess) if history else self.tol,
             remedy,
             extra=ONCE,

@@ -1,6 +1,8 @@
 """Full passes over all rows: gradients, curvature, scaling, optimality."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -132,8 +134,8 @@ class AllRows:
         """
         buffer = np.empty(self.height * self.columns + words.size)
         scores = buffer[: self.height * self.columns].reshape(self.height, -1)
-        for rows in self.blocks():
-            scores[rows] = exact_scores(self.objective.read(rows), weights)
+        for rows, block in self.read_blocks():
+            scores[rows] = exact_scores(block, weights)
         buffer[scores.size :] = words
         self.grid.members.sum(buffer, "evaluate")
         return scores, buffer[scores.size :]
@@ -142,8 +144,8 @@ class AllRows:
         """Return (Aᵀr, 1ᵀr) over all rows: one pass, one message of d_c·K + K words."""
         buffer = np.zeros((self.width + 1, residuals.shape[1]))
         buffer[-1] = residuals.sum(axis=0)
-        for rows in self.blocks():
-            add_combined(self.objective.read(rows), residuals[rows], buffer[:-1])
+        for rows, block in self.read_blocks():
+            add_combined(block, residuals[rows], buffer[:-1])
         self.grid.replicas.sum(buffer, "evaluate")
         return buffer[:-1], buffer[-1]
 
@@ -156,10 +158,30 @@ class AllRows:
         first = buffer[: self.width]
         second = buffer[self.width : -1]
         buffer[-1] = h.sum(axis=0)
-        for rows in self.blocks():
-            add_moments(self.objective.read(rows), h[rows], first, second)
+        for rows, block in self.read_blocks():
+            add_moments(block, h[rows], first, second)
         self.grid.replicas.sum(buffer, "evaluate")
         return WeightedMoments(first, second, buffer[-1])
+
+    def read_blocks(self) -> Iterator[tuple[slice, Any]]:
+        """Yield the local rows of each block, and their exact values.
+
+        Rows that stay in their file are read by a thread, one block ahead.
+        """
+        read = self.objective.read
+        if self.objective.shard.matrix.is_in_memory:
+            for rows in self.blocks():
+                yield rows, read(rows)
+            return
+        with ThreadPoolExecutor(1, "read-ahead") as ahead:
+            expected: deque[tuple[slice, Future[Any]]] = deque()
+            for rows in self.blocks():
+                expected.append((rows, ahead.submit(read, rows)))
+                if len(expected) > 1:
+                    before, block = expected.popleft()
+                    yield before, block.result()
+            for before, block in expected:
+                yield before, block.result()
 
     def blocks(self) -> Iterator[slice]:
         """Yield the local rows of each block."""
@@ -295,8 +317,9 @@ def _cancelled(rows: AllRows) -> float:
 def _bend(rows: AllRows, scores: Array, terms: LossTerms) -> tuple[Array, float]:
     """Return ∂(Σ p r)/∂β, (K, K), and what the rounding of scores adds to Σ p r.
 
-    The curvatures are those of `terms` if it has them, for a softmax μ_k (δ_kq − μ_q),
-    and otherwise difference quotients.
+    p are the shares of the rows, r their residuals, and β the K intercepts. The
+    curvatures come from `terms`; if it has none, from the formula of the softmax,
+    μ_k (δ_kq − μ_q), or from difference quotients for other families.
     """
     columns = scores.shape[1]
     family = rows.objective.family

@@ -427,6 +427,8 @@ class PolishConfig(Settings, section="polish"):
         below=1,
         remedy="1e-8 is usual, 0 takes polish.tol",
         read_if={"polish.kind": REFINES},
+        placeholder=0.0,
+        becomes=lambda facts: (facts.config.polish.tol_of_gap, "that of the gradient"),
     )
 
     @property

@@ -96,8 +96,8 @@ class Hessian:
         targets = self.rows.targets
         h = bends(family, point.scores, targets, point.terms)
         h = h * self.rows.share[:, :, None]
-        for rows in self.rows.blocks():
-            block, own_rows = self.own_rows(self.rows.objective.read(rows))
+        for rows, values in self.rows.read_blocks():
+            block, own_rows = self.own_rows(values)
             if block.shape[0]:
                 self.add(whole, block, h[rows][own_rows])
         if not self.scales_rows:
@@ -706,13 +706,13 @@ REMEDY = {
     ),
     StopReason.UNCERTIFIED: (
         "after %d passes the gradient is small (%.2g of the residuals, tol %.2g), but F"
-        " may be %.2g above its optimum, and not %.2g; rows or columns of very"
-        " different size hide it: scale them, or raise the ridge penalty (--l2)"
+        " may be %.2g above its optimum, and %.2g is allowed; rows or columns may"
+        " differ much in size: scale them, or raise the ridge penalty (--l2)"
     ),
     StopReason.HIDDEN: (
         "after %d passes the gradient is small (%.2g of the residuals, tol %.2g), but a"
-        " step of Newton would lower F by %s, and not %.2g; rows or columns of very"
-        " different size hide it: scale them, or set a ridge penalty (--l2)"
+        " step of Newton would lower F by %s, and %.2g is allowed; rows or columns may"
+        " differ much in size: scale them, or set a ridge penalty (--l2)"
     ),
     StopReason.STUCK: (
         "after %d passes no lower loss was found (gradient %.2g of the residuals, not"
@@ -972,8 +972,8 @@ def make_steps(
     small = is_small(columns, scores)
     if settings.kind == "newton" and not small:
         raise ConfigError(
-            f"[polish] kind = 'newton' takes at most {MOST} variables, and here"
-            f" are {(columns + 1) * scores}; use kind = 'lbfgs'"
+            f"[polish] kind = 'newton' takes at most {MOST} variables, and this model"
+            f" has {(columns + 1) * scores}; use polish.kind = 'lbfgs'"
         )
     kind = NewtonSolver if small and settings.kind != "lbfgs" else Lbfgs
     return kind(land, settings, start, certificate)

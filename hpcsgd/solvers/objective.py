@@ -340,8 +340,8 @@ class SlicedObjective(Objective):
     def slope(self, weights: Array, intercept: Array | None) -> Slope:
         """Raise ConfigError: the gradient of F needs memory for all columns."""
         raise ConfigError(
-            "the gradient of F is as long as the weights, which stage 3 holds in"
-            " slices; use --method zero2"
+            "the gradient of F cannot be evaluated with [agreement] stage = 3, where no"
+            " rank holds all weights; use --method zero2"
         )
 
 

@@ -511,7 +511,9 @@ def parse_methods(names: Names) -> list[str]:
         if list(names).count(name) > 1:
             raise ConfigError(f"--methods has {name} twice; give each name once")
     if not names:
-        raise ConfigError("--methods names nothing; write --methods all, or a,b,c")
+        raise ConfigError(
+            "--methods is empty; write --methods all, or names separated by commas"
+        )
     return [name for name in LINE_UP if ALL in names or name in names]
 
 
@@ -537,14 +539,15 @@ def _check_base(base: Tables) -> None:
         section, key = setting.split(".")
         if key in base.get(section, {}):
             raise ConfigError(
-                f"--methods decides {setting} for each method; leave {flag} out, or"
-                " add a run of your own to the comparison by --setting 'NAME:"
-                f" {setting}=VALUE'"
+                f"{setting} cannot be given with --methods, which sets it for each"
+                f" method; leave {flag} out, or add a run with your value to the"
+                f" comparison by --setting 'NAME: {setting}=VALUE'"
             )
     if base.get("run", {}).get("emulate_members"):
         raise ConfigError(
-            "--methods compares losses and --emulate-members learns nothing; leave it"
-            " out, or use hpcsgd study"
+            "--emulate-members cannot be used with --methods, because emulated ranks"
+            " learn no model whose loss can be compared; leave it out, or use hpcsgd"
+            " study"
         )
 
 
@@ -553,9 +556,9 @@ def _check_batch(batch: int, grids: Sequence[Grid]) -> None:
     share = lcm(*(replicas for replicas, _ in grids))
     if batch % share:
         raise ConfigError(
-            f"{share} replicas cannot share a global batch of {batch} evenly, which"
-            f" --batch is with --methods; use --batch {-(-batch // share) * share}, or"
-            " other ranks"
+            f"with --methods, --batch is the global batch, and {share} replicas cannot"
+            f" share {batch} rows evenly; use --batch {-(-batch // share) * share}, or"
+            " another number of ranks"
         )
 
 
@@ -793,7 +796,8 @@ def _runnable(entries: Sequence[Entry]) -> list[NamedSetting]:
 
 def _no_rows(refused: Sequence[Refusal]) -> ConfigError:
     return ConfigError(
-        f"nothing that was asked for can run here; {refused[0].name}: {refused[0].why}"
+        "none of the requested methods can run with these settings;"
+        f" {refused[0].name}: {refused[0].why}"
     )
 
 
@@ -832,8 +836,8 @@ def _placed(setting: NamedSetting, out: str | Path | None, number: int) -> RunCo
             folder = str(own_folder(Path(out), name))
         except OSError as error:
             raise ConfigError(
-                f"cannot write into --out {out}: {reason(error)}; remove that entry, or"
-                " choose another folder"
+                f"cannot write into --out {out}: {reason(error)}; remove the file or"
+                " link that is in the way, or choose another folder"
             ) from error
     return setting.config.with_values({"run.out": folder})
 

@@ -104,8 +104,8 @@ class StudyFolder:
             return {}
         except OSError as error:
             raise DataError(
-                f"{self.path / POINTS} cannot be read ({error.strerror}); remove that"
-                " entry, or choose another --out"
+                f"{self.path / POINTS} cannot be read ({error.strerror}); make it a"
+                " readable regular file, or choose another --out"
             ) from error
         lines = [self._parse(n, line) for n, line in enumerate(text.splitlines(), 1)]
         return {line["key"]: line for line in lines}
@@ -133,7 +133,7 @@ class StudyFolder:
         except OSError as error:
             raise DataError(
                 f"the run {point.name} of {self.path} cannot begin ({reason(error)});"
-                " remove that entry, then go on with --resume"
+                " remove the file or link that is in the way, then go on with --resume"
             ) from error
         return path
 
@@ -155,8 +155,8 @@ class StudyFolder:
         changed = difference(read_plan(self.path), document)
         if changed:
             raise ConfigError(
-                f"--resume goes on with the plan in {self.path / PLAN}: {changed};"
-                " ask for the same, or choose another --out"
+                f"--resume needs the settings of the plan in {self.path / PLAN}:"
+                f" {changed}; give the earlier value, or choose another --out"
             )
         truncate_partial_line(self.path / POINTS)
 
@@ -167,7 +167,8 @@ class StudyFolder:
                 raise TypeError("key")
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{self.path / POINTS}: line {number} is of no point; remove that line"
+                f"{self.path / POINTS}: line {number} is not the record of a run of"
+                " this study; remove that line"
             ) from error
         return line
 
@@ -219,12 +220,12 @@ def read_plan(folder: Path) -> dict[str, Any]:
         return parse_toml(read_entry_text(path))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{folder} holds no {PLAN}; name the --out of a study"
+            f"{folder} holds no {PLAN}; name the --out folder of a study"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be read ({error}); take a whole copy, or begin another"
-            " study"
+            f"{path} cannot be read ({error}); restore the file from an intact copy, or"
+            " begin another study"
         ) from error
 
 
@@ -463,8 +464,8 @@ def first_rows(source: Path, folder: Path, count: int) -> Path:
             reader.close()
     except OSError as error:
         raise DataError(
-            f"{error.filename} cannot be used ({error.strerror}); remove that entry,"
-            " then go on with --resume"
+            f"{error.filename} cannot be used ({error.strerror}); remove it, then go on"
+            " with --resume"
         ) from error
     return path
 

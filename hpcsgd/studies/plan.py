@@ -98,8 +98,9 @@ class StudyMethod:
         parts = self._parts_of_step(base)
         if rows_each % parts:
             raise ConfigError(
-                f"a step is taken in {parts} equal parts and a replica has {rows_each}"
-                f" rows of it; use --batch {-(-rows_each // parts) * parts * replicas}"
+                f"a step needs {parts} batches of equal size on each replica, which"
+                f" cannot be made of {rows_each} rows; use --batch"
+                f" {-(-rows_each // parts) * parts * replicas}"
             )
         rows_each //= parts
         batches = gcd(rows_each, self.accumulate)
@@ -553,8 +554,8 @@ def make_setting(name: str, base: Tables, over: Tables) -> NamedSetting:
     for section, key in SHARED:
         if key in over.get(section, {}):
             raise ConfigError(
-                f"setting {name!r}: {section}.{key} is one for all settings;"
-                " give it outside of them"
+                f"setting {name!r}: {section}.{key} must be the same for all settings;"
+                " give it once, outside --setting and [compare.NAME]"
             )
     tables = {section: dict(table) for section, table in base.items()}
     for section, table in over.items():
@@ -585,8 +586,8 @@ def check_shared(base: Tables, configs: Sequence[RunConfig]) -> None:
             continue
         if all(value_of(name, run_config) == usual for run_config in configs):
             raise ConfigError(
-                f"[{section}] {key} = {value!r} is given for all and read by none of"
-                " them; leave it out, or add a method or a setting that reads it"
+                f"[{section}] {key} = {value!r} is read by none of the runs;"
+                " leave it out, or add a method or a setting that reads it"
             )
 
 
@@ -673,7 +674,7 @@ def check_names(settings: Sequence[Entry]) -> None:
     for setting, folder in zip(settings, folders, strict=True):
         if not folder:
             raise ConfigError(
-                f"setting {setting.name!r}: a name needs a letter or a digit"
+                f"the name of setting {setting.name!r} needs a letter or a digit"
             )
         if folders.count(folder) > 1:
             raise ConfigError(
@@ -696,7 +697,8 @@ def check_equal_batch(settings: Sequence[NamedSetting]) -> None:
     ]
     raise ConfigError(
         f"settings differ in their global batch: {', '.join(batches)};"
-        f" {', '.join(remedy)} makes it {common} for all, or add --allow-unequal"
+        f" write {', '.join(remedy)} to make it {common} for all, or add"
+        " --allow-unequal"
     )
 
 
@@ -721,8 +723,8 @@ def check_plan(plan: StudyPlan) -> None:
     """Refuse a plan that cannot run, or that would compare unequal tasks."""
     if plan.kind not in KINDS or plan.on not in PLACES:
         raise ConfigError(
-            f"a study is one of {', '.join(KINDS)} on {' or '.join(PLACES)},"
-            f" not {plan.kind!r} on {plan.on!r}"
+            f"the kind of a study must be one of {', '.join(KINDS)} and its place (on)"
+            f" {' or '.join(PLACES)}, not {plan.kind!r} on {plan.on!r}"
         )
     _check_numbers(plan)
     for name in plan.methods:
@@ -758,7 +760,7 @@ def _check_lists(plan: StudyPlan) -> None:
     }
     for flag, values in lists.items():
         if not values:
-            raise ConfigError(f"{flag} names nothing; give at least one value")
+            raise ConfigError(f"{flag} is empty; give at least one value")
     once = {"--emulate-members": plan.emulated, "--grids": plan.grids}
     for flag, values in {**lists, "--ranks": plan.ranks, **once}.items():
         twice = [value for value in values if values.count(value) > 1]
@@ -767,16 +769,16 @@ def _check_lists(plan: StudyPlan) -> None:
     both = sorted({*plan.ranks} & {*plan.emulated})
     if both:
         raise ConfigError(
-            f"{both[0]} ranks are in --ranks and in --emulate-members, and a point is"
-            " either run or emulated; leave it out of one of them"
+            f"{both[0]} is in both --ranks and --emulate-members, and a study either"
+            f" starts or emulates so many ranks; remove {both[0]} from one of them"
         )
 
 
 def _check_grids(plan: StudyPlan) -> None:
     if plan.grids and not set(plan.methods) & set(PLACED):
         raise ConfigError(
-            "--grids places hybrid alone, which is not among --methods;"
-            " add it, or leave --grids out"
+            "--grids is for the method hybrid only, which is not among --methods;"
+            " add hybrid, or leave --grids out"
         )
     for r, c in plan.grids:
         if r * c not in plan.all_ranks:
@@ -786,8 +788,8 @@ def _check_grids(plan: StudyPlan) -> None:
     for name in plan.methods:
         if not any(plan.grids_of(name, ranks) for ranks in plan.all_ranks):
             raise ConfigError(
-                f"--methods {name} has no R x C grid with both above 1 on any of the"
-                " ranks; add 4 to --ranks, name --grids, or leave it out"
+                f"--methods {name} needs an R x C grid with R and C above 1, which no"
+                f" number in --ranks allows; add 4 to --ranks, or leave {name} out"
             )
 
 
@@ -795,19 +797,21 @@ def _check_weak(plan: StudyPlan) -> None:
     least = min(plan.all_ranks)
     if plan.batch_grows and plan.kind != "weak":
         raise ConfigError(
-            f"--batch-grows is of weak studies alone; leave it out of {plan.kind}"
+            f"--batch-grows is for weak studies only; leave it out of a {plan.kind}"
+            " study"
         )
     odd = [p for p in plan.all_ranks if plan.batch_grows and p % least]
     if odd:
         raise ConfigError(
-            f"--batch-grows on {odd[0]} ranks: no multiple of {least}, the fewest;"
-            " choose ranks that are, or leave --batch-grows out"
+            f"--batch-grows cannot be used on {odd[0]} ranks, because {odd[0]} is no"
+            f" multiple of {least}, the smallest number of ranks; choose multiples of"
+            f" {least}, or leave --batch-grows out"
         )
     most = max(plan.all_ranks)
     if plan.kind == "weak" and plan.rows * least < most:
         raise ConfigError(
-            f"{plan.rows} rows cannot grow from {least} to {most} ranks; name larger"
-            " --data"
+            f"{plan.rows} rows are too few for a weak study from {least} to {most}"
+            f" ranks, which needs at least {-(-most // least)}; name larger --data"
         )
 
 
@@ -843,11 +847,11 @@ def check_steps(name: str, method: StudyMethod, grid: Grid, config: RunConfig) -
     """
     if not config.schedule.steps and grid[0] > 1:
         raise ConfigError(
-            f"{name} on {grid[0]} replicas: --steps auto would change what is learnt;"
-            " name the steps"
+            f"--steps auto is refused for {name} on {grid[0]} replicas, because there"
+            " the number of steps changes the model; give --steps as a number"
         )
     if method.product and config.products.kind == "direct":
         raise ConfigError(
-            f"{name} takes s steps with one sum, which --products direct does not;"
-            " leave --products out, or name gram or cached"
+            f"--products direct cannot be used with {name}, because direct needs a"
+            " sum in every step; leave --products out, or name gram or cached"
         )

@@ -128,7 +128,10 @@ class PrecisionQuestion:
         for name in self.formats:
             get_format(name)
         if self.groups < 1 or self.members < 1:
-            raise ConfigError("--groups and --members must be at least 1; 3 and 1 do")
+            raise ConfigError(
+                "--groups and --members must be at least 1; write for example --groups"
+                " 3 --members 1"
+            )
         if not 0 < self.tolerance < float("inf"):
             raise ConfigError(
                 f"--tolerance {self.tolerance:g} must be above 0, as 0.005 for 0.5 %"

@@ -58,7 +58,8 @@ class PredictedRun:
             raise ConfigError("--data: rows and columns must be at least 1")
         if self.batch > self.rows:
             raise ConfigError(
-                f"--batch {self.batch} is more than the {self.rows} rows; use fewer"
+                f"--batch {self.batch} is more than the {self.rows} rows of --data; use"
+                " a smaller --batch"
             )
 
 
@@ -324,8 +325,9 @@ def grid_of(asked: PredictedRun, ranks: int) -> tuple[int, int]:
     replicas = ranks // members
     if replicas * asked.batch > asked.rows:
         raise ConfigError(
-            f"{ranks} ranks are {replicas} replicas of {members}, more than"
-            f" {asked.rows} rows have batches of {asked.batch} for; ask for fewer"
+            f"{ranks} ranks form {replicas} replicas of {members} members, and"
+            f" {asked.rows} rows are too few for a batch of {asked.batch} in every"
+            " replica; ask for fewer ranks"
         )
     return replicas, members
 

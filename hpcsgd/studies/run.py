@@ -106,8 +106,8 @@ def _open_log(log: Path) -> IO[bytes]:
         return open(open_entry(log, CREATE), "wb")
     except OSError as error:
         raise DataError(
-            f"{log} cannot be written ({error.strerror}); remove that entry, then go on"
-            " with --resume"
+            f"{log} cannot be written ({error.strerror}); remove that file or link,"
+            " then go on with --resume"
         ) from error
 
 
@@ -212,8 +212,8 @@ def run(
     check_plan(plan)
     if plan.on != "local":
         raise ConfigError(
-            f"this study is for {plan.on}; submit it with hpcsgd study {plan.kind} --on"
-            f" {plan.on}, or ask for on = local"
+            f"this study has on = {plan.on} and cannot run on this machine; submit it"
+            f" with hpcsgd study {plan.kind} --on {plan.on}, or set on = local"
         )
     folder = StudyFolder(out)
     folder.open(plan, resume)
@@ -238,8 +238,8 @@ def _run_all(plan: StudyPlan, folder: StudyFolder, timeout: float) -> None:
     cores = folder_module.cores()
     if most > cores:
         log.warning(
-            "up to %d ranks share %d cores: those times mean little; --emulate-members"
-            " %d times one rank as one of them",
+            "up to %d ranks share %d cores, so that their times mean little; use"
+            " --emulate-members %d to measure one rank alone as a member of so many",
             most,
             cores,
             most,
@@ -287,7 +287,9 @@ def source_of(point: StudyPoint) -> str:
     """Return the path of the study's data file."""
     path = str(point.plan.base.get("data", {}).get("path", ""))
     if not path:
-        raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
+        raise ConfigError(
+            "no data: add --data FILE.h5, or [data] path in the configuration file"
+        )
     return path
 
 
@@ -321,12 +323,12 @@ def read_config(folder: Path, name: str) -> RunConfig:
         check_entry(path)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{path} does not exist; name the folder of a study"
+            f"{path} does not exist; name the folder of a study and one of its runs"
         ) from error
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}); submit the study again with"
-            " --resume, which writes it"
+            " --resume, which writes the file again"
         ) from error
     return RunConfig.parse(without_retired(read_toml(path)))
 
@@ -373,8 +375,8 @@ class PointEndFile:
                 write_text(self.path, text + "\n")
             except OSError as error:
                 raise DataError(
-                    f"{self.path} cannot be written ({error.strerror}); make room, or"
-                    " remove that entry"
+                    f"{self.path} cannot be written ({error.strerror}); free disk"
+                    " space, or remove the file or link that is in the way"
                 ) from error
 
 
@@ -452,12 +454,17 @@ def make_plan(
     reject_unknown("[study]", asked, KEYS)
     named = asked.get("kind", kind)
     if named != kind:
-        raise ConfigError(f"[study] kind = {named!r}: use hpcsgd study {named}")
+        raise ConfigError(
+            f"[study] kind = {named!r} is refused by hpcsgd study {kind}; use hpcsgd"
+            f" study {named}"
+        )
     config = RunConfig.parse(base)
     tables = _shared(base)
     path = tables.get("data", {}).get("path", "")
     if not path:
-        raise ConfigError("no data: add --data FILE.h5, or [data] path in the file")
+        raise ConfigError(
+            "no data: add --data FILE.h5, or [data] path in the configuration file"
+        )
     tables["data"]["path"] = str(Path(path).absolute())
     lists = {k: KEYS[k](k, v) for k, v in asked.items() if v is not None}
     lists.pop("kind", None)

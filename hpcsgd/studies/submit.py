@@ -99,8 +99,9 @@ def _check(job: Job, site: Site) -> None:
         check(job, site)
     except ConfigError as error:
         raise ConfigError(
-            f"the job of {job.resources.tasks} ranks: {error}; a study has"
-            " --ranks-per-node N for --nodes, and --ask NAME=VALUE for the others"
+            f"the job of {job.resources.tasks} ranks is refused: {error}; in a study,"
+            " write --ranks-per-node N instead of --nodes, and --ask NAME=VALUE instead"
+            " of other flags of jobs"
         ) from error
 
 
@@ -123,7 +124,12 @@ def _job(
 
 def _send(job: Job, options: JobOptions) -> str:
     number = submit(job, options.site).job
-    log.info("job %s: %d runs on %d ranks", number, len(job.steps), job.resources.tasks)
+    log.info(
+        "submitted job %s with %d runs on %d ranks",
+        number,
+        len(job.steps),
+        job.resources.tasks,
+    )
     return number
 
 
@@ -204,7 +210,10 @@ def read_end(folder: StudyFolder, point: StudyPoint) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); remove it") from error
+        raise DataError(
+            f"{path} cannot be read ({error}); remove the file, then go on with"
+            " --resume"
+        ) from error
     return end
 
 

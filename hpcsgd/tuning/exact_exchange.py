@@ -59,13 +59,14 @@ class ExactExchange:
     def __post_init__(self) -> None:
         if self.momentum:
             raise ConfigError(
-                "the error bound covers plain SGD: with momentum errors may grow in"
-                " ways that it does not see; ask for it with [update] kind = sgd"
+                "the error bound covers plain SGD only, since with momentum errors may"
+                " grow in ways that it does not include; use [update] kind = 'sgd'"
             )
         if self.rows.shape != (sum(self.sizes), len(self.before)):
             raise ConfigError(
                 f"rows of shape {self.rows.shape} do not match batches of"
-                f" {sum(self.sizes)} rows and {len(self.before)} weights"
+                f" {sum(self.sizes)} rows and {len(self.before)} weights; give a row"
+                " for each row of the batches and a column for each weight"
             )
         if not self.parts:
             object.__setattr__(self, "parts", (slice(0, len(self.before)),))

@@ -433,7 +433,7 @@ class SamplePath:
         if len(groups[0]) < steps or min(groups[0]) < schedule.batch:
             raise ConfigError(
                 f"{len(self.sample.y)} rows are fewer than the {schedule.batch} x"
-                f" {steps} of one exchange; use a smaller --batch or --steps"
+                f" {steps} rows of one exchange; use a smaller --batch or --steps"
             )
         return groups
 
@@ -519,8 +519,9 @@ class SamplePath:
         size = 8 * len(rows) * self._cols
         if size > MOST_BYTES:
             raise ConfigError(
-                f"the rows of one exchange take {size / 2**30:.1f} GiB in float64;"
-                " use a smaller --batch or --steps"
+                f"the rows of one exchange take {size / 2**30:.1f} GiB in float64, and"
+                f" {MOST_BYTES / 2**30:g} GiB are allowed; use a smaller --batch or"
+                " --steps"
             )
         part = self.sample.X[rows]
         block: Array = part.toarray() if hasattr(part, "toarray") else part
@@ -735,7 +736,8 @@ def resolve_precision(
     if report:
         choice = report[PRECISION_AUTO]
         log.info(
-            "precision: %s, whose loss is expected within %.2g %% of fp64's",
+            "precision: auto chose the recipe %s, whose loss is expected within %.2g %%"
+            " of that of fp64",
             choice["recipe"],
             100 * choice["predicted_gap"],
             extra={"on_all_ranks": True},

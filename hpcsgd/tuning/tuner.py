@@ -88,13 +88,15 @@ class TuningQuestion:
             raise ConfigError("--batch: give whole numbers of at least 1, as 8,16,32")
         if self.config.run.device != "cpu":
             raise ConfigError(
-                "tune measures processors; on a GPU --products auto and --steps auto"
-                " choose by the figures of docs/learn/products.md, so use train there"
+                "tune cannot be used with --device cuda, because it measures CPUs; use"
+                " hpcsgd train, where --products auto and --steps auto choose by the"
+                " figures of docs/learn/products.md"
             )
         if self.config.run.emulate_members:
             raise ConfigError(
-                "tune measures the ranks there are: leave --emulate-members out, and"
-                " ask `hpcsgd study predict` about others"
+                "tune cannot be used with --emulate-members, because it measures real"
+                " ranks; leave it out, or use `hpcsgd study predict` for other numbers"
+                " of ranks"
             )
         self._check_kind()
 
@@ -114,9 +116,9 @@ class TuningQuestion:
             for name, batch, more in (("a", 16, ""), ("b", 32, bucket))
         )
         raise ConfigError(
-            f"tune chooses s, batch and product for one replica or for --agreement"
-            f" average, and --{by.replace('=', ' ')} is timed by neither; run its"
-            f" settings against each other, as hpcsgd compare --allow-unequal {rows}"
+            f"tune cannot be used with --{by.replace('=', ' ')}, only with one replica"
+            " or --agreement average; compare its settings in full runs, as hpcsgd"
+            f" compare --allow-unequal {rows}"
         )
 
     def reader(self) -> RowReader:
@@ -244,7 +246,8 @@ def learn(
         began = perf_counter()
         if penalties and began + longest > end:
             message = (
-                "no time to try %d of %d batches, rates or grids; give more --seconds"
+                "tune has no time to try %d of %d batches, rates or grids; give more"
+                " --seconds"
             )
             log.warning(message, len(ways) - number, len(ways))
             break
@@ -309,7 +312,7 @@ def _goal(result: Result) -> float:
         raise ConfigError(
             f"the loss does not fall with {result.config['schedule']['batch']} rows a"
             f" step and rate {result.config['rate']['value']:g}, so that batches cannot"
-            " be compared; give another --rate, or one --batch"
+            " be compared; give another --rate, or only one value as --batch"
         )
     return goal
 
@@ -671,8 +674,9 @@ def check_rate(config: RunConfig) -> None:
     """Refuse an automatic rate, which would differ between the trials."""
     if config.rate.is_open:
         raise ConfigError(
-            "tune compares batches at one rate, and --rate auto finds another for each;"
-            " give a number, for example that of a run with --rate auto"
+            "tune compares batches at one rate, and --rate auto chooses another one for"
+            " each batch; give --rate a number, for example that of a run with --rate"
+            " auto"
         )
 
 
@@ -743,7 +747,9 @@ def _open_groups(
     # A fit with too few bursts is worse than one grid or recipe less.
     most = max(int((FITTED - OPENED) * budget.seconds / ROOM_SECONDS), 1)
     if len(places) > most:
-        message = "time for %d of %d grids and recipes; give more --seconds"
+        message = (
+            "tune has time for only %d of %d grids and recipes; give more --seconds"
+        )
         log.warning(message, most, len(places), extra={"on_all_ranks": True})
     places = places[:most]
     groups: list[CandidateGroup] = []
@@ -751,7 +757,7 @@ def _open_groups(
     for grid, recipe in places:
         before = budget.until(FITTED)
         if groups and before <= slowest:
-            message = "no time for %dx%d in %s; give more --seconds"
+            message = "tune has no time for grid %dx%d in %s; give more --seconds"
             log.warning(message, *grid, recipe, extra={"on_all_ranks": True})
             continue
         ends = RECIPES + (OPENED - RECIPES) * (len(groups) + 1) / len(places)

@@ -62,9 +62,9 @@ def test_a_method_that_diverges_is_said_and_counts(hpcsgd, susy):
 
 WRONG = [
     (("nonsense",), ["--methods nonsense", "known: all, sgd", "separate them"]),
-    (("all", "--ranks", 3), ["3 replicas", "global batch of 32", "--batch 33"]),
+    (("all", "--ranks", 3), ["3 replicas", "global batch", "32 rows", "--batch 33"]),
     (("all", "--grid", "2x1", "--ranks", 2), ["leave --grid out"]),
-    (("hybrid", "--ranks", 2), ["nothing that was asked for", "not prime"]),
+    (("hybrid", "--ranks", 2), ["none of the requested methods", "not prime"]),
     (("sgd", "--setting", "sgd: steps=2"), ["two settings", "'sgd'"]),
 ]
 

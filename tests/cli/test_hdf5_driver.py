@@ -23,7 +23,7 @@ def test_it_needs_ranks_of_mpi(hpcsgd, susy):
     done = hpcsgd(
         *COMMAND, "--data", susy, "--hdf5", "mpio", "--set", "run.comm=serial"
     )
-    assert done.returncode == 2 and "needs ranks of MPI" in done.stderr
+    assert done.returncode == 2 and "needs MPI ranks" in done.stderr
 
 
 @pytest.mark.skipif(has_mpi, reason="h5py was built with MPI")

@@ -109,7 +109,7 @@ def test_a_study_that_uses_no_gpus_holds_none(more, hpcsgd, tmp_path, slurm, ask
     words = (*asked[:-1], "generic-gpu", "--ranks", 1, *more)
     refused = hpcsgd(*words)
     assert refused.returncode == 2 and "--ask NAME=VALUE" in refused.stderr
-    assert "holds 1 GPU of each node" in refused.stderr
+    assert "requests 1 GPU on each node" in refused.stderr
     begun = hpcsgd(*words, "--ask", "gpus=0", "--resume")
     assert begun.returncode == 0, begun.stderr
     script = (tmp_path / "s" / "jobs" / "p1" / "job.sbatch").read_text()

@@ -63,7 +63,7 @@ def test_a_sweep_goes_on(hpcsgd, susy, tmp_path):
 
 def test_what_is_asked_for_is_checked(hpcsgd, susy):
     one = hpcsgd("sweep", "--data", susy)
-    assert one.returncode == 2 and "a sweep of one model" in one.stderr
+    assert one.returncode == 2 and "needs more than one model" in one.stderr
     bad = hpcsgd("sweep", "--data", susy, "--l2", "a,b")
     assert bad.returncode == 2 and "with commas" in bad.stderr
     train = hpcsgd("train", "--data", susy, "--set", "sweep.l2=[0.1, 0.2]")

@@ -42,7 +42,7 @@ def test_a_start_is_where_it_begins(form):
     assert again.history[-1]["epoch"] <= 1
     np.testing.assert_allclose(again.weights, first.weights, atol=1e-7)
     short = Start(np.zeros((3, 1)), None)
-    with pytest.raises(ConfigError, match="give the model of the same columns"):
+    with pytest.raises(ConfigError, match="give a model of the same columns"):
         open_session(
             SerialCommunicator(), RunSettings(config), lambda _: reader, start=short
         ).run()

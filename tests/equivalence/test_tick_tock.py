@@ -149,11 +149,11 @@ def test_who_waits_for_a_turn_hears_of_a_failure():
 @pytest.mark.parametrize(
     "second, remedy",
     [
-        ({"run": {"network": "lan"}}, "give both the same"),
+        ({"run": {"network": "lan"}}, "give both fits the same"),
         ({"run": {"out": "here"}}, "give each its own"),
         ({"run": {"emulate_members": 4}}, "one after the other"),
         ({"sweep": {"l2": [0.1, 1.0]}}, "hpcsgd.sweep"),
-        ({"run": {"device": "cuda"}}, "train one after the other"),
+        ({"run": {"device": "cuda"}}, "both fits would queue"),
     ],
 )
 def test_what_it_refuses(second, remedy, tmp_path, monkeypatch):

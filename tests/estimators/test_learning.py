@@ -294,8 +294,8 @@ def test_counts_of_zero_have_no_minimum():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"callbacks": 3}, "callbacks has one of type int"),
-        ({"callbacks": [3]}, "callbacks has one of type int"),
+        ({"callbacks": 3}, "callbacks contains an object of type int"),
+        ({"callbacks": [3]}, "callbacks contains an object of type int"),
         ({"config": 3}, "config is of type int"),
         ({"fit_intercept": "no"}, "True or False"),
         ({"alpha": -1.0}, "alpha = -1.0 must be finite"),
@@ -358,5 +358,5 @@ def test_max_iter_bounds_the_passes_of_whatever_solver_runs():
 )
 def test_a_solver_of_smooth_objectives_is_refused_elsewhere(wrong):
     X, y = problem_for(hpcsgd.LogisticRegression())
-    with pytest.raises(ConfigError, match="solver = 'newton' goes to the minimum"):
+    with pytest.raises(ConfigError, match="solver = 'newton' cannot be used"):
         hpcsgd.LogisticRegression(solver="newton", **wrong).fit(X, y)

@@ -67,7 +67,7 @@ def test_other_families_take_offsets_alone():
     assert logistic.score(X, y > 0, offset=o) > logistic.score(X, y > 0, offset=-9 - o)
     with pytest.raises(ConfigError, match="log link"):
         hpcsgd.GLM(family="gaussian").fit(X, y, exposure=e)
-    with pytest.raises(ConfigError, match="every class of softmax"):
+    with pytest.raises(ConfigError, match="cannot be used with family softmax"):
         hpcsgd.GLM(family="softmax").fit(X, y > 0, offset=o)
 
 

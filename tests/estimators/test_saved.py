@@ -197,8 +197,8 @@ def test_what_no_longer_fits_is_refused(tmp_path, monkeypatch):
     for change, said in (
         (lambda d, a: d.update({"class": "Lasso2"}), "does not know"),
         (lambda d, a: d.update({"class": 3}), "its class"),
-        (lambda d, a: a.pop("coef"), "no coefficients"),
-        (lambda d, a: a.update(intercept=np.zeros(3)), "no coefficients"),
+        (lambda d, a: a.pop("coef"), "no complete coefficients"),
+        (lambda d, a: a.update(intercept=np.zeros(3)), "no complete coefficients"),
         (lambda d, a: d.update(classes={"dtype": "V8", "values": []}), "unknown type"),
         (lambda d, a: d.update(family="cauchy"), "glm.register"),
     ):

@@ -57,7 +57,7 @@ def test_lists_pickles_and_batches_have_no_rows():
     pickled = pickle.loads(pickle.dumps(model))
     listed = hpcsgd.LinearRegression().fit(X.tolist(), y.tolist())
     for other in (pickled, listed):
-        with pytest.raises(AttributeError, match="not alive"):
+        with pytest.raises(AttributeError, match="needs the rows of the fit"):
             other.summary_  # noqa: B018
         np.testing.assert_allclose(
             other.summary(X, y).covariance, model.summary_.covariance, rtol=1e-9

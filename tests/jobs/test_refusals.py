@@ -47,7 +47,7 @@ def test_unknown_resources_are_an_error_that_lists_the_known():
         ({"tasks": True}, "whole number"),
         ({"gpus": -1}, "gpus = -1"),
         ({"cpus": 10**9}, "cpus"),
-        ({"nodes": 3, "tasks": 2}, "2 tasks"),
+        ({"nodes": 3, "tasks": 2}, "tasks = 2 is less"),
         ({"memory": "64 G"}, "memory = '64 G'"),
         ({"memory": "1.5G"}, "whole number with K, M, G or T"),
         ({"memory": "0"}, "leave it out"),
@@ -149,10 +149,10 @@ def test_no_dependencies(text):
         ({"template": "tarin"}, "known: train, sweep"),
         ({"name": "a b"}, "name of a job"),
         ({"out": ""}, "add --out"),
-        ({"command": ()}, "needs a command"),
-        ({"steps": STEPS["sweep"]}, "a command, or steps"),
-        ({"command": (), "steps": STEPS["sweep"]}, "has one command"),
-        ({"array": "0-1"}, "--array is for sweep"),
+        ({"command": ()}, "needs either command or steps"),
+        ({"steps": STEPS["sweep"]}, "and not both"),
+        ({"command": (), "steps": STEPS["sweep"]}, "steps are refused"),
+        ({"array": "0-1"}, "--array is refused"),
         ({"after": ("x",)}, "--after"),
         ({"signal_seconds": -1}, "signal_seconds"),
         ({"restarts": 0}, "restarts"),
@@ -167,9 +167,9 @@ def test_bad_jobs(changes, said):
 
 
 def test_elements_and_steps_that_are_not_there():
-    with pytest.raises(ConfigError, match="beyond the last, 2"):
+    with pytest.raises(ConfigError, match="whose number is 2"):
         example("sweep", array="0-3")
-    with pytest.raises(ConfigError, match="a step of 8 tasks"):
+    with pytest.raises(ConfigError, match="needs 8 tasks"):
         example("scaling", steps=(Step(("train",), 8),))
     assert example("sweep", array="1-2%1").elements == "1-2%1"
 
@@ -197,21 +197,21 @@ def test_a_site_without_cuda_refuses_gpus_in_a_sentence():
     "site, wanted, said",
     [
         ("perlmutter-gpu", {"gpus": 8}, "a node of perlmutter-gpu has 4"),
-        ("perlmutter-gpu", {"cpus": 64, "tasks": 4}, "take 256 of a node"),
+        ("perlmutter-gpu", {"cpus": 64, "tasks": 4}, "need 256 cores"),
         ("perlmutter-gpu", {"memory": "300G"}, "has 256G"),
         ("perlmutter-gpu", {"walltime": "3-00"}, "more than 48:00:00"),
         ("perlmutter-cpu", {"walltime": "01:00:00", "qos": "debug"}, "of qos debug"),
-        ("workstation", {"nodes": 2, "tasks": 2}, "on one node alone"),
+        ("workstation", {"nodes": 2, "tasks": 2}, "on one node only"),
         (
             "perlmutter-gpu",
             {"gpus": 4},
-            "holds 4 GPUs of each node and its command does not use them; add --device"
-            " cuda to the command, or ask for --gpus 0",
+            "requests 4 GPUs on each node that its command would leave unused; add"
+            " --device cuda to the command, or ask for --gpus 0",
         ),
         (
             "perlmutter-gpu",
             {"tasks": 4, "gpus": 2, "command": ON_GPU},
-            "4 ranks on a node and 2 GPUs",
+            "each node has 4 ranks and 2 GPUs",
         ),
     ],
 )
@@ -223,7 +223,7 @@ def test_what_a_site_has_not(site, wanted, said):
 def test_gpus_that_nothing_uses_are_refused(template):
     """Of every template: training, tests and conversions on processors hold none."""
     job = example(template, resources=Resources(tasks=4, gpus=4))
-    with pytest.raises(ConfigError, match=r"holds 4 GPUs .*ask for --gpus 0"):
+    with pytest.raises(ConfigError, match=r"requests 4 GPUs .*ask for --gpus 0"):
         render(job, load_site("perlmutter-gpu"), PYTHON)
 
 
@@ -241,7 +241,7 @@ def test_an_element_of_an_array_that_uses_no_gpu_is_refused():
     first, *others = STEPS["sweep"]
     steps = (Step((*first.command, "--device", "cuda")), *others)
     wanted = Resources(tasks=4, gpus=4)
-    with pytest.raises(ConfigError, match="some of its runs do not use them"):
+    with pytest.raises(ConfigError, match="some of its runs would leave unused"):
         render(
             example("sweep", steps=steps, resources=wanted),
             load_site("perlmutter-gpu"),
@@ -262,7 +262,7 @@ def test_what_a_site_has():
 
 def test_ranks_are_said_once():
     said = at("generic-cpu", command=("train", "run.toml", "--ranks", "4"))
-    assert "the job's own --tasks" in said
+    assert "--tasks of the job" in said
 
 
 def test_a_walltime_that_is_too_short_for_its_notice_is_a_warning():

@@ -51,7 +51,7 @@ def test_the_faster_one_is_taken_and_said(monkeypatch, caplog):
         found = choice("auto", TIMES, monkeypatch)
     assert found.name == "cublas in 2" and len(found.products.strips) == 2
     assert found.seconds == TIMES
-    assert "1100 rows is made by cublas in 2" in caplog.text
+    assert "1100 rows is computed by kernel cublas in 2" in caplog.text
     slower = {**TIMES, "cublas in 2": 1.99}
     slower["cublas in 1"] = 1.98
     found = choice("auto", slower, monkeypatch)

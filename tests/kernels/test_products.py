@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_refused_with_what_does(devices, monkeypatch, kind,
         return before(self, shape, dtype)
 
     monkeypatch.setattr(FakeDevice, room, small)
-    with pytest.raises(ConfigError, match=f"'{kind}' keeps .*; use kind = 'g"):
+    with pytest.raises(ConfigError, match=f"'{kind}' cannot .*; or use kind = 'g"):
         train_on(1 + (kind != "cached"), of_kind(kind, problem), problem)
 
 

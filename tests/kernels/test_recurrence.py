@@ -133,7 +133,7 @@ def test_shapes_of_launches():
     "rows, batch, states, remedy",
     [
         (8193, 32, 1, "lower .schedule. batch or steps"),
-        (8192, 8192, 1, "shared memory of 65536 on sm_75; lower .schedule. batch"),
+        (8192, 8192, 1, "a GPU of sm_75 has 65536; lower .schedule. batch"),
         (64, 32, 5, "1 to 4; use --device cpu"),
     ],
 )

@@ -180,7 +180,7 @@ def test_what_kvikio_cannot_read_goes_by_way_of_the_host(
     monkeypatch.setattr(CuFile, "read", broken)
     again = run(1, problem, path)
     assert again.weights_sha256 == good.weights_sha256
-    assert "an internal error" in caplog.text and "by way of the host" in caplog.text
+    assert "an internal error" in caplog.text and "through host memory" in caplog.text
 
 
 def test_a_file_of_another_format_is_rounded_on_the_way(

@@ -48,7 +48,7 @@ def test_auto_is_nccl_and_silent_where_all_ranks_have_it(caplog):
 def test_auto_without_nccl_warns_once_and_says_why(lacking, rank, caplog):
     assert opened({}, lacking=lacking) == "mpi-host"
     (said,) = warnings(caplog)
-    assert "slower than NCCL" in said and f"rank {rank} has none" in said
+    assert "slower than NCCL" in said and f"rank {rank} has no NCCL" in said
     assert "libnccl.so.2: cannot open" in said
 
 

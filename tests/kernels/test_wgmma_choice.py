@@ -47,7 +47,7 @@ def test_it_is_taken_when_it_is_asked_for(caplog):
     with caplog.at_level("INFO"):
         found = choose_gram("wgmma", own)
     assert found.name == "wgmma" and type(found.products) is WgmmaGram
-    assert "300 rows is made by wgmma" in caplog.text
+    assert "300 rows is computed by kernel wgmma" in caplog.text
     assert allowed("wgmma", True) == allowed("wgmma", False) == "wgmma"
 
 
@@ -111,8 +111,8 @@ def test_tiles_that_are_others_are_left_out(asked, monkeypatch, caplog, wrong):
     own = case()
     found = choose_gram("auto", own)
     assert found.name != "wgmma" and found.seconds["wgmma"] == float("inf")
-    assert "not computed by wgmma, whose results differ" in caplog.text
-    with pytest.raises(ConfigError, match="'wgmma' makes no products.*use gram_kernel"):
+    assert "not computed by wgmma, because its results differ" in caplog.text
+    with pytest.raises(ConfigError, match="'wgmma' cannot be used.*use gram_kernel"):
         choose_gram("wgmma", case())
 
 
@@ -121,7 +121,7 @@ def test_members_decide_together(asked):
     add = lambda own: {n: taken + 9e9 * (n == "wgmma") for n, taken in own.items()}  # noqa: E731
     assert choose_gram("auto", case(), add).name != "wgmma"
     lost = lambda own: {n: np.inf if n == "wgmma" else t for n, t in own.items()}  # noqa: E731
-    with pytest.raises(ConfigError, match="makes no products here"):
+    with pytest.raises(ConfigError, match="cannot be used here"):
         choose_gram("wgmma", case(), lost)
 
 

@@ -301,7 +301,7 @@ def test_other_levels_are_refused():
     codec, moment = opened("alq", {}, 37), moments(1)[0]
     record = codec.encode(np.ones(37), moment, 0)
     codec.kept["levels"][1] *= 1.5
-    with pytest.raises(DataError, match="replicas have different levels"):
+    with pytest.raises(DataError, match="different quantisation levels"):
         codec.add_decoded(record, np.zeros(37), moment)
 
 

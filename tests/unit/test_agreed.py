@@ -45,7 +45,7 @@ DIFFERENT = {
     "layout": ({"layout": "replicated"}, "layout is 'rows' on rank 0"),
     "start": ({"start": np.zeros(4)}, "start"),
     "seed": ({"seed": 1}, "sampling.seed"),
-    "callbacks": ({"callbacks": 3}, "callbacks has one of type int"),
+    "callbacks": ({"callbacks": 3}, "callbacks contains an object of type int"),
     "config": ({"config": 3}, "config is of type int"),
 }
 

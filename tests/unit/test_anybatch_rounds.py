@@ -354,11 +354,11 @@ def test_rows_that_are_read_ahead_are_refused():
 @pytest.mark.parametrize(
     "text, remedy",
     [
-        ("round,chunks_0,rows_0\n0,1,1\n", "has rounds of 1 replicas"),
-        ("round,chunks_0,chunks_1\n0,1,1\n", "1 rounds and the run takes"),
+        ("round,chunks_0,rows_0\n0,1,1\n", "the rounds of 1 replicas"),
+        ("round,chunks_0,chunks_1\n0,1,1\n", "1 rounds and this run needs"),
         ("round,chunks_0,chunks_1\n" + "0,9,1\n" * 40, "up to 9 chunks"),
         ("round,chunks_0,chunks_1\n0,x,1\n", "not a log of rounds"),
-        ("", "has rounds of 0 replicas"),
+        ("", "the rounds of 0 replicas"),
     ],
 )
 def test_scripts_that_do_not_fit(text, remedy, tmp_path):

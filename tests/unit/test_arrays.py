@@ -113,16 +113,14 @@ def test_what_cannot_be_read_is_one_sentence(files):
     refuse(npy("v.npy"), DataError, "rows and columns")
     refuse(npy("cut.npy"), DataError, "ends too early")
     refuse(npy("x.npy", label_column=9), ConfigError, "columns 0 to 6")
-    refuse(
-        npy("x.npy", label_column=0, labels="y"), ConfigError, "one of --label-column"
-    )
+    refuse(npy("x.npy", label_column=0, labels="y"), ConfigError, "column and --labels")
     refuse(npy("x.npy", labels=files / "bad.txt"), DataError, "line 2: b'x'")
     refuse(npy("x.npy", labels=files / "long.txt"), DataError, "more labels")
     refuse(npy("x.npy", labels=files / "short.txt"), DataError, "fewer labels")
     refuse(npy("x.npy", labels=files / "v.npy"), DataError, "one label for each row")
     refuse(lambda: NpzSource(files / "x.npy"), DataError, "no .npz file")
     refuse(lambda: NpzSource(files / "csc.npz"), DataError, "tocsr")
-    refuse(lambda: NpzSource(files / "d.npz", x_name="Z"), DataError, "has no Z")
+    refuse(lambda: NpzSource(files / "d.npz", x_name="Z"), DataError, "has no array Z")
     refuse(lambda: Hdf5Source(files / "h.h5"), DataError, "--x-name")
     with h5py.File(files / "l.h5", "w") as file:
         file["X"] = h5py.ExternalLink("gone.h5", "X")

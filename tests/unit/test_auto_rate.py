@@ -144,14 +144,14 @@ def test_auto_is_a_word_of_the_configuration():
             RunConfig.parse({"rate": {"value": wrong}})
     with pytest.raises(ConfigError, match="must be one of rows, batches"):
         RateConfig(norm="mean")
-    with pytest.raises(ConfigError, match="found by a run"):
+    with pytest.raises(ConfigError, match="only a run derives"):
         make_rate(config.rate, 3)
 
 
 def test_squares_that_overflow_are_refused():
     X = np.full((5, 2), 1e200)
     config = {"rate": AUTO, "precision": {"recipe": "fp64"}}
-    with pytest.raises(DataError, match="divide its columns"):
+    with pytest.raises(DataError, match="divide the columns"):
         train(config, X=X, y=np.arange(5) % 2)
 
 

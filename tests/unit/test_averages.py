@@ -312,11 +312,11 @@ def test_slurm_says_what_a_rack_is():
 
 
 WRONG = [
-    ("node,all", "1,2,3", 1, "one period a group"),
+    ("node,all", "1,2,3", 1, "one period for each group"),
     ("node,all", "2,1", 1, "grow from group to group"),
     ("node,all", "", 1, "use --period 16, or set agreement.periods"),
     ("node,all", "one,2", 1, "must be numbers"),
-    ("node,all", "1,8", 4, "differ in the last"),
+    ("node,all", "1,8", 4, "differs from the last"),
     ("all,node", "1,2", 1, "must grow to all 4"),
     ("node,rack", "1,2", 1, "must grow to all 4"),
     ("2,3", "1,2", 1, "must grow to all 4"),

@@ -84,7 +84,7 @@ def card(monkeypatch):
 
 def test_a_broken_fetch_is_gone_on_with(card, tmp_path, monkeypatch):
     monkeypatch.setattr(Site, "stop_after", 2**20 + 5)
-    with pytest.raises(DataError, match="put it at .*a.txt, its checksum"):
+    with pytest.raises(DataError, match=r"copy it to .*a.txt \(its checksum"):
         fetch(card, tmp_path, lambda *_: None)
     assert not (tmp_path / "a.txt").exists()
     monkeypatch.setattr(Site, "stop_after", None)

@@ -261,7 +261,7 @@ def test_columns_whose_squares_underflow_are_refused(store, solver):
 def test_values_that_less_than_float64_cannot_hold_are_refused():
     X, y = draw("logistic")
     X[:, 1:3] *= 1e-60
-    with pytest.raises(DataError, match="column 1 .and 1 more.*lost below float64"):
+    with pytest.raises(DataError, match="column 1 .and 1 more.*becomes 0 below"):
         hpcsgd.fit(X, "logistic", y, precision="fp32")
     assert hpcsgd.fit(X, "logistic", y).report["converged"]
 

@@ -261,9 +261,9 @@ def test_products_that_sum_in_every_step_are_not_casgd():
 
 
 def test_where_nothing_can_run_the_first_sentence_is_the_error():
-    with pytest.raises(ConfigError, match=r"can run here; hybrid: of 2 ranks"):
+    with pytest.raises(ConfigError, match=r"can run .*; hybrid: of 2 ranks"):
         compared(2, "hybrid")
-    with pytest.raises(ConfigError, match=r"can run here; ddp: .*svrg"):
+    with pytest.raises(ConfigError, match=r"can run .*; ddp: .*svrg"):
         compared(2, "ddp", update={"kind": "svrg"})
 
 
@@ -278,7 +278,7 @@ def test_steps_are_of_casgd_and_hybrid_periods_of_those_that_have_one():
     assert (left_open["hybrid"].steps, left_open["hybrid"].period) == (8, 1)
     assert left_open["local"].period == 8
     (entry,) = line_up("hybrid", over(BASE, schedule={"steps": "auto"}), 4)
-    assert isinstance(entry, Refusal) and "name the steps" in entry.why
+    assert isinstance(entry, Refusal) and "give --steps as a number" in entry.why
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_steps_are_of_casgd_and_hybrid_periods_of_those_that_have_one():
             "--methods nonsense: there is no such method; known: all, sgd, casgd",
         ),
         ("all,nonsense", {}, "--methods nonsense"),
-        ("", {}, "names nothing"),
+        ("", {}, "is empty"),
         ("sgd,ddp,sgd", {}, "has sgd twice"),
         ("ddp", {"schedule": {"batch": 10}}, "4 replicas .* use --batch 12"),
         ("all", {"grid": {"replicas": 2}}, "leave --grid out"),

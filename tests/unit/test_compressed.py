@@ -29,7 +29,7 @@ def test_truncated(tmp_path, suffix):
 def test_a_wrong_suffix(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
     path.write_bytes(b"1 1:2\n")
-    with pytest.raises(DataError, match="at byte 0 it is not"):
+    with pytest.raises(DataError, match="first bytes are not those of"):
         read(path)
 
 

@@ -154,7 +154,7 @@ def test_only_the_same_conversion_is_gone_on_with(source, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "a.h5", Recipe(), Quiet())
     source.break_at = None
-    with pytest.raises(ConfigError, match="differs in seed; give"):
+    with pytest.raises(ConfigError, match="had another seed; give"):
         convert(source, tmp_path / "a.h5", Recipe(seed=1), Quiet(), resume=True)
 
 

@@ -151,12 +151,12 @@ REFUSED_TEXTS = {
     "an unknown column": (
         {"categories": ("hue",)},
         "y,color\n1,red\n",
-        "no --categories column 'hue'; its names: y, color",
+        "no --categories column 'hue'; its column names: y, color",
     ),
     "the labels": (
         {"categories": ("y",)},
         "y,color\n1,red\n",
-        "--categories names column y, which is label",
+        "--categories names column y, which is the label column",
     ),
     "twice": (
         {"categories": ("color", "1")},
@@ -166,12 +166,12 @@ REFUSED_TEXTS = {
     "no labels": (
         {"label": (("yes", 1.0),), "label_column": "none"},
         "y,a\n1,2\n",
-        "there is no column of labels",
+        "--label needs a label column",
     ),
     "numbers of rows": (
         {"categories": ("id",)},
         "y,id\n" + "".join(f"1,r{n}\n" for n in range(10_001)),
-        "column 'id' has more than 10000 levels",
+        "column 'id' has more than 10000 different values",
     ),
 }
 

@@ -360,8 +360,8 @@ def test_ways_of_sgd_are_taken_where_coordinates_have_none():
         ({"l1_ratio": 2.0}, r"must lie in \[0, 1\]"),
         ({"solver": "simplex"}, "known: 'auto', 'sgd', 'svrg', 'coordinate', 'newton'"),
         ({"polish": "yes"}, "must be 'auto', True or False"),
-        ({"polish": True, "l1_ratio": 0.5}, "l1 and bounds bend it"),
-        ({"polish": True, "hold_out": 0.1}, "hold_out ends before"),
+        ({"polish": True, "l1_ratio": 0.5}, "l1 or bounds is not smooth"),
+        ({"polish": True, "hold_out": 0.1}, "hold_out ends a fit before"),
         ({"bounds": 3.0}, "bounds must be a pair"),
         ({"grid": 3}, "grid = 3 must be a pair"),
         ({"grid": (1, 2, 3)}, "must be a pair of replicas and members"),
@@ -386,8 +386,8 @@ def test_settings_that_cannot_be_are_refused(more, words):
 @pytest.mark.parametrize(
     "start, words",
     [
-        ((np.zeros(3), np.nan), "as the intercept.*give 1 finite"),
-        ((np.zeros(3), [1.0, 2.0]), "2 numbers as the intercept"),
+        ((np.zeros(3), np.nan), "intercept .* not finite; give 1 finite"),
+        ((np.zeros(3), [1.0, 2.0]), "an intercept of 2 numbers"),
         ((np.full(3, np.inf), 0.0), "not finite"),
         ("here", "must be a Result, weights, or a pair"),
         ([[1.0, 2.0], [3.0]], "must be a Result, weights, or a pair"),

@@ -56,7 +56,7 @@ def test_both_at_once_are_refused():
 def test_parts_without_weight_are_refused():
     split = FoldSplit(folds=2)
     split.check(np.ones(3), np.array([1.0, 1.0, 0.0]))
-    with pytest.raises(DataError, match="held out is empty"):
+    with pytest.raises(DataError, match="set of validation rows, is empty"):
         split.check(np.ones(3), np.array([1.0, 0.0, 0.0]))
     with pytest.raises(DataError, match="trained on"):
         split.check(np.array([1.0, 0.0, 1.0]), np.ones(3))

@@ -366,7 +366,7 @@ def test_a_method_sets_what_is_left_open(name):
 
 
 def test_a_method_and_another_value_clash():
-    with pytest.raises(ConfigError, match=r"method ddp is \[schedule\] steps = 1"):
+    with pytest.raises(ConfigError, match=r"method ddp fixes \[schedule\] steps = 1"):
         RunConfig.parse({"agreement": {"method": "ddp"}, "schedule": {"steps": 8}})
     with pytest.raises(ConfigError, match="leave agreement.kind out"):
         RunConfig.parse({"agreement": {"method": "ddp", "kind": "average"}})

@@ -54,13 +54,13 @@ def test_levels_join_what_the_nearer_ones_left():
 
 BREAKS = [
     (("rank", "gram", "mark"), "guessed", "must be one of"),
-    (("rank", "gram", "source"), " ", "must say whose"),
+    (("rank", "gram", "source"), " ", "must name the origin"),
     (("rank", "gram", "value"), 0.0, "must be finite and positive"),
     (("rank", "link", "value"), -1.0, "at least 0"),
     (("rank", "gram"), 4e10, "write { value"),
     (("rank", "flops"), {}, "unknown: ['flops']"),
     (("colour",), "red", "unknown: ['colour']"),
-    (("levels",), "none", "are needed"),
+    (("levels",), "none", "must have [rank]"),
     (("sum",), 4.4e-6, "write [sum]"),
     (("sum",), {}, "write { value"),
     (("sum",), {"depth": 2}, "unknown: ['depth']"),

@@ -360,7 +360,7 @@ def test_rows_are_neither_saved_nor_pickled(tmp_path):
     result = fitted(problem)
     loaded = hpcsgd.load_result(result.save(tmp_path))
     for other in (pickle.loads(pickle.dumps(result)), loaded):
-        with pytest.raises(DataError, match="give the summary X and y"):
+        with pytest.raises(DataError, match="give X and y to summary"):
             other.summary()
         summary = other.summary(X=problem.X, y=problem.y, **problem.sides)
         expected = result.summary().covariance
@@ -414,7 +414,7 @@ REFUSED = {
         {},
         "'x2' grows without end",
     ),
-    "no error": (lambda: fit(X, "gaussian", X[:, 0]), {}, "but for rounding"),
+    "no error": (lambda: fit(X, "gaussian", X[:, 0]), {}, "up to rounding"),
     "few rows": (lambda: fit(X[:3], "gaussian", NOISE[:3]), {}, "observations"),
     "no likelihood": (lambda: fit(X, "huber", NOISE), {}, "covariance='sandwich'"),
     "no clusters": (
@@ -448,7 +448,7 @@ REFUSED = {
         {"X": X[:, :1], "y": NOISE},
         "1 columns and the model has 2",
     ),
-    "y alone": (lambda: fit(X, "gaussian", NOISE), {"y": NOISE}, "belong to X"),
+    "y alone": (lambda: fit(X, "gaussian", NOISE), {"y": NOISE}, "given without X"),
 }
 
 

@@ -18,7 +18,7 @@ from tests.helpers.on_disk import go
 from tests.helpers.tiles import WORDS, layout, made
 
 HEIGHT = 7
-REMEDY = "bring .*back.*--resume no"
+REMEDY = "restore .*--resume no"
 
 
 def flip(file, half, number, byte=0):
@@ -102,7 +102,7 @@ def test_a_run_goes_on_from_the_step_before(tmp_path, caplog, replicas):
         if halves == 1:
             result = go(run, "", "auto", epochs=2, replicas=replicas)
             assert result.weights_sha256 == reference.weights_sha256
-            assert "holds other words than that step has written" in caplog.text
+            assert "does not match its checksum; the run goes on from" in caplog.text
         else:
             with pytest.raises(DataError, match=f"tile 0 of .* and tile 0.*{REMEDY}"):
                 go(run, "", "auto", epochs=2, replicas=replicas)
@@ -113,7 +113,7 @@ def test_words_that_are_dealt_anew_are_checked_too(tmp_path):
     go(run, replicas=2)
     *_, (store, stamps) = stores_of(run, 2)
     flip(store.files["adam_v"], stamps[0].version % 2, 0)
-    with pytest.raises(DataError, match=f"r1c0/adam_v.state holds other.*{REMEDY}"):
+    with pytest.raises(DataError, match=f"r1c0/adam_v.state does not match.*{REMEDY}"):
         go(run, "", "auto", epochs=2, replicas=3)
     flip(store.files["adam_v"], stamps[0].version % 2, 0)
     assert go(run, "", "auto", epochs=2, replicas=3).status.value == "completed"
@@ -134,7 +134,7 @@ def test_states_of_earlier_versions_are_believed_with_a_note(
             store.stamps.write(Stamp(stamp.version, said))
     caplog.set_level(logging.WARNING)
     result = go(run, "", "auto", epochs=2, replicas=replicas)
-    assert "have no checksums, which earlier versions did not take" in caplog.text
+    assert "have no checksums, which earlier versions did not write" in caplog.text
     if replicas == 1:
         assert result.weights_sha256 == reference.weights_sha256
     newest = max(run.glob("tiles/0*"))

@@ -39,7 +39,7 @@ def test_other_values_in_the_file_are_not_loaded(tmp_path):
     good = path.read_bytes()
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     for load in (load_result, hpcsgd.load):
-        with pytest.raises(DataError, match="weights.npy holds other values.*bring"):
+        with pytest.raises(DataError, match="weights.npy has changed.*restore"):
             load(tmp_path / "a")
     path.write_bytes(good)
     assert np.array_equal(load_result(tmp_path / "a").weights, np.load(path)[:, 0])

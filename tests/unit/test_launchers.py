@@ -109,7 +109,7 @@ class Lone:
 @pytest.mark.parametrize("environment, said", [
     (CRAY, "3 ranks were asked for and MPI gives 1"),
     ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "4 ranks were asked for and MPI gives 1"),
-    ({"PMIX_RANK": "3"}, "calls this rank 3 and MPI gives 1"),
+    ({"PMIX_RANK": "3"}, "as rank 3 and MPI has 1 ranks only"),
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", ["auto", "mpi"])
 def test_silent_singletons_of_mpi_are_an_error(

@@ -294,7 +294,7 @@ def test_a_file_needs_no_layout(tmp_path):
         np.testing.assert_allclose(found[1].weights, expected.weights, rtol=1e-11)
     with pytest.raises(ConfigError, match="layout = 'rows' is for arrays"):
         hpcsgd.fit(path, layout="rows")
-    with pytest.raises(ConfigError, match="leave it out"):
+    with pytest.raises(ConfigError, match="leave the argument out"):
         hpcsgd.fit(path, y=Y)
 
 

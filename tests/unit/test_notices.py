@@ -118,7 +118,7 @@ def test_several_models_and_a_race_have_them_too():
     "agreement, said",
     [
         ({}, r"use --period 16, or set agreement.periods"),
-        ({"groups": "1,2,4"}, "are 3 and no periods are given.*'1,4,16'"),
+        ({"groups": "1,2,4"}, "names 3 groups, and periods.*'1,4,16'"),
     ],
 )
 def test_periods_that_nobody_wrote_are_not_found_fault_with(agreement, said):

@@ -214,7 +214,7 @@ def test_nuqsgd_is_better_than_uniform_levels_where_most_words_are_small():
 
 
 def test_nuqsgd_has_no_more_octaves_than_float32():
-    with pytest.raises(ConfigError, match="use 8 bits or fewer"):
+    with pytest.raises(ConfigError, match="use bits = 8 or fewer"):
         opened("nuqsgd", {"bits": 9})
 
 

@@ -93,7 +93,7 @@ def test_a_race_that_nobody_wins_is_said(caplog):
     problem = make_problem("logistic", n=200, d=7)
     given = {"share": 1.0, "X": problem.X, "y": problem.y}
     assert hpcsgd.race({}, rates=(300.0, 100.0), **given) == 100.0
-    assert "no rate of the race ended below where it began; 100 ended" in caplog.text
+    assert "no rate of the race lowered the loss, and 100 ended" in caplog.text
     caplog.clear()
     assert hpcsgd.race({}, rates=(300.0, 0.1), **given) == 0.1
     assert "no rate" not in caplog.text
@@ -130,5 +130,5 @@ def test_fit_takes_the_rate_that_wins():
 def test_a_race_is_of_sgd():
     X, y = orthogonal()
     for solver in ("svrg", "coordinate"):
-        with pytest.raises(ConfigError, match="a race is of steps of SGD"):
+        with pytest.raises(ConfigError, match="a race of rates cannot be used"):
             hpcsgd.fit(X, "gaussian", y, rate="race", solver=solver)

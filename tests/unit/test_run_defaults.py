@@ -97,11 +97,11 @@ def test_the_finisher_by_name_goes_on_to_its_own_tolerance():
         ({"run": {"defaults": "best"}}, ["[run] defaults", "sgd, fit"]),
         (
             {"polish": {"kind": "auto"}, "sampling": {"hold_out": 0.2}},
-            ["rows are held out", "leave polish out"],
+            ["rows are held out", "leave --polish out"],
         ),
         (
             {"polish": {"kind": "auto"}, "problem": {"l1": 0.1}},
-            ["l1 or bounds bend it", "leave polish out"],
+            ["F has l1 or bounds", "leave --polish out"],
         ),
         ({"problem": {"l2": -1.0}}, ["[problem] l2"]),
     ],

@@ -367,7 +367,8 @@ def test_what_cannot_be_split_is_converted_by_rank_0(files, caplog):
             said = share(3, make, files / "o.h5", Recipe(element="fp64"), force=True)
         assert said[2]["files"][0]["rows"] == ROWS
         assert [r.message for r in caplog.records].count(
-            f"{make().path} cannot be split; rank 0 converts it alone"
+            "only uncompressed text can be divided among ranks; rank 0 converts all"
+            f" of {make().path}"
         ) == 1
         np.testing.assert_array_equal(content(files / "o.h5")[0], X)
 

@@ -183,7 +183,7 @@ def test_gpus_are_refused_where_there_is_no_cuda(tmp_path, study):
     with pytest.raises(ConfigError, match="GPUs without CUDA"):
         begin(asked, study, site)
     short = JobOptions(load_site("generic-gpu"), Resources())
-    with pytest.raises(ConfigError, match="one --gpus for each rank"):
+    with pytest.raises(ConfigError, match="as many --gpus as ranks"):
         begin(asked, study, short, resume=True)
     shared = plan(tmp_path, base={"run": {"device": "cuda", "share_gpus": True}})
     few = JobOptions(load_site("generic-gpu"), Resources(gpus=1))
@@ -201,6 +201,6 @@ def test_no_job_is_sent_where_another_is_refused(tmp_path, study, queue):
     """128 ranks do not fit onto a node of 56 cores: said before 1 rank is queued."""
     asked = plan(tmp_path, ranks=(1, 128), batch=[128])
     site = JobOptions(load_site("frontier-like"), Resources())
-    with pytest.raises(ConfigError, match="of 128 ranks: .*--ranks-per-node"):
+    with pytest.raises(ConfigError, match="of 128 ranks is .*--ranks-per-node"):
         begin(asked, study, site)
     assert list(queue.folder.glob("*.job")) == []

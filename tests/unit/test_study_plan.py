@@ -136,23 +136,23 @@ def test_emulated_ranks_are_one_process_and_keep_nothing():
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"ranks": ()}, "--ranks names nothing"),
+        ({"ranks": ()}, "--ranks is empty"),
         ({"ranks": (0,)}, "--ranks 0: must be at least 1"),
         ({"ranks": (2, 2)}, "--ranks has 2 twice"),
         ({"emulated": (1,)}, "--emulate-members 1: must be at least 2"),
-        ({"emulated": (2,)}, "2 ranks are in --ranks and in --emulate-members"),
+        ({"emulated": (2,)}, "2 is in both --ranks and --emulate-members"),
         ({"emulated": (4, 4)}, "--emulate-members has 4 twice"),
         ({"methods": ("hybrid",), "grids": ((2, 1), (2, 1))}, "--grids has .* twice"),
         ({"repeats": 0}, "--repeats 0"),
         ({"methods": ("adam",)}, "known: sgd, casgd, local, hybrid"),
-        ({"methods": ("hybrid",)}, "no R x C grid .* add 4 to --ranks"),
+        ({"methods": ("hybrid",)}, "an R x C grid .* add 4 to --ranks"),
         ({"methods": ("local",), "ranks": (3, 4)}, "3 replicas .* use --batch 36"),
-        ({"grids": ((2, 1),)}, "--grids places hybrid alone"),
+        ({"grids": ((2, 1),)}, "--grids is for the method hybrid only"),
         ({"methods": ("hybrid",), "grids": ((2, 4),)}, "add 8 to --ranks"),
-        ({"methods": ("local",), "steps": ("auto",)}, "name the steps"),
+        ({"methods": ("local",), "steps": ("auto",)}, "give --steps as a number"),
         ({"steps": (0,)}, r"casgd/p1/s0/.*at least 1"),
         ({"precision": ("fp4",)}, "sgd/p1/.*fp4"),
-        ({"batch_grows": True}, "--batch-grows is of weak"),
+        ({"batch_grows": True}, "--batch-grows is for weak"),
         ({"base": {"products": {"kind": "direct"}}}, "leave --products out"),
     ],
 )
@@ -162,9 +162,9 @@ def test_what_cannot_be_run_is_refused_with_the_remedy(change, words):
 
 
 def test_weak_studies_need_rows_and_multiples():
-    with pytest.raises(ConfigError, match="3 rows cannot grow from 1 to 4 ranks"):
+    with pytest.raises(ConfigError, match="3 rows are too few .* from 1 to 4 ranks"):
         check_plan(StudyPlan("weak", (1, 4), rows=3))
-    with pytest.raises(ConfigError, match="on 3 ranks: no multiple of 2"):
+    with pytest.raises(ConfigError, match="because 3 is no multiple of 2"):
         check_plan(StudyPlan("weak", (2, 3), rows=100, batch_grows=True))
 
 

@@ -216,7 +216,7 @@ def test_rows_held_out_judge_all_models():
         ({"sweep": {"rate": [0.1, 0.2]}, "rate": {"per_batch": 4}}, "scale those"),
         ({"precision": {"recipe": "auto"}}, "name a recipe"),
         ({"sampling": {"hold_out": 0.1}}, "use one of"),
-        ({"sweep": {}}, "a sweep of one model"),
+        ({"sweep": {}}, "needs more than one model"),
     ],
 )
 def test_what_is_not_offered_is_said_in_one_sentence(sections, sentence):

@@ -168,17 +168,18 @@ def test_most_sweeps_are_taken_and_no_more():
 
 def test_extrapolated_sweeps_are_fewer():
     """Of columns that are alike, plain sweeps take many times as many."""
-    problem = LeastSquares(np.float64, False, Penalty(1e-4, 0.0))
+    wide = np.full(30, 1e9)
+    # Points within bounds are not extrapolated; these bounds are out of reach.
+    penalties = {True: Penalty(1e-4, 0.0), False: Penalty(1e-4, 0.0, -wide, wide)}
+    problem = LeastSquares(np.float64, False, penalties[True])
     rng = np.random.default_rng(8)
     problem.dense = rng.standard_normal((1, 90)) + 0.2 * rng.standard_normal((30, 90))
     problem.values = values_of(problem.dense)
     sweeps = {}
     for combines in (True, False):
         problem.x[:] = 0.0
-        sweeper = problem.sweeper(1e-9)
-        if not combines:
-            sweeper._quadratic.kept = None
-        done = sweeper.descend(np.arange(30), 100_000)
+        problem.penalty = penalties[combines]
+        done = problem.sweeper(1e-9).descend(np.arange(30), 100_000)
         assert done.is_still
         sweeps[combines] = done.sweeps
     assert sweeps[True] < sweeps[False] / 3

@@ -186,7 +186,7 @@ def test_too_many_are_said_once(cores, says, caplog):
         for rank in (0, 2, 0):  # and again, for a second run
             compiled_calls.warn(2, places, rank)
     assert len(caplog.records) == says
-    assert not says or "2 x 2 threads share 3 cores of one" in caplog.text
+    assert not says or "2 threads each share 3 cores of node one" in caplog.text
 
 
 @compiled
@@ -195,9 +195,9 @@ def test_a_run_says_so(caplog, monkeypatch):
     problem = make_problem("logistic", n=24, d=5)
     with caplog.at_level(logging.WARNING, logger="hpcsgd"):
         train_on(2, config_of(problem, "direct", "logistic", "fp32", 1), problem)
-        assert "threads share" not in caplog.text
+        assert "threads each share" not in caplog.text
         train_on(2, config_of(problem, "direct", "logistic", "fp32", 2), problem)
-    assert caplog.text.count("2 x 2 threads share 3 cores") == 1
+    assert caplog.text.count("2 ranks with 2 threads each share 3 cores") == 1
 
 
 def work_of(d=700, m=64):

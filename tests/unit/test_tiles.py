@@ -306,6 +306,6 @@ def test_a_file_that_ends_too_soon_is_said(tmp_path):
     store = made(tmp_path / "a", layout(5000, 700))
     os.truncate(store.files["adam_v"].path, PAGE)
     store.update(lambda number, words: None)
-    with pytest.raises(DataError, match="cannot be read.*look after the drive"):
+    with pytest.raises(DataError, match="cannot be read.*repair the drive"):
         store.commit({"exchanges": 1})
     store.close()

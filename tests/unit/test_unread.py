@@ -278,7 +278,7 @@ def test_what_methods_share_is_for_those_that_read_it():
 
 
 def test_what_none_of_them_reads_is_refused():
-    with pytest.raises(ConfigError, match="share = 0.5 is given for all and read by"):
+    with pytest.raises(ConfigError, match="share = 0.5 is read by none of the runs"):
         compare_on_two("sgd,qsgd", {"codec": {"share": 0.5}})
 
 

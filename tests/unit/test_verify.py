@@ -469,7 +469,7 @@ def test_a_recording_of_another_run_is_refused(tmp_path):
     train(tmp_path / "a", "softmax")
     train(tmp_path / "b", "logistic")
     (tmp_path / "b" / NAME).write_bytes((tmp_path / "a" / NAME).read_bytes())
-    with pytest.raises(DataError, match="train it again"):
+    with pytest.raises(DataError, match="train the run again"):
         open_recorded_run(tmp_path / "b")
 
 

@@ -35,8 +35,8 @@ def make_codec(
     codec = get_codec(name).of(bucket, config, accordion or AccordionConfig())
     if config.feedback != "auto" and codec.has_own_memory:
         raise ConfigError(
-            f"[codec] feedback = {config.feedback!r} and {name} keeps what it has not"
-            " sent itself; use feedback = 'auto'"
+            f"[codec] feedback = {config.feedback!r} cannot be used with codec {name},"
+            " which itself keeps what it has not sent; use feedback = 'auto'"
         )
     if config.remembers_errors(codec.wants_feedback):
         return Feedback(codec)

@@ -327,7 +327,7 @@ def _value(key: str, item: str, kind: Any, value: str) -> Any:
     except ValueError:
         pass
     domain = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-    raise ConfigError(f"[accordion] {key}: {item!r} must be {domain}")
+    raise ConfigError(f"[accordion] {key}: the value in {item!r} must be {domain}")
 
 
 # The protocol of codecs.

@@ -166,8 +166,9 @@ class Nuqsgd(Quantiser):
         super().__init__(bucket, config)
         if self.bits > MOST_BITS:
             raise ConfigError(
-                f"[codec] bits = {self.bits} and nuqsgd has a level for every octave;"
-                f" use {MOST_BITS} bits or fewer"
+                f"[codec] bits = {self.bits} is too large for codec nuqsgd, whose"
+                " levels are the powers of two within float32; use bits ="
+                f" {MOST_BITS} or fewer"
             )
         self.levels = exponential(self.bits)
 
@@ -398,8 +399,9 @@ class Adaptive(Nuqsgd):
         mark = int(record[:MARK_BYTES].copy().view(np.uint32)[0])
         if mark != self._mark():
             raise DataError(
-                "replicas have different levels of quantisation; use the same machine"
-                " code on all ranks, or codec nuqsgd"
+                "replicas have computed different quantisation levels; run all ranks on"
+                " the same type of CPU with the same libraries, or use codec nuqsgd,"
+                " whose levels are fixed"
             )
         super().add_decoded(record[MARK_BYTES:], total, moment)
 

@@ -442,9 +442,9 @@ class Wangni(RecordCodec):
         super().__init__(bucket, config)
         if config.feedback == "on" and not 0.0 < config.budget < 1.0:
             raise ConfigError(
-                "[codec] feedback = 'on' and what wangni leaves out may be more than"
-                " what it was given; use a budget above 0 and below 1, or feedback ="
-                " 'auto'"
+                f"[codec] feedback = 'on' cannot be used with codec wangni and budget ="
+                f" {config.budget:g}, because the fed-back error may grow; use a budget"
+                " above 0 and below 1, or feedback = 'auto'"
             )
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:

@@ -204,8 +204,8 @@ def _columns(lines: list[str], path: str, replicas: int) -> Array:
     named = [name for name in head if name.startswith(CHUNKS)]
     if named != [f"{CHUNKS}{r}" for r in range(replicas)]:
         raise DataError(
-            f"{path} has rounds of {len(named)} replicas and the run has {replicas};"
-            " replay it on as many, as --grid says"
+            f"{path} contains the rounds of {len(named)} replicas and this run has"
+            f" {replicas}; give --grid as many replicas as the file has"
         )
     places = [head.index(name) for name in named]
     try:
@@ -220,13 +220,15 @@ def _columns(lines: list[str], path: str, replicas: int) -> Array:
 def _check_script(chunks: Array, rounds: int, most: int, path: str) -> None:
     if chunks.shape[1] < rounds:
         raise ConfigError(
-            f"{path} has {chunks.shape[1]} rounds and the run takes {rounds}; set fewer"
-            " schedule.epochs, or the batch and agreement.accumulate of that run"
+            f"{path} contains {chunks.shape[1]} rounds and this run needs {rounds};"
+            " lower schedule.epochs, or use schedule.batch and agreement.accumulate of"
+            " the run that wrote the file"
         )
     if chunks.size and not 0 <= chunks.min() <= chunks.max() <= most:
         raise ConfigError(
-            f"{path} has rounds of up to {chunks.max()} chunks and agreement.accumulate"
-            f" = {most}; set it as in that run"
+            f"{path} contains rounds of up to {chunks.max()} chunks and this run has"
+            f" agreement.accumulate = {most}; set agreement.accumulate as in the run"
+            " that wrote the file"
         )
 
 
@@ -322,9 +324,9 @@ def check_doubly_stochastic(weights: Array) -> None:
     sums = [*weights.sum(axis=0), *weights.sum(axis=1)]
     if weights.min(initial=0.0) < 0.0 or not np.allclose(sums, 1.0, 0.0, 1e-12):
         raise ConfigError(
-            "the weights of a graph must not be negative, and each row and each column"
-            " of them must sum to 1, or replicas agree on another mean; use Metropolis"
-            " weights"
+            "the mixing weights of a graph must not be negative, and each row and each"
+            " column of their matrix must sum to 1, because replicas would otherwise"
+            " agree on a biased mean; use Metropolis weights"
         )
 
 

@@ -247,8 +247,9 @@ class Offload(ShardedAgreement):
         """Copy the weights to the host, and resume a late gradient, if there is one."""
         if self.delay >= 0:
             log.info(
-                "from exchange %d on steps are one gradient late, and stable for rates"
-                " up to half of those that are stable without",
+                "from exchange %d on (agreement.delay_after), each step uses the"
+                " gradient of the step before; this is stable for at most half of the"
+                " learning rate that is stable without the delay",
                 self.delay + 1,
                 extra={"on_all_ranks": True},
             )

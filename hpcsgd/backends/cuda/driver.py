@@ -226,8 +226,9 @@ class RawKernels:
             if type(error) is not RuntimeError:  # of CUDA
                 raise
             raise ConfigError(  # of CuPy, where CUDA's headers are not found
-                f"CuPy cannot compile kernel {build.entry} here ({error}); install"
-                ' CUDA beside it: pip install "cupy-cudaNNx[ctk]" of its version'
+                f"CuPy cannot compile kernel {build.entry} here ({error}); install the"
+                " headers of CUDA with: pip install"
+                ' "cupy-cudaNNx[ctk]", where NN is the CUDA version of this CuPy'
             ) from error
 
     def _of_one_arch(self, build: Build, text: str, given: tuple[str, ...]) -> Any:
@@ -358,15 +359,17 @@ def load_cupy() -> Any:
         )
     if driver < OLDEST:
         raise ConfigError(
-            f"the NVIDIA driver here knows CUDA {driver} and CUDA {OLDEST} is the"
-            " oldest that serves; update it to 525 or newer, or use --device cpu"
+            f"the NVIDIA driver here supports CUDA {driver} at most and hpcsgd needs"
+            f" CUDA {OLDEST} or newer; update the driver to version 525 or newer, or"
+            " use --device cpu"
         )
     cupy = _import_cupy(driver)
     built = _built_for(cupy, driver)
     if built > driver:
         raise ConfigError(
-            f"CuPy is made for CUDA {built} and the driver here knows CUDA {driver};"
-            f" replace it with: pip uninstall cupy-cuda{built}x && {_install(driver)}"
+            f"CuPy is built for CUDA {built} and the NVIDIA driver here supports CUDA"
+            f" {driver} at most; replace CuPy with: pip uninstall cupy-cuda{built}x &&"
+            f" {_install(driver)}"
         )
     return cupy
 
@@ -406,8 +409,8 @@ def _broken(error: Exception, major: int) -> MissingPackage:
     lines = [line.strip() for line in str(error).splitlines()]
     why = next((line for line in reversed(lines) if ".so" in line), " ".join(lines))
     return MissingPackage(
-        f"CuPy is installed and a library of CUDA that it needs is not ({why});"
-        f' install them with: pip install "cupy-cuda{major}x[ctk]"'
+        f"CuPy is installed, but a CUDA library that it needs is not ({why});"
+        f' install the CUDA libraries with: pip install "cupy-cuda{major}x[ctk]"'
     )
 
 
@@ -474,8 +477,9 @@ class DeviceLayer:
             self._place = self._look()
         except self.cupy.cuda.runtime.CUDARuntimeError as error:
             raise ConfigError(
-                f"GPU {number} of {os.uname().nodename} cannot be opened ({error}); see"
-                " with nvidia-smi whether it is well and no program holds it alone"
+                f"GPU {number} of {os.uname().nodename} cannot be opened ({error});"
+                " check with nvidia-smi that it works and that no other program uses it"
+                " exclusively"
             ) from error
         self.faults = Faults(self.cupy, self._place)
         self._kernels: RawKernels | None = None

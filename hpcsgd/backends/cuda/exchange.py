@@ -71,7 +71,10 @@ class GramTiles:
 
 @dataclass(frozen=True)
 class Widths:
-    """The numbers of columns of weights and margins, from classes and states."""
+    """How many columns the arrays of weights and of margins have.
+
+    Each class has one in each state of the update rule (weights, and a velocity).
+    """
 
     classes: int = 1
     states: int = 1
@@ -269,8 +272,9 @@ def check_wide(wide: int) -> None:
     """Raise ConfigError if a kernel does not take `wide` columns of weights."""
     if wide > MOST_COLUMNS:
         raise ConfigError(
-            f"a GPU takes {MOST_COLUMNS} columns of weights at most and these are"
-            f" {wide} (classes, times 2 with momentum); use --device cpu"
+            f"--device cuda supports at most {MOST_COLUMNS} columns of weights and this"
+            f" run has {wide} (the number of classes, times 2 with momentum); use"
+            " --device cpu"
         )
 
 

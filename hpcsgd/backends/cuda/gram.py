@@ -133,16 +133,16 @@ def check_wgmma(own: DenseProducts) -> None:
     """Raise ConfigError if wgmma does not support the matrix or the GPU of `own`."""
     element = own.matrix.element
     arch = own.device.arch
-    prefix = "[products] gram_kernel = 'wgmma' needs"
     if element not in ELEMENTS:
         raise ConfigError(
-            f"{prefix} a matrix in {' or '.join(ELEMENTS)}, and this is in {element};"
-            " use --precision c, or gram_kernel = 'auto'"
+            "[products] gram_kernel = 'wgmma' needs a matrix in"
+            f" {' or '.join(ELEMENTS)}, and the matrix of this run is in {element}; use"
+            " --precision c, or gram_kernel = 'auto'"
         )
     if not serves(KERNEL, element, arch):
         raise ConfigError(
-            f"{prefix} a GPU of sm_90 (H100, H200), and this is of sm_{arch}; use"
-            " gram_kernel = 'auto'"
+            "[products] gram_kernel = 'wgmma' needs a GPU of sm_90 (H100, H200), and"
+            f" this GPU is of sm_{arch}; use gram_kernel = 'auto'"
         )
 
 
@@ -264,8 +264,9 @@ def choose_gram(
     name = _best(seconds, may_stay=kind == "auto")
     if seconds[name] == float("inf"):
         raise ConfigError(
-            f"[products] gram_kernel = {kind!r} makes no products here that can be"
-            " used (the log says why); use gram_kernel = 'own'"
+            f"[products] gram_kernel = {kind!r} cannot be used here, because it does"
+            " not load or gives wrong results (the log says which); use gram_kernel ="
+            " 'own'"
         )
     _say(name, seconds, own.count)
     return GramChoice(name, candidates[name], seconds)
@@ -282,8 +283,9 @@ def _can(name: str, kind: str, own: DenseProducts) -> bool:
         return has_wgmma(own)
     if kind == name and own.matrix.element != ELEMENT:
         raise ConfigError(
-            f"[products] gram_kernel = 'cublas' needs a matrix in {ELEMENT}, and this"
-            f" is in {own.matrix.element}; use --precision c, or gram_kernel = 'auto'"
+            f"[products] gram_kernel = 'cublas' needs a matrix in {ELEMENT}, and the"
+            f" matrix of this run is in {own.matrix.element}; use --precision c, or"
+            " gram_kernel = 'auto'"
         )
     return own.matrix.element == ELEMENT and own.tiles.count > 0
 
@@ -339,7 +341,10 @@ def bytes_asked(
 
 
 def _shape_of(sizes: Sequence[int], width: int) -> tuple[int, int, int]:
-    """Return (rows, tiles, their side) of an exchange of these batch sizes."""
+    """Return (rows of all batches, tiles of their Gram matrix, rows of a tile).
+
+    `sizes` are those of the batches of an exchange, and a row has `width` columns.
+    """
     blocks = blocks_of(tuple(sizes))
     side = tile_for(blocks.rows, width)
     return blocks.rows, len(tiles_of(np.asarray(blocks.starts), side)[0]), side
@@ -385,7 +390,8 @@ def measured_seconds(own: DenseProducts, ways: Mapping[str, Products]) -> Second
     for name in UNPROVED:
         if name in candidates and not _agrees(own, candidates[name], numbers, out):
             log.warning(
-                "the Gram is not computed by %s, whose results differ from our own",
+                "the Gram matrix is not computed by %s, because its results differ from"
+                " those of hpcsgd's own kernel",
                 name,
             )
             del candidates[name]
@@ -423,4 +429,10 @@ def _say(name: str, seconds: Seconds, count: int) -> None:
     listed = ", ".join(
         f"{kernel} {1e6 * taken:.0f}" for kernel, taken in seconds.items()
     )
-    log.info("the Gram of %d rows is made by %s (us: %s)", count, name, listed)
+    log.info(
+        "the Gram matrix of %d rows is computed by kernel %s (measured microseconds:"
+        " %s)",
+        count,
+        name,
+        listed,
+    )

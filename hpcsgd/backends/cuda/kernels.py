@@ -171,8 +171,8 @@ def build_of(kernel: str, element: str, arch: str) -> Build:
             defines = (f"ELEMENT={ELEMENTS[element]}", *variant.defines)
             return Build(variant.source, variant.entry or variant.source, defines)
     raise ConfigError(
-        f"kernel {kernel} has no way for a matrix in {element} on sm_{arch};"
-        " use --precision c, or --device cpu"
+        f"kernel {kernel} does not support a matrix in {element} on a GPU of"
+        f" sm_{arch}; use --precision c, or --device cpu"
     )
 
 
@@ -440,7 +440,7 @@ def recurrence_launch(
     if shared > most:
         raise ConfigError(
             f"[schedule] an exchange of {rows} rows in batches of {batch} needs"
-            f" {shared} bytes of shared memory of {most} on sm_{arch};"
+            f" {shared} bytes of shared memory, and a GPU of sm_{arch} has {most};"
             " lower [schedule] batch or steps, or use --device cpu"
         )
     return RecurrenceLaunch(cluster, RECURRENCE_THREADS[cluster], shared)
@@ -464,13 +464,13 @@ def shared_of(arch: str) -> int:
 def _check(rows: int, states: int) -> None:
     if rows > MOST_ROWS:
         raise ConfigError(
-            f"[schedule] an exchange of {rows} rows: a GPU takes {MOST_ROWS} at most;"
-            " lower [schedule] batch or steps, or use --device cpu"
+            f"[schedule] an exchange has {rows} rows and --device cuda supports at most"
+            f" {MOST_ROWS}; lower [schedule] batch or steps, or use --device cpu"
         )
     if not 1 <= states <= MOST_STATES:
         raise ConfigError(
-            f"an update of {states} states: a GPU takes 1 to {MOST_STATES};"
-            " use --device cpu"
+            f"[update] the update has {states} numbers for each weight and --device"
+            f" cuda supports 1 to {MOST_STATES}; use --device cpu"
         )
 
 

@@ -412,8 +412,9 @@ class CudaExchange:
             self._spare = self.device.zeros((len(gram),), np.float32)
         except ConfigError as error:
             raise ConfigError(
-                "[products] kind = 'cached' keeps the Gram of every exchange on the"
-                f" GPU, and {error}; use kind = 'gram'"
+                "[products] kind = 'cached' cannot be used here, because it keeps the"
+                f" Gram matrices of all exchanges on the GPU and {error}; or use kind ="
+                " 'gram'"
             ) from error
         return gram
 
@@ -611,8 +612,9 @@ class CudaRows:
             return whole_matrix(device, own, rows, width)
         except ConfigError as error:
             raise ConfigError(
-                "[products] kind = 'gather-once' keeps all rows on each GPU, and"
-                f" {error}; use kind = 'gather', or 'gram'"
+                "[products] kind = 'gather-once' cannot be used here, because it keeps"
+                f" all rows on each GPU and {error}; or use kind = 'gather', or"
+                " 'gram'"
             ) from error
 
     def pieces_of(self, rows: int) -> tuple[DeviceSampled, DeviceMemberRows]:
@@ -854,11 +856,11 @@ def check_task(task: Task) -> None:
     others = {getattr(precision, name) for name in vars(precision) if name not in low}
     for wrong, what in (
         (task.gradient is None and task.gradient_sink is not None, "clipped gradients"),
-        (others != {"fp32"}, "this precision"),
-        (not _is_stored(precision.margin), "this format of margins"),
+        (others != {"fp32"}, "the number formats of this --precision"),
+        (not _is_stored(precision.margin), "margins in this number format"),
     ):
         if wrong:
-            raise ConfigError(f"a GPU does not do {what} here yet; {REMEDY}")
+            raise ConfigError(f"--device cuda does not support {what} yet; {REMEDY}")
 
 
 def scale_of(task: Task) -> float:
@@ -873,7 +875,7 @@ def scale_of(task: Task) -> float:
     exponents = np.unique(scaling.exponents)
     if len(exponents) > 1:
         raise ConfigError(
-            "a GPU takes columns that are scaled alike; use --set"
+            "--device cuda needs columns that are scaled alike; use --set"
             f" precision.scale=global, or {REMEDY[4:]}"
         )
     return float(np.ldexp(1.0, int(exponents[0])))

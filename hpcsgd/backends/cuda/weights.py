@@ -359,8 +359,8 @@ def _step_of(rule: Rule) -> CallOf:
     call = CALLS.get(type(rule))
     if call is None:
         raise ConfigError(
-            f"a GPU takes no steps of {type(rule).__name__} on slices; use"
-            " --method offload, or --device cpu"
+            f"--device cuda does not support the update {type(rule).__name__} on slices"
+            " of the weights (sharded methods); use --method offload, or --device cpu"
         )
     return call
 

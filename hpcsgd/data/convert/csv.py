@@ -104,7 +104,7 @@ def _delimiter(asked: str, lines: list[bytes]) -> bytes:
         mark = DELIMITERS.get(asked, asked.encode())
         if mark not in DELIMITERS.values():
             raise ConfigError(
-                f"delimiter {asked!r}: known: auto, {', '.join(DELIMITERS)}"
+                f"--delimiter {asked!r} is unknown; use auto, {', '.join(DELIMITERS)}"
             )
         return mark
     sample = [line for line in lines[:10] if not is_blank(line, b",")]
@@ -124,13 +124,13 @@ def _is_header(path: Path, asked: str | bool, fields: list[bytes]) -> bool:
     if asked in ("yes", "no", True, False):
         return asked in ("yes", True)
     if asked != "auto":
-        raise ConfigError(f"header {asked!r}: known: auto, yes, no")
+        raise ConfigError(f"--header {asked!r} is unknown; use auto, yes or no")
     values = [field for field in fields if field.lower() not in MISSING]
     numbers = sum(parse_number(field) is not None for field in values)
     if numbers and numbers < len(values):
         raise DataError(
-            f"{path}: its first line mixes numbers with other words; say whether it is"
-            " a header: yes or no"
+            f"{path}: its first line mixes numbers with other words; add --header yes"
+            " if it is a header, else --header no"
         )
     return bool(values) and not numbers
 
@@ -226,16 +226,21 @@ def field_roles(
         if column is not None:
             field = _field(path, head, role, column)
             if field in taken:
-                raise ConfigError(f"{path}: column {column} is both {role} and another")
+                raise ConfigError(
+                    f"{path}: column {column} cannot be both {taken[field]} and {role}"
+                    " column; give each of them a column of its own"
+                )
             taken[field] = role
             extras[role] = field
     texts = dict[int, str]()
     for column in categories:
         field = _field(path, head, "--categories", column)
         if field in taken or field in texts:
+            other = taken.get(field)
+            why = f"is the {other} column" if other else "is named twice"
             raise ConfigError(
-                f"{path}: --categories names column {column}, which is"
-                f" {taken.get(field, 'named twice')}; leave it out there"
+                f"{path}: --categories names column {column}, which {why}; name each"
+                " column of text once, and no other column"
             )
         if head.called(field) in texts.values():
             raise ConfigError(
@@ -249,8 +254,8 @@ def field_roles(
     label_text = extras.pop("label", None) if is_label_text else None
     if is_label_text and label_text is None:
         raise ConfigError(
-            f"{path}: --label gives numbers to labels and there is no column of labels;"
-            " leave it out, or name one with --label-column"
+            f"{path}: --label needs a label column, and none is chosen; leave --label"
+            " out, or name the column with --label-column"
         )
     named = {texts[field]: field for field in sorted(texts)}
     return FieldRoles(extras, named, label_text, tuple(features))
@@ -269,11 +274,12 @@ def _field(path: Path, head: Head, role: str, column: str | int) -> int:
         names = _shown(head.names or ("none, for there is no header",))
         raise ConfigError(
             f"{path} has no {role} column {column!r}"
-            f"{did_you_mean(str(column), head.names or ())}; its names: {names}"
+            f"{did_you_mean(str(column), head.names or ())}; its column names: {names}"
         ) from None
     if not -head.fields <= number < head.fields:
         raise ConfigError(
-            f"{path} has {head.fields} columns; {role} column {number} is none"
+            f"{path} has {head.fields} columns, so that {role} column {number} does not"
+            f" exist; give a number from 0 to {head.fields - 1}"
         )
     return number % head.fields
 
@@ -310,7 +316,7 @@ class CsvSource(TextSource):
         label: Sequence[tuple[str, float]] = (),
     ) -> None:
         if missing not in ("error", "mean"):
-            raise ConfigError(f"missing {missing!r}: known: error, mean")
+            raise ConfigError(f"--missing {missing!r} is unknown; use error or mean")
         self.path = Path(path)
         self.fills = missing == "mean"
         self.options = (delimiter, header)
@@ -330,8 +336,9 @@ class CsvSource(TextSource):
         if categories and categories != set(levels):
             names = ", ".join(levels) or "none"
             raise ConfigError(
-                f"--categories {','.join(self.categories)}: {like.path} has"
-                f" {names}; leave it out where --like says it"
+                f"--categories {','.join(self.categories)} contradicts --like"
+                f" {like.path}, whose columns of text are: {names}; leave --categories"
+                " out"
             )
         self.categories = tuple(levels)
         self.levels = levels

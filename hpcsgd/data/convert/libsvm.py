@@ -31,7 +31,9 @@ class LibsvmSource(TextSource):
         self, path: str | Path, index_base: str | int = "auto", cols: int | None = None
     ) -> None:
         if str(index_base) not in ("auto", "0", "1"):
-            raise ConfigError(f"index_base {index_base!r}: known: auto, 0, 1")
+            raise ConfigError(
+                f"--index-base {index_base!r} is unknown; use auto, 0 or 1"
+            )
         if cols is not None and not 1 <= cols <= 2**31:
             raise ConfigError(f"--cols {cols} must be at least 1 and at most 2^31")
         self.path = Path(path)
@@ -90,7 +92,10 @@ class LibsvmSource(TextSource):
         base = outline.index_base or 0
         pairs = self._parse(piece, base, keep=True)
         if pairs.highest - base >= outline.cols:
-            raise DataError(f"{self.path} changed since it was counted; start anew")
+            raise DataError(
+                f"{self.path} changed between the two passes of the conversion; wait"
+                " until it is complete and convert it again"
+            )
         queries = pairs.queries if self.queried else None
         X = _matrix(pairs, outline.cols)
         return SourceRows(X, pairs.labels, piece.end, queries=queries)

@@ -136,8 +136,8 @@ def check_raw(outline: Outline, source: Source, recipe: Recipe) -> None:
         is_scaled = outline.preparation.scales is not None
         what = "scaled columns" if is_scaled else "rows of length 1"
         raise DataError(
-            f"{source.path} has {what} already; give {flag} the raw rows that it was"
-            " made of"
+            f"{flag} cannot be used with {source.path}, which has {what} already;"
+            " convert the raw rows from which it was made"
         )
 
 
@@ -386,8 +386,8 @@ def relabelled(y: Array | None, first: int, recipe: Recipe) -> Array | None:
         row = int(np.argmin(is_mapped))
         labels = ", ".join(f"{old:g}" for old, _ in recipe.labels)
         raise DataError(
-            f"row {first + row} has the label {y[row]:g} and --map-labels knows"
-            f" {labels}; map all labels, or leave it out"
+            f"row {first + row} has the label {y[row]:g}, and --map-labels maps only"
+            f" {labels}; map all labels, or leave --map-labels out"
         )
     return new
 
@@ -591,7 +591,10 @@ def _first_row(source: TextSource, places: Places, piece: TextChunk) -> int:
     """
     at = int(np.searchsorted(places[:, 0], piece.position))
     if at == len(places) or places[at, 0] != piece.position:
-        raise DataError(f"{source.path} changed since it was counted; start anew")
+        raise DataError(
+            f"{source.path} changed between the two passes of the conversion; wait"
+            " until it is complete and convert it again"
+        )
     return int(places[at, 1])
 
 
@@ -611,7 +614,8 @@ def parts(path: Path, rows: int, recipe: Recipe) -> list[StoreFile]:
     if drawn in (0, rows):
         raise ConfigError(
             f"--test-fraction {recipe.test_fraction} of {rows} rows leaves"
-            f" {rows - drawn} to train on and {drawn} to test; choose another"
+            f" {rows - drawn} for training and {drawn} for the test; choose another"
+            " share"
         )
     return [
         StoreFile(path, rows - drawn, False),
@@ -623,7 +627,8 @@ def requested_rows(outline: Outline, recipe: Recipe) -> int:
     """Return how many rows of the source are converted: `recipe.rows`, or all."""
     if recipe.rows is not None and recipe.rows > outline.rows:
         raise ConfigError(
-            f"--rows {recipe.rows}: the source has {outline.rows}; ask for fewer"
+            f"--rows {recipe.rows} is too large: the source has {outline.rows} rows;"
+            " give at most that many"
         )
     return recipe.rows or outline.rows
 
@@ -663,7 +668,9 @@ def check_source(path: Path, target: Path) -> None:
     """Raise an error if the source cannot be read, or if it is the target itself."""
     open_file(path, "a file of rows").close()
     if target.exists() and target.samefile(path):
-        raise ConfigError(f"{target} is the source itself; name another file")
+        raise ConfigError(
+            f"{target} is the source itself; name another file for the output"
+        )
 
 
 # The conversion of a source to a store, in two passes and in bounded memory.
@@ -694,7 +701,11 @@ def convert(
         if source.packed is None:
             return _shared(conversion, source, crew)
     if crew.size > 1 and crew.is_root:
-        log.info("%s cannot be split; rank 0 converts it alone", source.path)
+        log.info(
+            "only uncompressed text can be divided among ranks; rank 0 converts all"
+            " of %s",
+            source.path,
+        )
     conversion.progress = HeartbeatProgress(progress, crew.beat)
     return crew.on_root_for_long(lambda: _alone(conversion))
 

@@ -99,7 +99,7 @@ class SealedParts:
         )
         if odd:
             raise ConfigError(
-                f"--resume: what was begun for {self.target} differs in"
+                f"--resume: the interrupted conversion to {self.target} had another"
                 f" {', '.join(odd)}; give the same source and options, or leave"
                 " --resume out"
             )

@@ -89,7 +89,9 @@ SOURCES: dict[str, str] = {
 def open_source(path: Path, kind: str, **options: Any) -> Source:
     """Return the source of a file in the format `kind`, opened with its options."""
     if kind not in SOURCES:
-        raise ConfigError(f"--format {kind}: known: {', '.join(SOURCES)}")
+        raise ConfigError(
+            f"--format {kind} is unknown; use one of {', '.join(SOURCES)}"
+        )
     module, attribute = SOURCES[kind].split(":")
     source: Source = getattr(import_module(module), attribute)(path, **options)
     return source
@@ -130,8 +132,8 @@ class ArrayStream:
             )
         if self.fortran and len(self.shape) > 1 and 1 not in self.shape:
             raise DataError(
-                f"{said} is stored by columns and rows are needed; write"
-                " numpy.ascontiguousarray of it"
+                f"{said} is stored by columns (Fortran order) and cannot be read by"
+                " rows; save numpy.ascontiguousarray of the array"
             )
         self.begin = file.tell()
         self.width = int(np.prod(self.shape[1:], dtype=np.int64))
@@ -390,7 +392,7 @@ def open_any(path: Path, kind: str, options: dict[str, Any]) -> Source:
         if name not in names:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(
-                f"{flag} is not for {kind} files; known there:"
+                f"{flag} is not for {kind} files; the flags for them are:"
                 f" {', '.join('--' + n.replace('_', '-') for n in names) or 'none'}"
             )
     return open_source(path, kind, **arguments)
@@ -417,12 +419,13 @@ class NpySource:
         self.labels = None if labels is None else Path(labels)
         if isinstance(label_column, str):
             raise ConfigError(
-                f"--label-column {label_column}: give a number, .npy has no names"
+                f"--label-column {label_column} must be a number for a .npy file, whose"
+                " columns have no names"
             )
         if labels is not None and label_column is not None:
             raise ConfigError(
-                "labels are in a column or in a file of their own; give one of"
-                " --label-column and --labels"
+                "--label-column and --labels cannot be used together; give"
+                " --label-column for labels in this file, or --labels for another file"
             )
 
     def outline(self, progress: Callable[[int], None]) -> Outline:
@@ -434,7 +437,8 @@ class NpySource:
             check_label_file(self.labels, rows)
         if self.label is not None and not -cols <= self.label < cols:
             raise ConfigError(
-                f"--label-column {self.label}: {self.path} has columns 0 to {cols - 1}"
+                f"--label-column {self.label} does not exist: {self.path} has columns"
+                f" 0 to {cols - 1}; give the number of one of them"
             )
         labelled = self.labels is not None or self.label is not None
         progress(rows)
@@ -485,8 +489,8 @@ class Archive:
         """Return a stream of the member `name`; raise DataError if it is missing."""
         if name not in self.names:
             raise DataError(
-                f"{self.path} has no {name}; it holds {sorted(self.names)}, and either"
-                " X (and y) or what scipy.sparse.save_npz writes is needed"
+                f"{self.path} has no array {name}; it holds {sorted(self.names)}; save"
+                " X (and y) with numpy.savez, or a matrix with scipy.sparse.save_npz"
             )
         stream = ArrayStream(self.zip.open(f"{name}.npy"), f"{self.path}: {name}")
         self.streams.append(stream)
@@ -515,8 +519,8 @@ def sparse_shape(archive: Archive) -> tuple[int, int]:
     matrix_format = archive.text("format")
     if matrix_format != "csr":
         raise DataError(
-            f"{archive.path} is sparse in format {matrix_format}; save its .tocsr()"
-            " instead"
+            f"{archive.path} holds a sparse matrix in format {matrix_format}, and only"
+            " csr can be read; save matrix.tocsr() instead"
         )
     rows, cols = archive.open("shape").take(2).tolist()
     counts = [len(archive.open(name)) for name in ("indptr", "data", "indices")]
@@ -794,7 +798,7 @@ class Hdf5Source:
             raise DataError(
                 f"{self.path}: /{name} must hold real numbers, not"
                 f" {'a group or a type' if dtype is None else dtype}; choose another"
-                f" with {flag}"
+                f" data set with {flag}"
             )
         if node.is_virtual:
             check_sources(self.path, name, node)

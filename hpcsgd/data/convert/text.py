@@ -105,8 +105,9 @@ def compression(path: Path, file: Any) -> str | None:
     claimed = SUFFIXES.get(path.suffix.lower())
     if claimed and claimed != kind and head:
         raise DataError(
-            f"{path} is called {path.suffix} but at byte 0 it is {kind or 'not'}"
-            f"{'' if kind else ' ' + claimed}; give it the suffix of what it is"
+            f"{path} has the suffix {path.suffix}, but its first bytes are"
+            f" {'those of ' + kind if kind else 'not those of ' + claimed}; rename it"
+            " with the suffix of its format"
         )
     return kind
 
@@ -129,7 +130,10 @@ def _open(path: Path) -> Any:
         if stat.S_ISDIR(mode):
             raise DataError(f"{path} is a folder; give the name of a file")
         if not stat.S_ISREG(mode):
-            raise DataError(f"{path} is not a regular file; write it to one first")
+            raise DataError(
+                f"{path} is not a regular file (a pipe, for example); copy its content"
+                " to a regular file first"
+            )
         return open(path, "rb")
     except FileNotFoundError:
         hint = did_you_mean_file(path)
@@ -170,13 +174,13 @@ SENTENCES = {
     Kind.PAIR: "{token} is not index:value; mend that line",
     Kind.INDEX: "{token} has no whole number before its colon; mend that line",
     Kind.LARGE: "the index of {token} is beyond 2^31 - 1; number the columns from 1",
-    Kind.BELOW: "{token} has index 0 where columns count from 1; say that the index"
-    " base is 0, or mend that line",
-    Kind.DUPLICATE: "the index of {token} comes twice in its row; leave one of them",
+    Kind.BELOW: "{token} has index 0 where columns count from 1; give --index-base 0,"
+    " or mend that line",
+    Kind.DUPLICATE: "the index of {token} comes twice in its row; remove one of them",
     Kind.UNSORTED: "the index of {token} is lower than the one before it; sort the row",
     Kind.QID: "{token} is not qid: and a whole number below 2^63; mend that line",
-    Kind.MIXED: "some rows have qid:, as the first has or has not, and this one is not"
-    " like it ({token}); give every row one, or none",
+    Kind.MIXED: "only one of the first row and this row has a qid: ({token}); give"
+    " every row one, or none",
     Kind.RAGGED: "this row has not as many fields as the first one; mend that line",
     Kind.MISSING: "a value is missing ({token}); fill it in, or take the mean of its"
     " column with --missing mean, where it is a feature",
@@ -196,7 +200,9 @@ class Fault(Exception):
 def refusal(place: str, kind: Kind, text: bytes, remedy: str = "") -> DataError:
     """Return the error for a fault at `place`; `text` begins with the faulty token."""
     if kind not in SENTENCES:
-        raise AssertionError(f"{kind.name} in {place}")
+        raise AssertionError(
+            f"the parser reported {kind.name} at {place}, which is no fault of the text"
+        )
     token = text.split(b"\n", 1)[0]
     control = next((b for b in token if b < 9 or 13 < b < 32 or b > 126), None)
     if control is not None and kind is not Kind.RAGGED:
@@ -435,9 +441,9 @@ class LevelSets:
             levels.update(piece_levels)
             if len(levels) > MOST_LEVELS:
                 raise DataError(
-                    f"{self.path}: column {column!r} has more than {MOST_LEVELS} levels"
-                    " for --categories, as names and numbers of rows have; leave that"
-                    " column out of the file"
+                    f"{self.path}: column {column!r} has more than {MOST_LEVELS}"
+                    " different values, too many for --categories (does it identify"
+                    " rows?); remove that column from the file"
                 )
         return int(parts["end"])
 
@@ -446,8 +452,8 @@ class LevelSets:
         for column, levels in self.levels.items():
             if not levels:
                 raise DataError(
-                    f"{self.path}: column {column!r} has no values for --categories;"
-                    " leave that column out of the file"
+                    f"{self.path}: column {column!r} of --categories has no values;"
+                    " remove that column from the file"
                 )
         return {column: _sorted(levels) for column, levels in self.levels.items()}
 

@@ -83,8 +83,9 @@ class Like:
         if self.index_base is not None and self.index_base != base:
             if base < self.index_base:
                 raise DataError(
-                    f"{path} has an index 0 and the text of {self.path} counts columns"
-                    " from 1; make both count alike, or give --index-base 0 to both"
+                    f"{path} has an index 0, and {self.path} was converted from text"
+                    " whose indices begin at 1; number columns alike in both, or"
+                    " convert both with --index-base 0"
                 )
             outline = replace(outline, index_base=0, cols=outline.cols + 1)
         cols = max(outline.cols, self.cols)
@@ -149,7 +150,9 @@ class Recipe:
                 f"--memory {self.memory / 2**20:g} MiB is too little; 16 is the least"
             )
         if self.layout not in LAYOUTS:
-            raise ConfigError(f"--layout {self.layout}: known: {', '.join(LAYOUTS)}")
+            raise ConfigError(
+                f"--layout {self.layout} is unknown; use one of {', '.join(LAYOUTS)}"
+            )
         if self.like is not None:
             self._check_like(self.like)
 
@@ -158,13 +161,13 @@ class Recipe:
         if self.standardize or self.unit_rows:
             flag = "--standardize" if self.standardize else "--unit-rows"
             raise ConfigError(
-                f"--like takes scales and lengths of rows from {like.path}; leave"
-                f" {flag} out"
+                f"--like scales columns and rows as in {like.path} and cannot be used"
+                f" with {flag}; leave {flag} out"
             )
         if self.layout == "sparse" and like.is_centred:
             raise ConfigError(
-                f"--layout sparse keeps zeros, and the columns of {like.path} are"
-                " centred; leave --layout out"
+                f"--layout sparse cannot be used with --like {like.path}, whose columns"
+                " are centred and so not sparse; leave --layout out"
             )
 
     @property

@@ -286,7 +286,9 @@ def _model_of(point: ReportPoint) -> Result | None:
     try:
         model = load_result(point.source.model)
     except (HpcsgdError, OSError) as error:
-        log.warning("no weights of %s in the report: %s", point.source.model, error)
+        log.warning(
+            "the report leaves out the weights of %s: %s", point.source.model, error
+        )
         return None
     return None if "models" in model.report or not model.weights.size else model
 
@@ -685,7 +687,7 @@ def write_figures(report: Report, folder: str | Path) -> list[Path]:
             png(chart, folder / f"{chart.name}.png")
             written += [folder / f"{chart.name}{kind}" for kind in (".svg", ".png")]
     except MissingPackage as missing:
-        log.info("only tables in %s: %s", folder, missing)
+        log.info("tables but no figures were written into %s: %s", folder, missing)
     except OSError as error:
         raise ConfigError(
             f"cannot write figures into {folder}: {error.strerror}; choose a folder"

@@ -577,14 +577,18 @@ def read_folders(folders: Sequence[Path]) -> list[ReportPoint]:
     points = [point for folder in folders for point in read_folder(folder)]
     if not points:
         names = ", ".join(str(folder) for folder in folders)
-        raise DataError(f"{names} holds no run yet that ended; start one there")
+        raise DataError(
+            f"no run has ended yet in {names}; start one there, or wait for its end"
+        )
     return points
 
 
 def read_folder(folder: Path) -> list[ReportPoint]:
     """Return the points of a study, a comparison, a run, or a folder of run folders."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder; name those of studies or runs")
+        raise DataError(
+            f"{folder} is no folder; name the folder of a study, a comparison or a run"
+        )
     if (folder / POINTS).exists():
         return list(_of_study(folder))
     if (folder / COMPARE).exists():
@@ -609,7 +613,11 @@ def _of_study(folder: Path) -> Iterator[ReportPoint]:
     for number, text in enumerate(_lines(folder / POINTS), 1):
         line = parse_object(text)
         if line is None:
-            log.warning("%s, line %d is no point; left out", folder / POINTS, number)
+            log.warning(
+                "%s: line %d is not the record of a run; the report leaves it out",
+                folder / POINTS,
+                number,
+            )
         else:
             newest[str(line.get("key", number))] = line
     for newest_line in newest.values():
@@ -646,7 +654,8 @@ def _line_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
         own_folder(folder.parent, folder.name)
     except OSError as error:
         raise DataError(
-            f"{folder} cannot be read ({error.strerror}); remove that entry"
+            f"{folder} cannot be used as a run folder ({error.strerror}); remove that"
+            " file or link"
         ) from error
     if not (folder / RESULT).exists():
         return None
@@ -760,9 +769,14 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         document = parse_json("\n".join(_lines(path)))
     except ValueError as error:
-        raise DataError(f"{path} is no JSON ({error}); make it again") from error
+        raise DataError(
+            f"{path} is not JSON ({error}); repeat the command that wrote it"
+        ) from error
     if not isinstance(document, dict):
-        raise DataError(f"{path} holds no document of a run; make it again")
+        raise DataError(
+            f"{path} is not the JSON object of a run or a comparison; repeat the"
+            " command that wrote it"
+        )
     return document
 
 

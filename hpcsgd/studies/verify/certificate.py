@@ -224,7 +224,10 @@ def certify(
 def _data_file(scene: RecordedRun, data: str | None) -> Path:
     path = data or scene.config.data.path
     if not path:
-        raise DataError("the run was trained from memory; name its data with --data")
+        raise DataError(
+            "the run was trained on arrays in memory; name a file of its data with"
+            " --data"
+        )
     if not Path(path).exists():
         raise DataError(f"{path} does not exist; say with --data where the data is now")
     return Path(path)
@@ -294,7 +297,10 @@ def _model(scene: RecordedRun) -> VerifiedItem:
     try:
         recorded = parse_json(read_entry_text(path))["weights_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read; take a whole copy") from error
+        raise DataError(
+            f"{path} cannot be read as the result of a run; restore it from an intact"
+            " copy"
+        ) from error
     actual = scene.result.weights_sha256
     figures = {"result.h5": actual, "result.json": recorded}
     return VerifiedItem("model", recorded == actual, figures)

@@ -628,18 +628,22 @@ def _check_report(scene: RecordedRun) -> None:
     report = scene.result.report
     needed = {"rows", "columns", "classes", "grid", "data_fingerprint", "resumes"}
     if not needed <= set(report):
-        raise DataError(f"{scene.folder} was written by another hpcsgd; train it again")
+        raise DataError(
+            f"{scene.folder} was written by another version of hpcsgd; train the run"
+            " again"
+        )
     if scene.recording.facts["fingerprint"] != report["data_fingerprint"]:
         raise DataError(
-            f"{scene.folder / NAME} belongs to a run on other data; train it again"
+            f"{scene.folder / NAME} was recorded on other data than those of the result"
+            " in this folder; train the run again"
         )
     wide = scene.shape.classes * scene.shape.states
     for number, state in scene.recording.states.items():
         shape = state["weights_before"].shape
         if shape != (report["columns"], wide) or number > scene.result.exchanges:
             raise DataError(
-                f"{scene.folder / NAME} holds exchange {number} of another run;"
-                " train it again"
+                f"{scene.folder / NAME} holds exchange {number} of another run than the"
+                " result in this folder; train the run again"
             )
 
 

@@ -297,8 +297,8 @@ class InfinityPlace:
                 return version
             reports.append(f"{differ[0]}, step {version},")
             log.warning(
-                "%s holds other words than that step has written; the run goes on from"
-                " the one before, if that is whole",
+                "%s does not match its checksum; the run goes on from the step before,"
+                " if that one is intact",
                 reports[-1],
                 extra={"on_all_ranks": True},
             )
@@ -341,10 +341,10 @@ class InfinityPlace:
             layout.dtype,
         ):
             raise DataError(
-                f"{folder} holds states of {then.columns} columns, {then.widths} words"
-                f" a column in {then.dtype}, and this run has {layout.columns},"
-                f" {layout.widths} in {layout.dtype}; name the folder of this run, or"
-                " start anew with --resume no"
+                f"{folder} holds states of {then.columns} columns ({then.widths} words"
+                f" a column, {then.dtype}) and this run has {layout.columns} columns"
+                f" ({layout.widths} words, {layout.dtype}); set agreement.store to the"
+                " folder of this run, or start anew with --resume no"
             )
         return generation
 
@@ -356,9 +356,9 @@ class InfinityPlace:
         """
         if document.get(RUN) != run:
             raise DataError(
-                f"{self.folder} holds the states of another run, which began there"
-                " after the one that is to go on; name the folder of its states with"
-                " agreement.store, or start anew with --resume no"
+                f"{self.folder} holds the states of another run, which has replaced"
+                " those of the run to resume; set agreement.store to the folder with"
+                " the states to resume, or start anew with --resume no"
             )
 
     def _clear(self, grid: Grid, but: int) -> None:
@@ -377,8 +377,8 @@ class InfinityPlace:
 
 def _nothing(folder: Path) -> DataError:
     error = DataError(
-        f"{folder} holds no step that is complete on all ranks; bring the files back,"
-        " go on with the grid and the tile that it was made with, or start anew with"
+        f"{folder} holds no step that is complete on all ranks; restore its files,"
+        " resume with the --grid and agreement.tile that wrote them, or start anew with"
         " --resume no"
     )
     error.on_all_ranks = True
@@ -388,8 +388,8 @@ def _nothing(folder: Path) -> DataError:
 def _note_unchecked(folder: Path, stamp: Stamp) -> None:
     if CHECKSUMS not in stamp.document:
         log.warning(
-            "the states in %s have no checksums, which earlier versions did not take:"
-            " they are believed as they are, and have some from the next step on",
+            "the states in %s have no checksums, which earlier versions did not write;"
+            " they are used without a check, and get checksums from the next step on",
             folder,
             extra={"on_all_ranks": True},
         )
@@ -397,9 +397,9 @@ def _note_unchecked(folder: Path, stamp: Stamp) -> None:
 
 def _torn(told: list[str]) -> DataError:
     error = DataError(
-        f"{' and '.join(told)} hold other words than a step has written: a drive, or"
-        " another program, has changed them; bring the files of all ranks back, or"
-        " start anew with --resume no"
+        f"the words of {' and '.join(told)} do not match their checksums: a drive, or"
+        " another program, has changed them; restore the files of all ranks, or start"
+        " anew with --resume no"
     )
     error.on_all_ranks = True
     return error

@@ -352,8 +352,8 @@ class TileStore:
         stamp = next((s for s in self.versions() if s.version == version), None)
         if stamp is None:
             raise DataError(
-                f"{self.folder} holds no complete step {version}, which other ranks"
-                " stand at; bring the files of all ranks back, or start anew with"
+                f"{self.folder} holds no complete step {version}, from which other"
+                " ranks resume; restore the files of all ranks, or start anew with"
                 " --resume no"
             )
         return stamp
@@ -650,9 +650,9 @@ def _fill(
 
 def _differs(path: Path, number: int) -> DataError:
     return DataError(
-        f"tile {number} of {path} holds other words than a step has written; bring that"
-        " file back, go on with the grid and the tile that it was made with, or start"
-        " anew with --resume no"
+        f"tile {number} of {path} does not match its checksum; restore that file,"
+        " resume with the --grid and agreement.tile that wrote it, or start anew with"
+        " --resume no"
     )
 
 

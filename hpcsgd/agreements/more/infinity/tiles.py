@@ -107,8 +107,9 @@ def columns_for(budget: float, each: int, columns: int) -> int:
     fit = int(budget * MIB) // each
     if fit < 1:
         raise ConfigError(
-            f"[agreement] tile = {budget:g} MiB holds no column, which takes {each}"
-            f" bytes in all buffers; use at least {each / MIB:.3g}"
+            f"[agreement] tile = {budget:g} MiB holds no column, because one column"
+            f" takes {each} bytes in all buffers together; use at least"
+            f" {each / MIB:.3g} MiB"
         )
     return min(fit, max(columns, 1))
 
@@ -307,8 +308,8 @@ class StateFile:
                 done += count
         except OSError as error:
             raise DataError(
-                f"{self.path} cannot be read ({error.strerror}); look after the drive,"
-                " then go on with --resume auto"
+                f"{self.path} cannot be read ({error.strerror}); repair the drive, then"
+                " go on with --resume auto"
             ) from error
         traffic.has_read(size, moved, perf_counter() - began)
 
@@ -347,8 +348,8 @@ class StateFile:
 def unreadable(path: Path, error: OSError) -> DataError:
     """Return the error of a file that is missing or must not be read."""
     return DataError(
-        f"{path} cannot be opened ({error.strerror}); bring the files of all ranks"
-        " back, or start anew with --resume no"
+        f"{path} cannot be opened ({error.strerror}); restore the files of all ranks,"
+        " or start anew with --resume no"
     )
 
 
@@ -529,7 +530,7 @@ class TileLock:
         except OSError as error:
             raise ConfigError(
                 f"{self.path.parent} cannot be written ({error.strerror}); choose"
-                " another [agreement] store, a folder that can be"
+                " another [agreement] store, a folder with write permission"
             ) from error
 
     def release(self) -> None:

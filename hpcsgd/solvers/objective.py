@@ -237,6 +237,8 @@ class Objective:
 
     def _own_scores(self, rows: slice, weights: Array) -> Array:
         """Return this member's part of the scores of these rows, (m, K)."""
+        if not weights.any():  # as before the first step: no row is read
+            return np.zeros((rows.stop - rows.start, weights.shape[1]))
         return exact_scores(self.read(rows), weights)
 
     def _of_models(self, weights: Array) -> Array:

@@ -239,7 +239,7 @@ def test_a_run_of_an_earlier_version_warns_where_that_is_known(
     assert "the given rows are raw" in caplog.text and len(caplog.records) == 1
     own = store(CsvSource(tmp_path / "r.csv"), "own.h5", standardize=True)
     evaluate(earlier, own)
-    assert "these are standardized otherwise" in caplog.text
+    assert "the given rows are standardized otherwise" in caplog.text
     assert as_they_are["accuracy"] != evaluate(model, raw)["accuracy"]
     earlier.save(tmp_path / "run")
     assert isinstance(again := hpcsgd.load_result(tmp_path / "run"), Result)

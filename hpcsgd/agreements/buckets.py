@@ -195,7 +195,7 @@ class Buffer:
         self.memory.from_host(self.tail, self._tail_on_device)
 
     def copy_tail_to_host(self) -> None:
-        """Copy the tail to the host and wait for it."""
+        """Copy the tail, [Σr | count], to the host, and wait for the copy."""
         self.memory.start_to_host(self._tail_on_device, self.tail)
         self.memory.settle()
 

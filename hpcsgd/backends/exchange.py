@@ -263,7 +263,10 @@ class HostExchange:
         vars(self).update(views)
 
     def steps(self) -> None:
-        """Take the s steps: compute their residuals from the summed products."""
+        """Compute the residuals of all s steps from the summed products.
+
+        The weights are updated by them later.
+        """
         task = self.task
         state = self.state
         group = self.group
@@ -503,7 +506,9 @@ class HostStep(HostExchange):
 
 
 class HostPlainSteps:
-    """s plain steps of one member on a host, whose rows are gathered together.
+    """s steps of plain SGD of one member on a host.
+
+    The rows of all s batches are copied from its matrix before the first step.
 
     See `hpcsgd.backends.task.PlainStepSequence`.
     """

@@ -43,7 +43,7 @@ def exit_when_interrupted() -> Iterator[None]:
     """
     try:
         if not _is_free_to_listen():
-            raise ValueError("SIGINT has another handler")
+            raise ValueError("Ctrl-C is left to the calling program, which handles it")
         signal.signal(signal.SIGINT, exit_by_interrupt)
     except ValueError:  # or this is not the main thread, which alone sets handlers
         yield

@@ -235,7 +235,7 @@ def places_of(dataset: Any) -> tuple[tuple[int, int], Array]:
     if dataset.chunks is None:
         start = dataset.id.get_offset()
         if start is None:
-            raise LookupError("no values of the data set were written")
+            raise LookupError("the data set is empty: no value was written into it")
         return (rows, cols), np.array([[start]], dtype=np.int64)
     height, width = dataset.chunks
     grid = (-(-rows // height), -(-cols // width))

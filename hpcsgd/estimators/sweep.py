@@ -808,7 +808,7 @@ class _Race:
         if is_worse(float(losses[0]), float(first[0])):
             log.warning(
                 "no rate of the race lowered the loss, and %g ended with the lowest;"
-                " start the race from smaller rates, or give it a larger share",
+                " start the race from smaller rates, or raise its argument `share`",
                 left[0],
                 extra=ONCE,
             )

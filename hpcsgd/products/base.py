@@ -103,12 +103,15 @@ class ExchangeShape:
 
     @property
     def gram(self) -> ExchangeMessage:
-        """Return the message of the packed Gram matrix."""
+        """Return size and format of the message with the packed Gram matrix."""
         return ExchangeMessage(blocks_of(self.sizes).gram_words, "gram_wire")
 
     @property
     def margins(self) -> ExchangeMessage:
-        """Return the message of the margins of all rows, with the monitor's words."""
+        """Return size and format of the message with the margins of all s·b rows.
+
+        The words of the numerical monitor travel behind the margins.
+        """
         words = sum(self.sizes) * self.scores * self.states + self.monitor_words
         return ExchangeMessage(words, "margin_sum")
 

@@ -494,11 +494,11 @@ class MachineFile:
             return
         if sure and not 1 / MOST_CORRECTION <= ratio <= MOST_CORRECTION:
             log.info(
-                "%s: a run took %.2g times its predicted time, so that the next run"
-                " measures the speeds of its kind again: %s",
+                "%s: a run of the kind %s took %.2g times as long as predicted, so that"
+                " the next run of this kind measures the machine again",
                 self.path,
-                ratio,
                 kind,
+                ratio,
             )
             self.write(kind, None)
             return

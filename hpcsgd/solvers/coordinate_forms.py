@@ -720,7 +720,7 @@ class QuadraticModel:
 
 @dataclass(frozen=True)
 class Descended:
-    """What some sweeps of a `Sweeper` did."""
+    """The steps and sweeps that a `Sweeper` took in one call."""
 
     steps: int
     sweeps: int

@@ -177,7 +177,10 @@ class OneRankRun:
 
     @classmethod
     def of_row(cls, row: ComparisonRow) -> OneRankRun:
-        """Return the baseline of a row of a comparison on one rank."""
+        """Return the figures of `row`, a row of a comparison that ran on one rank.
+
+        They are the baseline of the rows on more ranks.
+        """
         report = row.result.report
         return cls(
             name=row.name,

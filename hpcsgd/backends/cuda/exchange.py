@@ -812,7 +812,10 @@ def _rounds_margins(precision: Precision) -> bool:
 
 
 class _Coefficients:
-    """The coefficients carry, gain, push and free of every step, in one array."""
+    """The coefficients of every step of a weight update, in one array on the device.
+
+    They are those of `PlainSteps`: its carry, gain, push and free.
+    """
 
     def __init__(self, device: Device, scale: float) -> None:
         self._device = device

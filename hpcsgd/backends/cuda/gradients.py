@@ -314,7 +314,7 @@ class CudaGradientExchanges(CudaExchanges):
         return Widths(self.task.columns)
 
     def make_plain(self, blocks: Blocks) -> CudaGradientSteps:
-        """Return new plain steps whose gradients the consumer receives."""
+        """Return new steps of plain SGD, whose gradients go to the agreement."""
         return CudaGradientSteps(self, blocks, self.shard, is_alone=False)
 
     def step_of(self, blocks: Blocks) -> CudaGradientStep:

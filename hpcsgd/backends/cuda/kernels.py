@@ -322,7 +322,10 @@ def launch_of(
     splits: int,
     margins: bool = True,
 ) -> GramLaunch:
-    """Return the launch for `tiles` tiles, and margins of `rows` rows if `margins`."""
+    """Return the launch of the Gram kernel for `tiles` tiles.
+
+    With `margins`, it has more blocks, which compute the margins of `rows` rows.
+    """
     warps = 2 * tile // 32
     words = tiles * tile * tile
     return GramLaunch(
@@ -689,7 +692,10 @@ def each_of(tiles: int, stages: int, sms: int) -> int:
 def wgmma_launch_of(
     tiles: int, rows: int, cols: int, *, itemsize: int, sms: int, margins: bool = True
 ) -> GramLaunch:
-    """Return the launch for `tiles` tiles, and margins of `rows` rows if `margins`."""
+    """Return the launch of the Gram kernel for `tiles` tiles.
+
+    With `margins`, it has more blocks, which compute the margins of `rows` rows.
+    """
     stages = stages_of(cols, itemsize)
     each = each_of(tiles, stages, sms)
     workers = max(1, -(-tiles * stages // each))

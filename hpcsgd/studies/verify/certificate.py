@@ -375,7 +375,10 @@ def _undecided(
     parts: tuple[str, ...],
     difference: ReplayDifference,
 ) -> str:
-    """Return why an exchange is undecided, and which settings would decide it."""
+    """Return why an exchange is neither verified nor refuted, and the remedy.
+
+    The remedy names the settings with which the check would decide.
+    """
     share = f"{difference.tolerance:.2g} of a step"
     allowed = share if np.isfinite(difference.tolerance) else "any distance"
     why = (

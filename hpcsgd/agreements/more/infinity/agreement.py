@@ -582,9 +582,9 @@ class Infinity(Gradient):
         self._state = state
 
     def plan_in_words(self, state: State) -> dict[str, str]:
-        """Return the plan of `Gradient`, and the height of tiles; folders may differ.
+        """Return the plan of `Gradient` and the height of tiles, but not the folder.
 
-        Ranks compare their plans, and may have different folders.
+        Ranks compare their plans, and each may have a folder of its own.
         """
         tiles = f"{self.height} columns each"
         return {**super().plan_in_words(state), "tiles": tiles}

@@ -95,8 +95,8 @@ class TuningQuestion:
         if self.config.run.emulate_members:
             raise ConfigError(
                 "tune cannot be used with --emulate-members, because it measures real"
-                " ranks; leave --emulate-members out, or use `hpcsgd study predict` for other numbers"
-                " of ranks"
+                " ranks; leave --emulate-members out, or use `hpcsgd study predict` for"
+                " other numbers of ranks"
             )
         self._check_kind()
 

@@ -31,6 +31,8 @@ def methods(problem) -> Iterator[tuple[str, Fit]]:
         yield from _of_sklearn(problem)
     if has["glum"] and problem.family != "softmax":
         for solver in ("irls-cd", "irls-ls", "lbfgs"):
+            if not problem.fits_hessian and solver != "lbfgs":
+                continue
             if not problem.l1 or solver == "irls-cd":
                 yield f"glum {solver}", _glum(solver)
     if has["skglm"] and problem.l1:
@@ -60,6 +62,8 @@ def _of_sklearn(problem):
     family = problem.family
     if family in ("logistic", "softmax") and not problem.l1:
         for solver in ("lbfgs", "newton-cholesky", "newton-cg"):
+            if solver == "newton-cholesky" and not problem.fits_hessian:
+                continue
             yield f"sklearn {solver}", _logistic(solver)
     elif family == "logistic":
         yield "liblinear", _logistic("liblinear")

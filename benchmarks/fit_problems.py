@@ -27,6 +27,7 @@ class FitProblem:
     l2: float = 1e-4
     l1: float = 0.0
     file: str = ""  # a LIBSVM file that has to be there
+    fits_hessian: bool = True  # a dense matrix of all pairs of columns, in memory
 
     @property
     def is_there(self) -> bool:
@@ -172,7 +173,9 @@ PROBLEMS = {
     "digits": FitProblem("softmax", of_sklearn("digits"), 1e-3),
     "costs": FitProblem("gamma", dense("gamma", 20_000, 30)),
     "wide": FitProblem("logistic", dense("logistic", 200_000, 500)),
-    "words": FitProblem("logistic", sparse_rows(100_000, 50_000, 60), 1e-5),
+    "words": FitProblem(
+        "logistic", sparse_rows(100_000, 50_000, 60), 1e-5, fits_hessian=False
+    ),
     "higgs-l1": FitProblem("logistic", dense("logistic", 7000, 28), 0.0, 1e-2),
     "lasso": FitProblem("gaussian", dense("gaussian", 5000, 500, 30), 0.0, 1e-2),
     "elastic": FitProblem("gaussian", dense("gaussian", 2000, 2000, 50), 5e-3, 5e-3),

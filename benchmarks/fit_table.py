@@ -19,8 +19,8 @@ CV_HEAD = (
     "|---|---|---|---|",
 )
 STREAM_HEAD = (
-    "| solver | file | bare passes, GB/s | fit, GB/s | share | passes | memory, GiB |",
-    "|---|---|---|---|---|---|---|",
+    "| solver | file | bare passes, GB/s | fit, GB/s | share | passes |",
+    "|---|---|---|---|---|---|",
 )
 
 
@@ -64,7 +64,6 @@ def stream_table(figures: list[dict]) -> list[str]:
             f"| {row['solver']} | {row['gigabytes']:.3g} GB, {row['columns']} columns |"
             f" {row['bare_gb_per_s']:.2g} | {row['gb_per_s']:.2g} |"
             f" {100 * row['share']:.0f} % | {row['passes_over_the_file']:.0f} |"
-            f" {row['peak_rss_gib']:.2g} |"
         )
     return lines
 

@@ -299,9 +299,9 @@ def test_the_parser_suggests_the_nearest(words, said):
     [
         (["--data", "row.h5"], "row.h5 does not exist (did you mean rows.h5?)"),
         (["rum.toml"], "(did you mean run.toml?)"),
-        (["rows.h5"], "rows.h5 is HDF5"),
-        (["rows.h5"], "use --data for a data file: --data rows.h5"),
-        (["rows.csv"], "rows.csv is CSV"),
+        (["rows.h5"], "rows.h5 is a data file (HDF5)"),
+        (["rows.h5"], "give the data file by --data rows.h5"),
+        (["rows.csv"], "rows.csv is a data file (CSV)"),
         (["run.toml"], "write batch = 32 without quotes"),
         (["--set", "schedule.bach=3"], "(did you mean batch?)"),
         (["--set", "shedule.batch=3"], "(did you mean schedule?)"),

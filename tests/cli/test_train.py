@@ -240,7 +240,7 @@ def test_synth_says_what_it_wrote(hpcsgd, tmp_path):
 def test_a_terminal_sees_a_bar_and_standard_output_stays_clean(susy, tmp_path):
     """Loss, rows a second, words a step, through mpiexec; gone at the end."""
     ours, theirs = pty.openpty()
-    slow = ("--network", "alpha=3e-3,bandwidth=1e9", "--ranks", 2, "--json")
+    slow = ("--network", "alpha=1e-2,bandwidth=1e9", "--ranks", 2, "--json")
     command = [sys.executable, "-m", "hpcsgd", *map(str, flags(susy, *slow))]
     with subprocess.Popen(
         [*command, "--products", "gram"],

@@ -663,18 +663,32 @@ class Values:
         second = np.empty_like(first)
         moments = functions()["column_moments" + KINDS[self.values.dtype.char]]
         moments(
-            *(self.values, self.edges, self.rows, *h.shape),
-            *(columns, len(columns), h, first, second),
+            self.values,
+            self.edges,
+            self.rows,
+            *h.shape,
+            columns,
+            len(columns),
+            h,
+            first,
+            second,
         )
         return first, second
 
     def add(self, factors: Array, out: Array) -> None:
         """Compute out ← out + Σ_j a_j factors_j over all columns; `out` is (n,)."""
         columns = np.flatnonzero(factors)
+        nonzero = np.ascontiguousarray(factors[columns])
         add = functions()["add_columns" + KINDS[self.values.dtype.char]]
         add(
-            *(self.values, self.edges, self.rows, len(out)),
-            *(columns, len(columns), np.ascontiguousarray(factors[columns]), out),
+            self.values,
+            self.edges,
+            self.rows,
+            len(out),
+            columns,
+            len(columns),
+            nonzero,
+            out,
         )
 
 
@@ -817,7 +831,6 @@ class Sweeper:
 MOST_SWEEPS = 500  # where a sweep sends nothing
 AT_A_TIME = 2.0**26  # values that are read between two looks at signals: 0.1 s
 STILL = 1e-2  # of the first sweep's moves: another sweep adds little
-STILL_EXACT = 1e-2  # XX
 
 
 @dataclass(frozen=True)
@@ -1091,14 +1104,18 @@ class NewtonForm(Form):
             numbers = self._numbers()
             self.x = point.x[numbers]
             model = QuadraticModel(
-                *(self.chosen, residuals, h, shares, bends, self.means),
-                *(self.pull, squares),
+                columns=self.chosen,
+                residuals=residuals,
+                h=h,
+                shares=shares,
+                bends=bends,
+                means=self.means,
+                pull=self.pull,
+                squares=squares,
             )
             penalty = self.separable.penalty.of(numbers)
-            is_exact = self.objective.family.name == "gaussian"
             self.sweeper = Sweeper(
-                *(self.values, model, self.x, penalty, self.scale),
-                STILL_EXACT if is_exact else STILL,
+                self.values, model, self.x, penalty, self.scale, STILL
             )
             places = np.empty(self.count, dtype=np.int64)
             places[numbers] = np.arange(len(numbers))

@@ -117,7 +117,14 @@ class LeastSquares:
         total = self.h.sum()
         pull = residuals.sum(axis=0) / total
         model = QuadraticModel(
-            *(numbers, residuals, self.h, None, first, first / total, pull, squares)
+            columns=numbers,
+            residuals=residuals,
+            h=self.h,
+            shares=None,
+            bends=first,
+            means=first / total,
+            pull=pull,
+            squares=squares,
         )
         return Sweeper(self.values, model, self.x, self.penalty, 1 / 90, still)
 

@@ -260,8 +260,15 @@ def find_fold_minima(
     """
     matrix = world.together(lambda: to_matrix(rows.X))
     facts = FitFacts(is_wide=bool(world.max_flag(int(is_wide(matrix.X)))))
+    # `max_iter` bounds the epochs of a sweep, not the passes to a minimum.
     arguments = replace(
-        arguments, alpha=0.0, polish="auto", tol=LOOSE, precision=None, epochs=None
+        arguments,
+        alpha=0.0,
+        polish="auto",
+        tol=LOOSE,
+        precision=None,
+        epochs=None,
+        max_passes=None,
     )
     config = world.together(lambda: arguments.run_config(facts))
     layout = arguments.layout

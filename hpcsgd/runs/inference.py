@@ -463,8 +463,7 @@ class RowPass:
         middle = words[P * P : (P + height) * P].reshape(height, P)
         gradient = words[(P + height) * P : (P + height + 1) * P]
         scalars = words[-SCALARS:]
-        for rows in self.rows.blocks():
-            stored = self.rows.objective.read(rows)
+        for rows, stored in self.rows.read_blocks():
             scores = self._scores(stored, rows)
             block, own_rows = self.hessian.own_rows(stored)
             if not len(block):
@@ -545,8 +544,8 @@ class RowPass:
         """
         largest = 0.0
         K = self.model.scores
-        for rows in self.rows.blocks():
-            block, _ = self.hessian.own_rows(self.rows.objective.read(rows))
+        for _, stored in self.rows.read_blocks():
+            block, _ = self.hessian.own_rows(stored)
             for k in range(K if len(block) else 0):
                 change = self.hessian.scaled(block, k) @ step[k::K]
                 largest = max(largest, float(np.abs(change).max()))

@@ -93,7 +93,7 @@ class Form(ABC):
         """Begin an epoch; return the items of `order` over which its sweeps go."""
         return order
 
-    def sweep(self, point: CoordinatePoint) -> "Descended":
+    def sweep(self, point: CoordinatePoint) -> "SweepProgress":
         """Take one sweep or more over the items of the epoch, where `is_alone`."""
         raise NotImplementedError
 
@@ -733,7 +733,7 @@ class QuadraticModel:
 
 
 @dataclass(frozen=True)
-class Descended:
+class SweepProgress:
     """The steps and sweeps that a `Sweeper` took in one call."""
 
     steps: int
@@ -806,7 +806,7 @@ class Sweeper:
         stored = values.values.size / max(len(values), 1)
         self._cost = max(stored * classes, 1.0)  # values that a step reads
 
-    def descend(self, order: Array, most: int) -> "Descended":
+    def descend(self, order: Array, most: int) -> "SweepProgress":
         """Take steps over the items `order` (int64, contiguous), sweep after sweep.
 
         It ends where a sweep over all of them moves them little, after `most` sweeps,
@@ -817,7 +817,7 @@ class Sweeper:
         place = ctypes.addressof(self._quadratic)
         descend(place, order, len(order), max(min(most, bulk), 1))
         done = self._quadratic
-        return Descended(done.steps, done.sweeps, bool(done.is_still))
+        return SweepProgress(done.steps, done.sweeps, bool(done.is_still))
 
     @staticmethod
     def _bound(bound: Any, count: int) -> Array | None:
@@ -1065,6 +1065,7 @@ class NewtonForm(Form):
 
         The latter is not needed if the scores at hand are exact.
         """
+        # `begin` puts the slope of the null model back; every step takes it away.
         if self.null is not None and self.slope is self.null.slope:
             return self.null.seen
         weights, intercept = self.model(point)
@@ -1148,10 +1149,10 @@ class NewtonForm(Form):
             self.whole = sum_gram(self.members, self.items.take(order), order, point.v)
         return order
 
-    def sweep(self, point: CoordinatePoint) -> Descended:
+    def sweep(self, point: CoordinatePoint) -> SweepProgress:
         """Take sweeps over the items of the epoch, until moves are small or for now."""
         if self.whole is not None:
-            return Descended(self._sweep_gram(self.whole, point), 1, is_still=True)
+            return SweepProgress(self._sweep_gram(self.whole, point), 1, is_still=True)
         done = self.sweeper.descend(self.order, self.left)
         self.left -= done.sweeps
         point.x[self.numbers] = self.x

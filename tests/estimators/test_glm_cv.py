@@ -210,3 +210,11 @@ def test_groups():
     np.testing.assert_array_equal(model.cv_results_["held"], again.cv_results_["held"])
     with pytest.raises(hpcsgd.ConfigError, match="GroupKFold"):
         hpcsgd.GLM_CV(alphas=ALPHAS, cv=3).fit(X, y, groups=groups)
+
+
+def test_models_go_to_their_minima_whatever_bounds_the_epochs():
+    model = hpcsgd.GLM_CV(family="logistic", alphas=ALPHAS, cv=3)
+    X, y = problem_for(model, n=83)
+    whole = clone(model).fit(X, y).cv_results_["held"]
+    short = clone(model).set_params(max_iter=1).fit(X, y).cv_results_["held"]
+    np.testing.assert_allclose(short, whole, rtol=1e-12)

@@ -168,9 +168,12 @@ def test_most_sweeps_are_taken_and_no_more():
     assert done.sweeps == 3 and not done.is_still and done.steps <= 90
     while not done.is_still:  # it goes on from where it was
         done = sweeper.descend(order, 3)
-    assert np.abs(
-        PENALTIES["lasso"].least(problem.x[:, None], problem.slopes()[:, None])
-    ).max() < 1e-12
+    assert (
+        np.abs(
+            PENALTIES["lasso"].least(problem.x[:, None], problem.slopes()[:, None])
+        ).max()
+        < 1e-12
+    )
 
 
 def test_extrapolated_sweeps_are_fewer():

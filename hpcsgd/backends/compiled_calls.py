@@ -133,7 +133,7 @@ KERNELS = {
     "round": ("_bf16",),
     "exact_scores": _ALONE,
     "row_moments": _REAL,
-    "combine_rows": _REAL,
+    "combine_rows": _ALONE,
     "loss_terms": _ALONE,
     "loss_terms_softmax": _ALONE,
     "csr_outer": tuple(COLUMNS.values()),
@@ -309,11 +309,11 @@ def add_moments(block: Array, h: Array, first: Array, second: Array) -> None:
 
 
 def combine_rows(block: Array, factors: Array, out: Array) -> None:
-    """Compute out ← out + Σ r a over the rows a of a block, float32 or float64.
+    """Compute out ← out + Σ r a over the float32 rows a of a block.
 
     `factors` and `out` are float64 and have one column.
     """
-    call = functions()["combine_rows" + REALS[block.dtype.char]]
+    call = functions()["combine_rows"]
     call(block, stride_of(block), *block.shape, factors, out)
 
 

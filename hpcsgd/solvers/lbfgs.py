@@ -715,14 +715,14 @@ class Lbfgs:
             return StopReason.CONVERGED
         if ending is StopReason.PASSES:
             return ending
-        if self._is_forecast(self.certificate):
+        if self._forecast_gradient(self.certificate):
             return None
         if not self._goes_on(self.certificate.gap):
             return StopReason.UNCERTIFIED if ending.is_good else ending
         self._rescale()
         return None
 
-    def _is_forecast(self, certificate: GapCertificate) -> bool:
+    def _forecast_gradient(self, certificate: GapCertificate) -> bool:
         """Lower `tol` to a gradient at which the gap may meet its limit. Collective.
 
         A gap falls with the square of the gradient. Return False if a few such

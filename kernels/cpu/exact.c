@@ -1,4 +1,5 @@
-/* Passes over rows in float64: scores for the reported loss, and moments of columns.
+/* Passes over rows in float64: scores for the reported loss, moments of columns, and
+   combinations of rows.
 
    Scores: float32 rows times float64 weights, summed in float64.
 
@@ -83,28 +84,23 @@ EXPORT void hpcsgd_exact_scores(const float *matrix, int64_t stride, int64_t cou
             }                                                                          \
     }
 
-/* out += Σ_i r_i a_i of `count` rows. */
-#define COMBINE(KIND, VALUE)                                                           \
-    EXPORT void hpcsgd_combine_rows_##KIND(const VALUE *matrix, int64_t stride,        \
-                                           int64_t count, int64_t cols,                \
-                                           const double *r, double *restrict out)      \
-    {                                                                                  \
-        int64_t i = 0;                                                                 \
-        for (; i + 4 <= count; i += 4) {                                               \
-            const VALUE *a = matrix + i * stride, *b = a + stride;                     \
-            const VALUE *c = b + stride, *d = c + stride;                              \
-            double p = r[i], q = r[i + 1], s = r[i + 2], t = r[i + 3];                 \
-            for (int64_t k = 0; k < cols; k++)                                         \
-                out[k] += ((double)a[k] * p + (double)b[k] * q) +                      \
-                          ((double)c[k] * s + (double)d[k] * t);                       \
-        }                                                                              \
-        for (; i < count; i++)                                                         \
-            for (int64_t k = 0; k < cols; k++)                                         \
-                out[k] += (double)matrix[i * stride + k] * r[i];                       \
-    }
-
-COMBINE(f32, float)
-COMBINE(f64, double)
-
 MOMENTS(f32, float)
 MOMENTS(f64, double)
+
+/* out += Σ_i r_i a_i of `count` float32 rows. */
+EXPORT void hpcsgd_combine_rows(const float *matrix, int64_t stride, int64_t count,
+                                int64_t cols, const double *r, double *restrict out)
+{
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        const float *a = matrix + i * stride, *b = a + stride;
+        const float *c = b + stride, *d = c + stride;
+        double p = r[i], q = r[i + 1], s = r[i + 2], t = r[i + 3];
+        for (int64_t k = 0; k < cols; k++)
+            out[k] += ((double)a[k] * p + (double)b[k] * q) +
+                      ((double)c[k] * s + (double)d[k] * t);
+    }
+    for (; i < count; i++)
+        for (int64_t k = 0; k < cols; k++)
+            out[k] += (double)matrix[i * stride + k] * r[i];
+}

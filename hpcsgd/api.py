@@ -21,7 +21,6 @@ from hpcsgd.config import FIT, RunConfig, check_read
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.precision import AUTO
-from hpcsgd.runs.advice import suppress_repeated_logs
 from hpcsgd.runs.checks import grid_reason, resolve_grid
 from hpcsgd.runs.coordinate import CoordinateRun, open_form
 from hpcsgd.runs.defaults import (
@@ -45,7 +44,7 @@ if TYPE_CHECKING:  # a run that trains needs none of it
 
 log = logging.getLogger(__name__)
 GRID = ("grid.replicas", "grid.members")
-SLOWER, TRIES = 0.125, 4  # of a rate from the data with which the loss blew up
+MOST_RATES = 4  # that are tried where the rate comes from the data
 
 # What a caller may give as settings: all of them, those that are named, or a file.
 NamedSettings: TypeAlias = RunConfig | Mapping[str, Mapping[str, Any]]
@@ -135,7 +134,9 @@ def train(
     >>> result.weights.shape
     (3,)
     """
-    result = run_training(config, X, y, sample_weight, offset, world, callbacks)
+    request = open_request(config, X, y, sample_weight, offset, world)
+    session = request.open_session(callbacks)
+    result = request.with_source(session.run(), session.world)
     bad = result.status in (Status.DIVERGED, Status.WORSE)
     if result.advice and (bad or result.report.get("converged") is False):
         warnings.warn(result.advice, ConvergenceWarning, stacklevel=3)
@@ -157,20 +158,8 @@ def run_training(
     The caller reads `Result.advice` instead.
     """
     request = open_request(config, X, y, sample_weight, offset, world)
-    result, ranks = run_at_stable_rate(
-        request.world, request.settings, request.reader, callbacks, setup=request.setup
-    )
-    # Not after an error: others may still be in a sum, and closing waits for them.
-    if world is None:
-        ranks.close()
-
-    def ranks_again() -> AbstractContextManager[Communicator]:
-        if world is not None:
-            return nullcontext(ranks)
-        run = request.settings.config.run
-        return launcher_ranks(run.comm, run.timeout)
-
-    return replace(result, source=FitSource(request.reader, ranks_again))
+    session = request.open_session(callbacks)
+    return request.with_source(session.run(), session.world)
 
 
 @one_thread()
@@ -215,6 +204,7 @@ class TrainingRequest:
     """A call of `train`: the settings, the ranks, and how the rows are opened.
 
     `named` are the settings that the caller gave, `settings` those with all defaults.
+    `owns_world`: the ranks are those of the launcher, and the call opened them.
     """
 
     named: NamedSettings
@@ -222,6 +212,38 @@ class TrainingRequest:
     world: Communicator
     reader: Callable[[Communicator], RowReader]
     setup: Clock
+    owns_world: bool
+
+    def open_session(self, callbacks: list[Callback] | None) -> Session:
+        """Return the run, ready to train; it lowers a rate that is too high.
+
+        Collective.
+        """
+        return open_session(
+            self.world,
+            self.settings,
+            self.reader,
+            callbacks,
+            setup=self.setup,
+            most_rates=MOST_RATES,
+        )
+
+    def with_source(self, result: Result, ranks: Communicator) -> Result:
+        """Return the result with the source of its rows, and close the ranks.
+
+        `ranks` are those that are left; ranks of the caller stay open. Collective.
+        """
+        # Not after an error: others may still be in a sum, and closing waits for them.
+        if self.owns_world:
+            ranks.close()
+        run = self.settings.config.run
+
+        def ranks_again() -> AbstractContextManager[Communicator]:
+            if self.owns_world:
+                return launcher_ranks(run.comm, run.timeout)
+            return nullcontext(ranks)
+
+        return replace(result, source=FitSource(self.reader, ranks_again))
 
 
 def open_request(
@@ -244,10 +266,11 @@ def open_request(
             " hpcsgd.sweep"
         )
     reader = open_data(alone, X, y, sample_weight, offset)
+    is_owner = world is None
     if world is None:
         world = open_world(alone.run.comm, timeout=alone.run.timeout)
     settings = _settings_on(world, named, is_wide, alone)
-    return TrainingRequest(named, settings, world, reader, setup)
+    return TrainingRequest(named, settings, world, reader, setup, is_owner)
 
 
 def _settings_on(
@@ -315,46 +338,6 @@ def parse_settings(config: Config | None) -> RunConfig:
     return named if isinstance(named, RunConfig) else RunConfig.parse(named)
 
 
-def run_at_stable_rate(
-    world: Communicator,
-    settings: RunSettings,
-    reader: Callable[[Communicator], RowReader],
-    callbacks: list[Callback] | None = None,
-    start: Start | None = None,
-    setup: Clock | None = None,
-) -> tuple[Result, Communicator]:
-    """Train; with the defaults of `fit`, train again if the rate was too high.
-
-    Collective. If the loss blew up, the next try has a lower rate. A rate that the
-    caller has set is never changed, and neither is any rate of a run with the defaults
-    of SGD. Return the result, and the ranks that are left at the end.
-    """
-    session = open_session(world, settings, reader, callbacks, start, setup)
-    if settings.config.run.defaults != FIT:
-        return session.run(), session.world
-    with suppress_repeated_logs():
-        result = session.run()
-        tries = 1
-        is_open = settings.config.rate.is_open
-        while is_open and result.status is Status.DIVERGED and tries < TRIES:
-            rate = result.config["rate"]["value"] * SLOWER
-            log.warning(
-                "the run diverged with rate %.3g; training starts again with rate %.3g",
-                result.config["rate"]["value"],
-                rate,
-                extra={"on_all_ranks": True},
-            )
-            values = {"rate.value": rate, "run.resume": "no"}
-            slower = settings.config.with_values(values)
-            callbacks = list(session.callbacks)
-            again = RunSettings(slower)
-            session = open_session(session.world, again, reader, callbacks, start)
-            result = session.run()
-            tries = tries + 1
-    result.report["rates_tried"] = tries
-    return result, session.world
-
-
 def open_session(
     world: Communicator,
     settings: RunSettings,
@@ -362,20 +345,25 @@ def open_session(
     callbacks: list[Callback] | None = None,
     start: Start | None = None,
     setup: Clock | None = None,
+    most_rates: int = 1,
 ) -> Session:
     """Return a run on the ranks of `world`, ready to train. Collective.
 
     The grid, the recipe of number formats and the settings of a fall-back that a
-    checkpoint records are decided here. `reader` opens the rows.
+    checkpoint records are decided here. `reader` opens the rows. A run with the
+    defaults of `fit` whose loss blows up tries up to `most_rates` rates, each lower
+    than the one before, unless the caller has set the rate.
     """
     setup = setup or Clock()
     setup.start()
-    if start is None and settings.config.run.defaults == FIT:
+    is_fit = settings.config.run.defaults == FIT
+    if start is None and is_fit:
         start = Start()
     ready = settle_opening(settings, world, reader)
     is_coordinate = ready.config.update.kind == COORDINATE
     kind = CoordinateRun if is_coordinate else Session
-    return kind(ready, world, reader, callbacks or [], start, setup)
+    rates = most_rates if is_fit else 1
+    return kind(ready, world, reader, callbacks or [], start, setup, rates)
 
 
 def settle_opening(

@@ -348,13 +348,6 @@ class HostSum:
             self._views = self.exchange.views(self.names, array)
         self.exchange.place(self._views)
 
-    def sum(self) -> None:
-        """Sum the message over members, and set the exchange's arrays to the total."""
-        if self.travels:
-            self.start().wait()
-        else:
-            self.arrive(self.message.sum("products"))
-
     def start(self) -> Pending:
         """Begin the sum; `wait` of the result sets the exchange's arrays to it."""
         pending = self.message.start("products")
@@ -393,17 +386,17 @@ class HostSequence:
         """Call the parts before the sums, sum over members, and call the others."""
         for part in self._before:
             part()
-        for message in self._sums:
-            message.sum()
+        for sums in self._sums:
+            if sums.travels:
+                sums.start().wait()
+            else:
+                sums.arrive(sums.message.sum("products"))
         for part in self._after:
             part()
 
     def up_to_sums(self) -> None:
         """Call the parts ahead of the sums, and complete the sums."""
-        for part in self._before:
-            part()
-        for message in self._sums:
-            message.sum()
+        HostSequence(self._before, self._sums, ()).run()
 
     def start(self) -> Pending:
         """Call the parts ahead of the sums, and begin the sums, which are returned."""

@@ -438,8 +438,19 @@ class Workspace:
         return self._array
 
     def sum(self, purpose: str) -> Array:
-        """Return Σ over ranks of the array, and book it. Collective."""
-        return self.group.sum_workspace(self, purpose)
+        """Return Σ over ranks of the array, and book it like a sum. Collective."""
+        group = self.group
+        written = self.array
+        if group.size == 1 or group.reproducible:
+            return group.sum(written, purpose)
+        began = perf_counter()
+        with group.enter("sum", purpose):
+            total = self.add()
+        elapsed = perf_counter() - began
+        size = written.nbytes
+        moved = sum_bytes(size, group.size)
+        group.ledger.record(purpose, written.size, size, moved, elapsed)
+        return total
 
     def start(self, purpose: str) -> Pending:
         """Start the sum of the array over ranks, in place. Collective."""
@@ -727,20 +738,6 @@ class Communicator(Transport):
             return Workspace(self, words, dtype)
         with self.enter("opening of a workspace", "control"):
             return self._workspace(words, dtype) or Workspace(self, words, dtype)
-
-    def sum_workspace(self, workspace: Workspace, purpose: str) -> Array:
-        """Return Σ over ranks of the array of `workspace`, and book it like `sum`."""
-        written = workspace.array
-        if self.size == 1 or self.reproducible:
-            return self.sum(written, purpose)
-        began = perf_counter()
-        with self.enter("sum", purpose):
-            total = workspace.add()
-        size = written.nbytes
-        elapsed = perf_counter() - began
-        moved = sum_bytes(size, self.size)
-        self.ledger.record(purpose, written.size, size, moved, elapsed)
-        return total
 
     def keep(self, array: Array) -> Array:
         """Return a lasting copy of `array`, which must be equal on all ranks.

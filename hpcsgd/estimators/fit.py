@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hpcsgd.agreements.base import alike, check_same
-from hpcsgd.api import run_at_stable_rate
+from hpcsgd.api import MOST_RATES, open_session
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
@@ -434,9 +434,14 @@ def run_fit(
         observers = world.together(lambda: _check_callbacks(callbacks))
         if is_shown and world.rank == 0:
             observers.append(Shown())
-        result, _ = run_at_stable_rate(
-            world, RunSettings(settings), data.open_reader, observers, begin
-        )
+        result = open_session(
+            world,
+            RunSettings(settings),
+            data.open_reader,
+            observers,
+            begin,
+            most_rates=MOST_RATES,
+        ).run()
         if data.names is not None:
             result.report["feature_names"] = data.names
         result.report.setdefault("feature_names", None)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from sklearn.model_selection import check_cv
 
-from hpcsgd.api import SLOWER, TRIES
+from hpcsgd.api import MOST_RATES
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -27,7 +27,7 @@ from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, overlay_tables
 from hpcsgd.runs.opened_run import OpenedRun, open_run
-from hpcsgd.runs.session import RunSettings, Session
+from hpcsgd.runs.session import LOWER, RunSettings, Session
 from hpcsgd.runs.settle import ProblemSize, takes_newton
 from hpcsgd.solvers.evaluation import Columns, StopConfig
 from hpcsgd.solvers.full_passes import level, open_rows
@@ -195,12 +195,12 @@ def fit_many(
     layout = arguments.layout
     data = world.together(lambda: open_data(matrix, rows.sides, layout, config))
     data = data.with_facts(labels=rows.labels, fold_of=folds.whole)
-    for _ in range(TRIES):
+    for _ in range(MOST_RATES):
         session = Session(RunSettings(config), world, data.open_reader, [])
         sweep = Sweep(session.run())
         if np.isfinite(sweep.mean_held).any() or not is_open:
             return sweep
-        rate = sweep.outcome.config["rate"]["value"] * SLOWER
+        rate = sweep.outcome.config["rate"]["value"] * LOWER
         log.warning(
             "every model diverged; all are trained again with a rate of %.3g", rate
         )

@@ -184,7 +184,7 @@ def check_sums(world: Communicator) -> str:
     for words in WORDS:
         workspace = world.workspace(words, np.float32)
         workspace.array[:] = content_of(world.rank)
-        total = world.sum_workspace(workspace, "control")
+        total = workspace.sum("control")
         is_right = bool((total == right).all())
         _agree(world, is_right, f"a sum of {words} words is wrong")
     return f"sums of {WORDS[0]} to {WORDS[-1]} words are right"

@@ -812,7 +812,10 @@ class CoordinateRun(Session):
     def run(self) -> Result:
         """Descend to the optimum, or until something ends the run. Collective."""
         with self._borrowed_ranks():
-            return self._train()
+            result = self._train()
+        if self.most_rates > 1:  # a coordinate descent has no rate to lower
+            result.report["rates_tried"] = 1
+        return result
 
     def _train(self) -> Result:
         world = self.world

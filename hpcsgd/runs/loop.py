@@ -6,6 +6,8 @@
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from hpcsgd.backends.task import Monitor
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
@@ -213,31 +215,16 @@ class TrainingLoop(Generic[S]):
         self.meter: EnergyMeter | None = None  # None: nobody counts the energy
         self.alarm: dict[str, Any] | None = None  # the one that ended the loop
 
-    def run(self, state: S, meter: EnergyMeter | None) -> tuple[S, Status]:
-        """Begin, train to an ending, and evaluate there; return state and status.
+    def begin(self, state: S, meter: EnergyMeter | None) -> None:
+        """Prepare to train from `state` after exchange `view.exchanges`. Collective.
 
         `meter` counts the energy of training; None: the energy is not counted.
         """
-        solver = self.solver
-        view = self.view
         self.meter = meter
-        solver.begin(state, view)
-        self.observers.start(state, view.exchanges)
+        self.solver.begin(state, self.view)
+        self.observers.start(state, self.view.exchanges)
         if meter is not None:
             meter.resume()
-        state, status = self.train(state)
-        if meter is not None:
-            meter.pause()
-        state = solver.finish(state, view)
-        self.observers.at_end(state, view.exchanges, status.is_finished)
-        # A run that goes on later is evaluated at the end of its last leg alone.
-        is_last = status.is_finished or not solver.is_resumable
-        if is_last and not self.evaluation.is_fresh(view):
-            if not self.evaluate(state):
-                status = Status.DIVERGED
-            elif status is Status.COMPLETED and self.evaluation.has_reached_goal(view):
-                status = Status.CONVERGED
-        return state, status
 
     def train(self, state: S) -> tuple[S, Status]:
         """Continue after exchange `view.exchanges`; return last state and status."""
@@ -258,6 +245,26 @@ class TrainingLoop(Generic[S]):
             if ending is not None:
                 return state, ending
         return state, STATUS_OF_REQUEST.get(solver.request, Status.COMPLETED)
+
+    def end(self, state: S, status: Status) -> tuple[S, Status]:
+        """Wait for pending messages, and evaluate the last state. Collective.
+
+        `status` is that of `train`. Return the last state and the final status.
+        """
+        solver = self.solver
+        view = self.view
+        if self.meter is not None:
+            self.meter.pause()
+        state = solver.finish(state, view)
+        self.observers.at_end(state, view.exchanges, status.is_finished)
+        # A run that goes on later is evaluated at the end of its last leg alone.
+        is_last = status.is_finished or not solver.is_resumable
+        if is_last and not self.evaluation.is_fresh(view):
+            if not self.evaluate(state):
+                status = Status.DIVERGED
+            elif status is Status.COMPLETED and self.evaluation.has_reached_goal(view):
+                status = Status.CONVERGED
+        return state, status
 
     def _after_advance(self, state: S, number: int) -> Status | None:
         """Poll all ranks if a poll is due, evaluate, save; return an ending, or None.
@@ -396,6 +403,8 @@ class Training(Generic[S]):
         meter = self.loop.meter
         return EnergyReport() if meter is None else meter.report()
 
+    # Weights that diverge may overflow before the loop sees it.
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def run(
         self,
         state: S,
@@ -412,7 +421,9 @@ class Training(Generic[S]):
         loop.callbacks.call("on_start")
         if not view.history:
             loop.evaluate(state)
-        state, status = loop.run(state, meter)
+        loop.begin(state, meter)
+        state, status = loop.train(state)
+        state, status = loop.end(state, status)
         if status is Status.DIVERGED:
             view.loss = loop.evaluation.restore(state)
         elif status.is_good:
@@ -436,7 +447,9 @@ class Training(Generic[S]):
         last = self.loop
         if self.refinement is not None:
             last = self.refinement
-            state, ending = last.run(state, meter)
+            last.begin(state, meter)
+            state, ending = last.train(state)
+            state, ending = last.end(state, ending)
             status = status if ending is Status.COMPLETED else ending
         has_converged = status is Status.CONVERGED
         last.evaluation.warn_of_goal(state, self.loop.view, has_converged)

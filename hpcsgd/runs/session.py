@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -21,7 +21,7 @@ from hpcsgd.errors import ConfigError, DeviceLost
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import LOG_LINK_TARGETS
 from hpcsgd.products.base import product_facts
-from hpcsgd.runs.advice import judge_fit, name_remedies
+from hpcsgd.runs.advice import judge_fit, name_remedies, suppress_repeated_logs
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.build import build
 from hpcsgd.runs.checkpoint import PRECISION_AUTO, REQUESTED
@@ -202,6 +202,7 @@ def settings_of(config: RunConfig) -> dict[str, str]:
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would log the same
+LOWER = 0.125  # of a rate from the data with which the loss blew up
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,10 @@ class Leg:
         What callbacks asked for in the leg before.
     lost_ranks : int
         Ranks that were lost in the legs before.
+    rates_tried : int
+        Rates that the run has begun with, this leg's included.
+    recorded : CheckpointedRun or None
+        What a checkpoint says of the run that goes on, if there is no snapshot.
     """
 
     config: RunConfig
@@ -249,6 +254,8 @@ class Leg:
     requested: RunConfig | None = None
     request: Request = Request.NONE
     lost_ranks: int = 0
+    rates_tried: int = 1
+    recorded: CheckpointedRun | None = None
 
 
 class Session:
@@ -262,6 +269,7 @@ class Session:
         callbacks: list[Callback],
         start: Start | None = None,
         setup: Clock | None = None,
+        most_rates: int = 1,
     ) -> None:
         self.settings = settings
         self.world = world  # the ranks that are left
@@ -269,8 +277,10 @@ class Session:
         self.callbacks = callbacks
         self.start = start  # None: at zero, or at a checkpoint
         self.setup = setup or Clock()
+        self.most_rates = most_rates  # that are tried, if a rate from the data is open
         self.live: AssembledRun | None = None
         self.meter: EnergyMeter | None = None  # of energy, over all legs
+        self.attempts: list[Any] = []  # ledgers of legs with rates that were too high
 
     @property
     def config(self) -> RunConfig:
@@ -280,14 +290,26 @@ class Session:
     def run(self) -> Result:
         """Train leg after leg, until one ends with the result. Collective.
 
-        A leg ends with the run, with a fall-back, or with the loss of ranks.
+        A leg ends with the run, with a fall-back, with a rate that was too high, or
+        with the loss of ranks.
         """
-        leg = Leg(self.config)
+        leg = Leg(self.config, recorded=self.settings.recorded)
         result = None
         with self._borrowed_ranks():
             while result is None:
+                live = None  # the rows of an earlier leg are released before the next
                 try:
-                    result, leg = self._train_leg(leg)
+                    with self._opened(leg) as (live, folder):
+                        state, status = live.training.run(
+                            live.state, self.meter, leg.request
+                        )
+                        damage = find_damage(live) if status is Status.DIVERGED else ""
+                        following = self._next_leg(leg, live, status, damage)
+                        if following is None:
+                            result = self._finish(
+                                leg, live, folder, state, status, damage
+                            )
+                    leg = following or leg
                 except DeviceLost as error:
                     self._leave_without_gpu(error)
                 except (Exception, KeyboardInterrupt) as error:
@@ -297,14 +319,21 @@ class Session:
                     if not (shrinks and self.world.has_lost_ranks(error)):
                         raise
                     leg = self._leg_of_survivors(leg)
+        if self.most_rates > 1:
+            result.report["rates_tried"] = leg.rates_tried
         return result
 
     @contextmanager
     def _borrowed_ranks(self) -> Iterator[None]:
         """Borrow the ranks for one run; a rank that exits ends all others, too."""
+        # A fit judges its result itself, and warns once.
+        is_fit = self.most_rates > 1
+        logs = suppress_repeated_logs() if is_fit else nullcontext()
         try:
-            with borrow_world(self.world, self.config.run.reproducible):
+            with logs, borrow_world(self.world, self.config.run.reproducible):
                 yield
+                for counted in self.attempts:
+                    self.world.ledger.add(counted)
         except SystemExit as leaving:
             # No hook sees this one; the others would wait for this rank for ever.
             world = self.world
@@ -318,7 +347,9 @@ class Session:
         """Yield the run assembled at its beginning, without its folder. Collective."""
         with (
             borrow_world(self.world, self.config.run.reproducible),
-            self._assemble(Leg(self.config), self.callbacks) as live,
+            self._assemble(
+                Leg(self.config, recorded=self.settings.recorded), self.callbacks
+            ) as live,
         ):
             resume(live.config, live)
             yield live
@@ -333,7 +364,7 @@ class Session:
         ranks.
         """
         world = self.world
-        recorded = self.settings.recorded
+        recorded = leg.recorded
         if leg.snapshot is not None:
             recorded = CheckpointedRun.of(leg.snapshot.document)
         check_settings(leg.config, world)
@@ -358,8 +389,9 @@ class Session:
         self.live = None
         live.close()  # an MPI has some two thousand communicators, not more
 
-    def _train_leg(self, leg: Leg) -> tuple[Result | None, Leg]:
-        """Train a leg; return the result, or None and the leg after a fall-back."""
+    @contextmanager
+    def _opened(self, leg: Leg) -> Iterator[tuple[AssembledRun, RunFolder]]:
+        """Yield the run of a leg, ready to train, and its folder. Collective."""
         world = self.world
         self.live = None
         world.watch(leg.config.run.timeout)
@@ -371,19 +403,21 @@ class Session:
         ):
             self._begin(leg, live, folder)
             self.meter = self.meter or make_meter(_gpu(live))
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                state, status = live.training.run(live.state, self.meter, leg.request)
-            log.debug("training: %s", live.task.clock)
-            damage = find_damage(live) if status is Status.DIVERGED else ""
-            following = None
-            result = None
-            if status is Status.DIVERGED and not damage:
-                following = self._leg_of_fallback(leg, live)
-            if following is None:
-                result = self._finish(leg, live, folder, state, status, damage)
-        del live
+            yield live, folder
         world.unwatch()
-        return result, following or leg
+
+    def _next_leg(
+        self, leg: Leg, live: AssembledRun, status: Status, damage: str
+    ) -> Leg | None:
+        """Return the leg that a run which diverged goes on with. Collective.
+
+        Return None where the run ends.
+        """
+        log.debug("training: %s", live.task.clock)
+        if status is not Status.DIVERGED:
+            return None
+        following = None if damage else self._leg_of_fallback(leg, live)
+        return following or self._leg_of_lower_rate(leg, live)
 
     def _begin(self, leg: Leg, live: AssembledRun, folder: RunFolder) -> None:
         """Restore the state with which the leg begins, and prepare to train.
@@ -521,12 +555,39 @@ class Session:
         snapshot.document.setdefault(REQUESTED, requested.tables())
         # `restore` adds what was sent so far, also in the exchanges that are lost.
         live.grid.world.ledger.entries = Ledger().entries
+        return replace(
+            leg,
+            config=careful,
+            snapshot=snapshot,
+            requested=requested,
+            request=live.loop.callbacks.request,
+        )
+
+    def _leg_of_lower_rate(self, leg: Leg, live: AssembledRun) -> Leg | None:
+        """Return the leg that trains from the start with a lower rate.
+
+        Return None where the caller has set the rate, or where enough were tried.
+        """
+        is_open = self.config.rate.is_open
+        if not is_open or leg.rates_tried >= self.most_rates:
+            return None
+        high = live.config.rate.value
+        rate = high * LOWER
+        log.warning(
+            "the run diverged with rate %.3g; training starts again with rate %.3g",
+            high,
+            rate,
+            extra=ONCE,
+        )
+        # What the attempt has sent is not part of the run that is reported.
+        ledger = live.grid.world.ledger
+        self.attempts.append(ledger.as_dict())
+        ledger.entries = Ledger().entries
+        lower = {"rate.value": rate, "run.resume": "no"}
         return Leg(
-            careful,
-            snapshot,
-            requested,
-            live.loop.callbacks.request,
-            leg.lost_ranks,
+            self.config.with_values(lower),
+            lost_ranks=leg.lost_ranks,
+            rates_tried=leg.rates_tried + 1,
         )
 
 

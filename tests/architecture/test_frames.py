@@ -16,7 +16,7 @@ from hpcsgd.products.gram import Gram
 from tests.helpers.harness import make_problem
 
 PACKAGE = Path(hpcsgd.__file__).parent
-MOST_FRAMES, MOST_FILES_OF_FRAMES = 16, 8
+MOST_FRAMES, MOST_FILES_OF_FRAMES = 10, 8
 MOST_FILES = 68  # with a call in them, of the 224 of the package
 CONFIG = {
     "products": {"kind": "gram"},

@@ -96,13 +96,20 @@ def test_a_wrong_sum_names_the_rank(tmp_path):
 
     def on_rank(world):
         if world.rank == 1:
-            world.sum_workspace = lambda workspace, purpose: spoilt(world, workspace)
+            world.workspace = lambda words, dtype: spoilt(world, words, dtype)
         return smoke(world, tmp_path)
 
-    def spoilt(world, workspace):
-        total = np.array(type(world).sum_workspace(world, workspace, "control"))
-        total[-1] += 1
-        return total
+    def spoilt(world, words, dtype):
+        workspace = type(world).workspace(world, words, dtype)
+        add = workspace.add
+
+        def add_wrongly():
+            total = np.array(add())
+            total[-1] += 1
+            return total
+
+        workspace.add = add_wrongly
+        return workspace
 
     said = bad(run_ranks(RANKS, on_rank)[0])
     assert list(said) == ["sums"] and "wrong on rank 1" in said["sums"]

@@ -26,13 +26,15 @@ from hpcsgd.runs.coordinate import CoordinateRun, open_form
 from hpcsgd.runs.defaults import (
     defaults_reason,
     has_wide_values,
+    kept_values,
     named_in_file,
+    overlay_tables,
     resolve_defaults,
 )
 from hpcsgd.runs.memory import process_bytes
 from hpcsgd.runs.opened_run import emulate_network
 from hpcsgd.runs.result import FitSource, Result, Status, launcher_ranks
-from hpcsgd.runs.resume import apply_recorded_fallback, find_recorded_run
+from hpcsgd.runs.resume import fallback_values, find_recorded_run
 from hpcsgd.runs.session import RunSettings, Session, Start
 from hpcsgd.runs.settle import RESUMED, RunChoice
 from hpcsgd.solvers.callbacks import Callback
@@ -286,8 +288,7 @@ def _settings_on(
     recorded = find_recorded_run(alone.run, world)
     saved = None if recorded is None else recorded.requested
     config = resolve_defaults(named, is_wide, world.size, saved)
-    reasons = {} if config.rate == alone.rate else {"rate.value": RESUMED}
-    return RunSettings(config, recorded, reasons=reasons)
+    return RunSettings(config, recorded)
 
 
 def _plan_of_form(
@@ -376,21 +377,26 @@ def settle_opening(
     These are the grid, the number formats, and the settings of a fall-back that a
     checkpoint records.
     """
-    config = settings.config
-    reasons = dict(settings.reasons)
+    config = resolve_grid(settings.config, world.size)
     if config.update.kind == COORDINATE:
-        return settings
-    recorded = settings.recorded or find_recorded_run(config.run, world)
-    config = resolve_grid(config, world.size)
+        return replace(settings, config=config)
+    reasons = dict(settings.reasons)
     if config.grid != settings.config.grid:
         reasons |= dict.fromkeys(GRID, grid_reason(settings.config))
-    notes: Mapping[str, Any] = {}
+    recorded = settings.recorded or find_recorded_run(config.run, world)
+    values: dict[str, Any] = {}
+    if settings.recorded is not None:
+        values |= kept_values(config, settings.recorded.requested)
+    if "rate.value" in values:
+        reasons["rate.value"] = RESUMED
+    precision, notes = resolve_precision(config, world, reader, recorded)
     if config.precision.recipe == AUTO:
-        config, notes = resolve_precision(config, world, reader, recorded)
+        values |= {f"precision.{name}": text for name, text in vars(precision).items()}
         reasons["precision.recipe"] = recipe_reason(notes)
     if recorded is not None:
-        config = apply_recorded_fallback(config, recorded)
-    return RunSettings(config, recorded, notes, reasons)
+        now = overlay_tables(config.tables(), {"precision": vars(precision)})
+        values |= fallback_values(now, recorded)
+    return RunSettings(config.with_values(values), recorded, notes, reasons)
 
 
 def open_data(
@@ -503,11 +509,11 @@ def tick_tock(
     readers = [reader, open_data(configs[1], X, y, sample_weight, offset)]
 
     def work(own: int) -> Callable[[Turns], Result]:
-        config = configs[own].with_values({"run.network": ""})
+        settings = RunSettings(configs[own])
 
         def fit(turns: Turns) -> Result:
             twins[own].ledger.gives_way = lambda: turns.yield_turn(own)
-            return open_session(twins[own], RunSettings(config), readers[own]).run()
+            return open_session(twins[own], settings, readers[own]).run()
 
         return fit
 

@@ -851,7 +851,7 @@ class RunConfig:
         -------
         dict of dict
         """
-        tables = {name: _table(section) for name, section in vars(self).items()}
+        tables = {name: table_of(section) for name, section in vars(self).items()}
         # A file names the settings of all kinds of agreement, as `defaults.toml` does.
         tables["agreement"] = {
             **shipped_defaults()["agreement"],
@@ -1122,7 +1122,7 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
 def _changed(section: Any, table: Mapping[str, Any]) -> Any:
     """Return a section in which the values of `table` replace its own."""
     if section.section == AgreementSettings.section:
-        return _agreement({**_table(section), **dict(section.foreign), **table})
+        return _agreement({**table_of(section), **dict(section.foreign), **table})
     return replace(section, **_values(section.section, type(section), table))
 
 
@@ -1205,7 +1205,7 @@ def _remedy_of_type(key: str, kinds: tuple[Any, ...], value: Any) -> str:
     return "write a whole number" if int in kinds else "write a number"
 
 
-def _table(section: Any) -> dict[str, Any]:
+def table_of(section: Any) -> dict[str, Any]:
     """Return key -> value of a section as TOML and JSON write it.
 
     Settings that are None, and those of other kinds of agreement, are left out; tuples

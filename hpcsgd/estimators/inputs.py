@@ -25,7 +25,7 @@ from hpcsgd.data.shard import split_by_weight, split_range
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array
 from hpcsgd.precision import AUTO
-from hpcsgd.runs.coordinate import grid_of
+from hpcsgd.runs.checks import grid_of
 from hpcsgd.solvers.coordinate import COORDINATE
 
 # Rows in the memory of any ranks, dealt once to the blocks of a grid.

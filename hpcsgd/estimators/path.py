@@ -29,7 +29,8 @@ from hpcsgd.estimators.inputs import FitData, FitRows, open_data
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.runs.build import build
-from hpcsgd.runs.coordinate import along, best_form, fastest_form, fits
+from hpcsgd.runs.checks import best_form
+from hpcsgd.runs.coordinate import along, fastest_form, fits
 from hpcsgd.runs.defaults import (
     FitArguments,
     has_section,

@@ -373,16 +373,50 @@ def _of_gradients(
 log = logging.getLogger(__name__)
 
 
-def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
-    """Return `config` with one replica on each rank if its method is for replicas.
+# The only family of a form of coordinate descent.
+FAMILY_OF = {"primal": "gaussian", "dual": "squared-hinge"}
 
-    `config` itself is returned for any other method, and if the user chose a grid.
-    Without replicas such a method does nothing.
+
+def best_form(config: RunConfig) -> str:
+    """Return the requested form, or for "auto" the one that suits the problem.
+
+    That is primal for gaussian, dual for squared-hinge where the dual form applies, and
+    newton for all other problems.
     """
-    is_open = config.grid == GridConfig() and not config.run.emulate_members
-    is_other = config.update.kind == COORDINATE or not is_for_replicas(config)
-    if ranks == 1 or not is_open or is_other:
+    problem = config.problem
+    form = config.coordinate.form
+    if form != "auto":
+        return form
+    if problem.family == FAMILY_OF["primal"]:
+        return "primal"
+    is_dual = problem.is_smooth and problem.l2 > 0.0 and not problem.intercept
+    return "dual" if problem.family == FAMILY_OF["dual"] and is_dual else "newton"
+
+
+def grid_of(config: RunConfig, ranks: int) -> tuple[int, int]:
+    """Return (replicas, members): ranks divide rows or, in the dual form, columns."""
+    return (1, ranks) if best_form(config) == "dual" else (ranks, 1)
+
+
+def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
+    """Return `config` with the grid that its method needs, if the user chose none.
+
+    A method for replicas gets one on each rank, since it would do nothing without them.
+    Coordinate descent gets the grid of its form. Other methods keep their grid.
+    """
+    if config.grid != GridConfig() or config.run.emulate_members:
         return config
+    if config.update.kind == COORDINATE:
+        replicas, members = grid_of(config, ranks)
+    elif is_for_replicas(config) and ranks > 1:
+        replicas, members = ranks, 1
+        _log_replicas(config, ranks)
+    else:
+        return config
+    return replace(config, grid=GridConfig(replicas=replicas, members=members))
+
+
+def _log_replicas(config: RunConfig, ranks: int) -> None:
     rows = config.schedule.batch * config.agreement.accumulate
     is_timed = config.agreement.takes_rounds
     log.info(
@@ -396,7 +430,6 @@ def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
         rows,
         extra={"on_all_ranks": True},
     )
-    return replace(config, grid=GridConfig(replicas=ranks, members=1))
 
 
 def grid_reason(config: RunConfig) -> str:

@@ -14,7 +14,7 @@ from hpcsgd.backends.base import emulated_fields
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.config import FIT, GridConfig, RunConfig, UpdateConfig
+from hpcsgd.config import FIT, RunConfig, UpdateConfig, table_of
 from hpcsgd.data.matrix import Csr, DenseMatrix, index_dtype
 from hpcsgd.data.readers import RowReader
 from hpcsgd.data.sampling import make_sampler, plan_groups
@@ -27,7 +27,7 @@ from hpcsgd.precision import AUTO, Precision
 from hpcsgd.products.cost import CACHE_BUDGET, ProductsConfig
 from hpcsgd.products.observers import Observers
 from hpcsgd.runs.advice import judge_fit
-from hpcsgd.runs.checks import penalty_of
+from hpcsgd.runs.checks import FAMILY_OF, best_form, grid_of, penalty_of, resolve_grid
 from hpcsgd.runs.energy import make_meter, total
 from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.load import LoadedRows
@@ -58,7 +58,6 @@ from hpcsgd.solvers.objective import BLOCK_ROWS, BLOCK_VALUES, Objective
 
 # What a coordinate form does not do, each in a sentence that names what does.
 
-OF = {"primal": "gaussian", "dual": "squared-hinge"}  # form -> its only family
 ASK = f"--update {COORDINATE}"
 KINDS = ("auto", "gram", "cached")
 MODES = ("shuffle-once", "reshuffle")
@@ -78,29 +77,13 @@ def fits(config: RunConfig) -> bool:
     return not any(_of_problem(config))
 
 
-def best_form(config: RunConfig) -> str:
-    """Return the requested form, or for "auto" the one that suits the problem.
-
-    That is primal for gaussian, dual for squared-hinge where the dual form applies, and
-    newton for all other problems.
-    """
-    problem = config.problem
-    form = config.coordinate.form
-    if form != "auto":
-        return form
-    if problem.family == OF["primal"]:
-        return "primal"
-    is_dual = problem.is_smooth and problem.l2 > 0.0 and not problem.intercept
-    return "dual" if problem.family == OF["dual"] and is_dual else "newton"
-
-
 def fastest_form(family: str, l1: float, ranks: int) -> str:
     """Return the form that takes the least time to the optimum, or "auto".
 
     Least squares with l1 on one process has no message that a Gram would save. There
     newton is the fastest, since it computes with the columns of a working set alone.
     """
-    return "newton" if ranks == 1 and l1 and family == OF["primal"] else "auto"
+    return "newton" if ranks == 1 and l1 and family == FAMILY_OF["primal"] else "auto"
 
 
 def _refusals(config: RunConfig, ranks: int) -> Iterator[str]:
@@ -113,9 +96,9 @@ def _refusals(config: RunConfig, ranks: int) -> Iterator[str]:
 def _of_problem(config: RunConfig) -> Iterator[str]:
     problem = config.problem
     form = best_form(config)
-    if form in OF and problem.family != OF[form]:
+    if form in FAMILY_OF and problem.family != FAMILY_OF[form]:
         yield (
-            f"the {form} form is for {OF[form]}, not {problem.family}; use --set"
+            f"the {form} form is for {FAMILY_OF[form]}, not {problem.family}; use --set"
             " coordinate.form=newton, or leave it out"
         )
     if form != "dual":
@@ -191,11 +174,6 @@ def _of_grid(config: RunConfig, ranks: int) -> Iterator[str]:
         f"{ASK} of {config.problem.family} has ranks that hold {axis}; use --grid"
         f" {replicas}x{members}, or leave it out"
     )
-
-
-def grid_of(config: RunConfig, ranks: int) -> tuple[int, int]:
-    """Return (replicas, members): ranks divide rows or, in the dual form, columns."""
-    return (1, ranks) if best_form(config) == "dual" else (ranks, 1)
 
 
 # Columns of sparse rows that hold a value somewhere: all that a form is about.
@@ -338,7 +316,8 @@ def find_nonempty(shard: Shard, penalty: Penalty, replicas: Communicator) -> Non
 class OpenedForm:
     """A form of coordinate descent on the data of this rank."""
 
-    config: RunConfig  # with its grid
+    config: RunConfig
+    problem: ProblemConfig  # that of the form; on a path, not the one of `config`
     opened: OpenedRun
     nonempty: Nonempty
     centers: Centers | None  # what the form's columns lack; None: nothing
@@ -375,10 +354,10 @@ def open_form(
 ) -> OpenedForm:
     """Open the data and make the form. Collective.
 
-    Raise an error on all ranks if the form cannot run.
+    `config` has the grid that `resolve_grid` gives it. Raise an error on all ranks if
+    the form cannot run.
     """
     world.together(lambda: form_of(config, world.size))
-    config = replace(config, grid=GridConfig(*grid_of(config, world.size)))
     opened = open_run(_plain(config), world, reader, setup)
     with close_on_agreed_error(opened.grid.close):
         ready = _prepare(config, opened)
@@ -424,7 +403,16 @@ def _prepare(config: RunConfig, opened: OpenedRun) -> OpenedForm:
     wire = words.precision.gram_wire
     keeps = _keeps(config, words.precision, form.count, form.name)
     exchanges = Exchanges(form.members, wire, keeps, clock)
-    return OpenedForm(config, opened, nonempty, centers, form, exchanges, clock)
+    return OpenedForm(
+        config=config,
+        problem=config.problem,
+        opened=opened,
+        nonempty=nonempty,
+        centers=centers,
+        form=form,
+        exchanges=exchanges,
+        clock=clock,
+    )
 
 
 def _centers(objective: Objective) -> Centers | None:
@@ -487,7 +475,6 @@ def result_of(
     ready = run.ready
     view = run.view
     opened = ready.opened
-    config = ready.config
     weights, beta = ready.form.model(point)
     if beta is not None and ready.centers is not None:
         beta = beta - ready.centers.moved(ready.form.objective, weights)
@@ -504,7 +491,7 @@ def result_of(
         exchanges=view.exchanges,
         history=list(view.history),
         ledger=opened.grid.world.ledger.as_dict(),
-        config=config.tables(),
+        config={**ready.config.tables(), "problem": table_of(ready.problem)},
         report=facts,
         preparation=opened.loaded.preparation,
     )
@@ -924,7 +911,7 @@ def along(
     contains the traffic of its own fit. Collective.
     """
     setup = Clock()
-    ready = open_form(config, world, reader, setup)
+    ready = open_form(resolve_grid(config, world.size), world, reader, setup)
     steepest = ready.form.steepest()
     point = ready.form.begin()
     for problem in problems(steepest):
@@ -948,4 +935,4 @@ def _under(ready: OpenedForm, problem: ProblemConfig) -> OpenedForm:
     The clock, which both share, starts again from zero.
     """
     ready.clock.seconds.clear()
-    return replace(ready, config=replace(ready.config, problem=problem))
+    return replace(ready, problem=problem)

@@ -241,8 +241,8 @@ class FitArguments:
         if facts.path is not None:
             tables["data"] = {"path": facts.path}
         self._leave_to_method(tables)
-        config = RunConfig.parse(overlay_tables(tables, self.config))
-        config = config.with_values({"run.defaults": FIT})
+        wanted = overlay_tables(tables, self.config)
+        config = RunConfig.parse(overlay_tables(wanted, {"run": {"defaults": FIT}}))
         # A setting that the run would not read is refused only if the caller may have
         # given it: in `config`, or as the argument `momentum`.
         check_configuration(
@@ -609,7 +609,7 @@ def resolve_defaults(
     wide : whether the rows are of float64
     ranks : how many there are
     saved : the settings of the run that goes on, if one does: without a request it
-        keeps the defaults that it was made with, its rate and its epochs
+        keeps the defaults that it was made with
     """
     if isinstance(request, RunConfig):
         check_configuration(request)
@@ -619,15 +619,25 @@ def resolve_defaults(
     if (requested_defaults(request) or then or FIT) == SGD:
         check_configuration(named)
         return named
-    config = _as_fit(request, named, wide, ranks)
-    if then != FIT or saved is None:
-        return config
-    saved_values = {}
+    return _as_fit(request, named, wide, ranks)
+
+
+def kept_values(
+    config: RunConfig, saved: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return section.key -> value of what a fit that goes on keeps.
+
+    It is the rate and the number of epochs of the run that has `saved` its settings, if
+    that was a fit, where `config` leaves them open.
+    """
+    if saved.get("run", {}).get("defaults", SGD) != FIT:
+        return {}
+    values = {}
     if config.rate.is_open:
-        saved_values["rate.value"] = saved["rate"]["value"]
+        values["rate.value"] = saved["rate"]["value"]
     if config.schedule.has_open_epochs and "schedule" in saved:
-        saved_values["schedule.epochs"] = saved["schedule"]["epochs"]
-    return config.with_values(saved_values)
+        values["schedule.epochs"] = saved["schedule"]["epochs"]
+    return values
 
 
 def _as_fit(

@@ -34,10 +34,6 @@ class FallbackLevel:
     before: int | str
     after: int | str
 
-    def apply(self, config: RunConfig) -> RunConfig:
-        """Return `config` with the change."""
-        return config.with_values({self.key: self.after})
-
     @property
     def text(self) -> str:
         """Return the change in short: setting, old value, new value."""

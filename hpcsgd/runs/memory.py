@@ -26,7 +26,7 @@ from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.products import get_product
 from hpcsgd.products.base import MemoryShape, product_facts
-from hpcsgd.products.cost import CACHE_BUDGET, OF_SEVERAL
+from hpcsgd.products.cost import CACHE_BUDGET, OF_SEVERAL, ProductsConfig
 from hpcsgd.runs.load import SCAN_BYTES, TILE_BYTES, bytes_of_filling
 from hpcsgd.solvers.lbfgs import bytes_of_lbfgs
 from hpcsgd.solvers.newton import bytes_of_sample
@@ -325,6 +325,7 @@ class ExchangeSizes:
     config: RunConfig
     precision: Precision
     epoch: MemoryShape  # without what depends on the rows of an exchange
+    products: ProductsConfig  # "auto" counts the largest of all that may be chosen
 
     @property
     def rows_of_gram(self) -> int:
@@ -342,7 +343,7 @@ class ExchangeSizes:
     def is_monitored(self) -> bool:
         """True where a run is long enough that the recurrence is checked."""
         count = self.config.schedule.most_epochs * -(-self.epoch.all_rows // self.rows)
-        kind = self.config.products.kind
+        kind = self.products.kind
         checks = product_facts(kind).is_monitored or (kind == "auto" and self._has_gram)
         return checks and 0 < self.config.run.gap_every <= count
 
@@ -383,7 +384,7 @@ class ExchangeSizes:
     @property
     def _is_open(self) -> bool:
         """True if it is chosen later whether members gather rows or sum a Gram."""
-        return self.config.products.kind == "auto" and self.epoch.members > 1
+        return self.products.kind == "auto" and self.epoch.members > 1
 
     @property
     def _has_gram(self) -> bool:
@@ -391,7 +392,7 @@ class ExchangeSizes:
 
         A member alone has no Gram to sum, but on a GPU a Gram pays for one member, too.
         """
-        kind = self.config.products.kind
+        kind = self.products.kind
         on_gpu = self.config.run.device == "cuda"
         recurs = product_facts(kind).has_recurrence
         return recurs or self._is_open or (kind == "auto" and on_gpu)
@@ -403,8 +404,8 @@ class ExchangeSizes:
         For sparse rows `gather` is left out: its bytes count as those of the local
         columns.
         """
-        kind = self.config.products.kind
-        ahead = self.config.products.look_ahead
+        kind = self.products.kind
+        ahead = self.products.look_ahead
         if kind != "auto":
             yield get_product(kind, kind == "gram" and ahead == "on")
         elif not self._has_gram:
@@ -511,12 +512,18 @@ def process_bytes() -> int:
 
 
 def predict(
-    grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
+    grid: Grid,
+    reader: RowReader,
+    config: RunConfig,
+    precision: Precision,
+    states: int,
+    products: ProductsConfig | None = None,
 ) -> MemoryNeed:
     """Return the most memory that this rank will need, from sizes and its process now.
 
-    The stored values of a sparse matrix are assumed to be spread evenly over its rows
-    and columns.
+    `products` are those that run; None: those of `config`, which may be open. The
+    stored values of a sparse matrix are assumed to be spread evenly over its rows and
+    columns.
     """
     form = get_format(precision.matrix)
     rows, cols = _block(grid, reader)
@@ -540,8 +547,9 @@ def predict(
         gram_wire=precision.gram_wire,
         all_rows=rows,
     )
-    exchanges = ExchangeSizes(config, precision, epoch)
-    kind = config.products.kind
+    products = products or config.products
+    exchanges = ExchangeSizes(config, precision, epoch, products)
+    kind = products.kind
     on_disk = config.agreement.on_disk
     gathers = product_facts(kind).holds_all_columns
     width = reader.cols if gathers else cols  # of the weights

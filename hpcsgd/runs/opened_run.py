@@ -90,8 +90,8 @@ def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
 
 
 def emulate_network(config: RunConfig, world: Communicator) -> Communicator:
-    """Return the world with the delays of the requested network."""
-    if not config.run.network:
+    """Return the world with the delays of the requested network, if it has none yet."""
+    if not config.run.network or isinstance(world, DelayedCommunicator):
         return world
     return DelayedCommunicator(world, parse_network(config.run.network))
 

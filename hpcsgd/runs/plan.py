@@ -492,11 +492,10 @@ def _holds(
         kind=live.product_name,
         look_ahead="on" if live.look_ahead else "off",
     )
-    config = replace(config, products=products)
     rows = grid.world.together(lambda: reader(grid.world))
     try:
         sizes = (grid, rows, config, task.precision)
-        need = predict(*sizes, task.states)
+        need = predict(*sizes, task.states, products)
         if not live.loaded.shard.matrix.is_in_memory:
             need = streamed(need, *sizes)
     finally:

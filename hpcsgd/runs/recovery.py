@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.config import RunConfig, RunSection
+from hpcsgd.config import GridConfig, RunSection
 from hpcsgd.errors import DeviceLost, HpcsgdError
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.checkpoint import CheckpointStore
@@ -66,17 +66,16 @@ def _first_bad(live: AssembledRun) -> tuple[int, int] | None:
 # Going on with the ranks that are left: their grid, and the state they all know.
 
 
-def smaller_grid(config: RunConfig, ranks: int) -> RunConfig:
-    """Return `config` with a grid of `ranks` ranks.
+def smaller_grid(before: GridConfig, ranks: int) -> GridConfig:
+    """Return the grid of the `ranks` ranks that are left.
 
     It has as many replicas as before if their number divides that of the ranks, else
     fewer.
     """
-    replicas = config.grid.replicas
+    replicas = before.replicas
     while ranks % replicas:
         replicas -= 1
-    members = ranks // replicas
-    return config.with_values({"grid.replicas": replicas, "grid.members": members})
+    return GridConfig(replicas=replicas, members=ranks // replicas)
 
 
 def last_common(world: Communicator, known: Sequence[Snapshot]) -> Snapshot | None:

@@ -127,15 +127,16 @@ class CheckpointedRun:
         )
 
 
-def apply_recorded_fallback(config: RunConfig, recorded: CheckpointedRun) -> RunConfig:
-    """Return `config` with the values to which a recorded run fell back.
+def fallback_values(
+    now: Mapping[str, Mapping[str, Any]], recorded: CheckpointedRun
+) -> dict[str, Any]:
+    """Return section.key -> the value to which a recorded run fell back.
 
     A value is taken over only if both runs request the same value of that setting; a
-    setting that requests another value keeps it.
+    setting that requests another value keeps it. `now` are the settings of this run.
     """
     if not recorded.has_fallen_back:
-        return config
-    now = config.tables()
+        return {}
     then = recorded.requested
     fell = recorded.config
     names = ("schedule.steps", *(f"precision.{key}" for key in ("recipe", *RAISED)))
@@ -145,7 +146,7 @@ def apply_recorded_fallback(config: RunConfig, recorded: CheckpointedRun) -> Run
         is_same = now[section].get(key) == then[section].get(key)
         if is_same and key in fell.get(section, {}):
             values[name] = fell[section][key]
-    return config.with_values(values)
+    return values
 
 
 def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun | None:

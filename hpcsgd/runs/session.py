@@ -257,6 +257,10 @@ class Leg:
     rates_tried: int = 1
     recorded: CheckpointedRun | None = None
 
+    def with_settings(self, values: Mapping[str, Any]) -> "Leg":
+        """Return this leg with other values of some settings."""
+        return replace(self, config=self.config.with_values(values))
+
 
 class Session:
     """The run of one call of `train` or `fit`, which may outlive some of its ranks."""
@@ -502,7 +506,7 @@ class Session:
         before = self.world.size
         live = self.live
         world = self.world = self.world.survivors()
-        config = smaller_grid(leg.config, world.size)
+        grid = smaller_grid(leg.config.grid, world.size)
         saver = None if live is None else live.saver
         snapshots = [] if saver is None else list(saver.remembered)
         snapshot = last_common(world, snapshots) or leg.snapshot
@@ -514,17 +518,17 @@ class Session:
                 "%d of %d ranks were lost; the others go on with the grid %dx%d %s",
                 before - world.size,
                 before,
-                config.grid.replicas,
-                world.size // config.grid.replicas,
+                grid.replicas,
+                grid.members,
                 "from the start"
                 if snapshot is None
                 else f"after exchange {snapshot.exchanges}",
             )
-        return replace(
-            leg,
-            config=config,
-            snapshot=snapshot,
-            lost_ranks=leg.lost_ranks + before - world.size,
+        left = replace(
+            leg, snapshot=snapshot, lost_ranks=leg.lost_ranks + before - world.size
+        )
+        return left.with_settings(
+            {"grid.replicas": grid.replicas, "grid.members": grid.members}
         )
 
     def _leg_of_fallback(self, leg: Leg, live: AssembledRun) -> Leg | None:
@@ -541,13 +545,14 @@ class Session:
         has_gap = alarm is not None
         if not good_states.put_back(live.state, live.view, has_gap):
             return None
-        careful = level.apply(live.config)
-        if careful.schedule.steps != live.config.schedule.steps:
+        settled = replace(leg, config=live.config)
+        careful = settled.with_settings({level.key: level.after})
+        if careful.config.schedule.steps != live.config.schedule.steps:
             # The number of the exchange changes, and would no longer show that
             # replicas differ.
             live.agreement.settle(live.state, live.view.exchanges)
         taken = live.capture.take(live.state, live.view)
-        snapshot = convert_checkpoint(taken, live.config, careful)
+        snapshot = convert_checkpoint(taken, live.config, careful.config)
         snapshot.document["events"].append(
             fallback_event(live.view, level, alarm, stopped, snapshot.exchanges)
         )
@@ -556,8 +561,7 @@ class Session:
         # `restore` adds what was sent so far, also in the exchanges that are lost.
         live.grid.world.ledger.entries = Ledger().entries
         return replace(
-            leg,
-            config=careful,
+            careful,
             snapshot=snapshot,
             requested=requested,
             request=live.loop.callbacks.request,
@@ -583,12 +587,10 @@ class Session:
         ledger = live.grid.world.ledger
         self.attempts.append(ledger.as_dict())
         ledger.entries = Ledger().entries
-        lower = {"rate.value": rate, "run.resume": "no"}
-        return Leg(
-            self.config.with_values(lower),
-            lost_ranks=leg.lost_ranks,
-            rates_tried=leg.rates_tried + 1,
+        again = Leg(
+            self.config, lost_ranks=leg.lost_ranks, rates_tried=leg.rates_tried + 1
         )
+        return again.with_settings({"rate.value": rate, "run.resume": "no"})
 
 
 def write_result(world: Communicator, folder: RunFolder, result: Result) -> None:

@@ -712,14 +712,14 @@ def resolve_precision(
     world: Communicator,
     reader: Callable[[Communicator], RowReader],
     recorded: CheckpointedRun | None = None,
-) -> tuple[RunConfig, dict[str, Any]]:
-    """Return the configuration with a recipe in place of `auto`, and facts to report.
+) -> tuple[PrecisionConfig, dict[str, Any]]:
+    """Return the formats with a recipe in place of `auto`, and facts to report.
 
     Rank 0 runs the pilots, and all ranks use its choice. A resumed run uses the choice
     in the checkpoint, `recorded`. Without `auto`, nothing changes.
     """
     if config.precision.recipe != AUTO:
-        return config, {}
+        return config.precision, {}
 
     def choose() -> tuple[PrecisionConfig, dict[str, Any]]:
         if recorded is not None:
@@ -742,7 +742,7 @@ def resolve_precision(
             100 * choice["predicted_gap"],
             extra={"on_all_ranks": True},
         )
-    return replace(config, precision=precision), report
+    return precision, report
 
 
 def recipe_reason(notes: Mapping[str, Any]) -> str:

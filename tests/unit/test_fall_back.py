@@ -63,7 +63,7 @@ def ladder(product="gram", steps=8, **precision):
     found = []
     while (rung := next_fallback_level(config, product)) is not None:
         found.append(rung.text)
-        config = rung.apply(config)
+        config = config.with_values({rung.key: rung.after})
     return found
 
 

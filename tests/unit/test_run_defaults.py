@@ -10,7 +10,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.runs.checkpoint import CheckpointStore
-from hpcsgd.runs.defaults import resolve_defaults
+from hpcsgd.runs.defaults import kept_values, resolve_defaults
 from hpcsgd.runs.result import Status, load_result
 from hpcsgd.solvers.callbacks import Request
 from hpcsgd.studies import compare_methods
@@ -217,8 +217,10 @@ def test_pilots_of_a_recipe_are_of_sgd():
 
 def test_a_fit_that_goes_on_has_the_rate_that_it_had():
     saved = {"run": {"defaults": "fit"}, "rate": {"value": 0.007}}
-    assert resolve_defaults({}, saved=saved).rate.value == 0.007
-    assert resolve_defaults({}).rate.is_open
+    config = resolve_defaults({}, saved=saved)
+    assert config.rate.is_open
+    assert kept_values(config, saved)["rate.value"] == 0.007
+    assert not kept_values(config, {"rate": {"value": 0.007}})
 
 
 def test_the_resolved_file_of_a_fit_does_the_same_again(tmp_path):

@@ -99,7 +99,7 @@ def test_the_run_folder_goes_to_the_new_first_rank(tmp_path):
 def test_the_grid_that_is_left(replicas, ranks, grid):
     problem = make_problem("logistic")
     config = config_for(problem, grid={"replicas": replicas, "members": 2})
-    left = smaller_grid(config, ranks).grid
+    left = smaller_grid(config.grid, ranks)
     assert (left.replicas, left.members) == grid
 
 

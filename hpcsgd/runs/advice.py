@@ -378,7 +378,7 @@ def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
 
 def _about_columns(live: AssembledRun) -> list[str]:
     """Return advice to standardize columns of unlike spreads or far from 0, or []."""
-    if live.loaded.preparation.columns != "raw":
+    if live.loaded.facts.preparation.columns != "raw":
         return []
     spreads, means = _moments(live)
     varies = spreads > 1e-7 * np.abs(means)

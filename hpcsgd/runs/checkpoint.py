@@ -18,9 +18,8 @@ import numpy as np
 import hpcsgd
 from hpcsgd.agreements.base import Agreement
 from hpcsgd.agreements.more.infinity import RUN
-from hpcsgd.backends.task import State
+from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import CheckpointConfig, RunConfig, without_retired
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import DataError
@@ -286,16 +285,19 @@ class Capture:
     """
 
     config: RunConfig
-    grid: Grid
+    task: Task
     columns: Columns
     agreement: Agreement
     evaluation: Evaluation
     guard: MemberCheck
-    clock: Clock
     facts: dict[str, Any]  # fingerprint, rows, product: what does not evolve
     exchanges_per_epoch: int
-    to_host: Callable[[Array], Array]
     resumes: int = 0
+
+    @property
+    def grid(self) -> Grid:
+        """Return the grid of ranks."""
+        return self.columns.grid
 
     def add_fact(self, name: str, fact: Any) -> None:
         """Store `fact` as `name` in the document of all later snapshots."""
@@ -312,7 +314,7 @@ class Capture:
         apart = not self.agreement.holds_one_state(state, exchanges)
         whole = replace(
             state,
-            weights=self.to_host(self.agreement.whole(state)),
+            weights=self.task.backend.to_host(self.agreement.whole(state)),
             memory=self.agreement.memory(state),
             rank_arrays={},  # only the same grid can use them
         )
@@ -371,7 +373,7 @@ class Capture:
             "history": list(view.history),
             "events": list(view.events),
             "ledger": self.grid.world.ledger.as_dict(),
-            "phases": dict(self.clock.seconds),
+            "phases": dict(self.task.clock.seconds),
             "evaluation": self.evaluation.facts(),
             "mended": self.guard.mended,
             "resumes": self.resumes,
@@ -401,7 +403,7 @@ class Capture:
         self.guard.mended = document["mended"]
         self.resumes = document["resumes"] + 1
         self.grid.world.ledger.add(document["ledger"])
-        self.clock.seconds = dict(document["phases"])
+        self.task.clock.seconds = dict(document["phases"])
         view.exchanges = self.position(document)
         view.epoch = view.exchanges // self.exchanges_per_epoch
         steps, rows = progress(view.exchanges)

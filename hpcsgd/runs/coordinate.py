@@ -493,7 +493,7 @@ def result_of(
         ledger=opened.grid.world.ledger.as_dict(),
         config={**ready.config.tables(), "problem": table_of(ready.problem)},
         report=facts,
-        preparation=opened.loaded.preparation,
+        preparation=opened.loaded.facts.preparation,
     )
 
 
@@ -545,9 +545,9 @@ def _facts(
         "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
         **_of_all_ranks(run),
         "transport": grid.world.transport,
-        "source": loaded.source,
+        "source": loaded.facts.source,
         **named(loaded),
-        "data_fingerprint": loaded.fingerprint,
+        "data_fingerprint": loaded.facts.fingerprint,
         "resumes": 0,
         "checkpoints_written": 0,
         "checkpoints_failed": 0,

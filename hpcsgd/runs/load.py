@@ -270,6 +270,18 @@ MOST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
+class DataFacts:
+    """Facts of the whole data, whatever the grid."""
+
+    source: dict[str, Any]  # where the rows come from, as the report says it
+    fingerprint: str  # of every value
+    preparation: Preparation  # of the rows, before they were opened
+    names: list[str] | None  # of the columns, where they have any
+    categories: dict[str, list[str]] | None  # levels of columns that were text
+    stored: int  # stored values; all of them if dense
+
+
+@dataclass(frozen=True)
 class LoadedRows:
     """The shard of a rank, what its targets mean, and how to read its exact values."""
 
@@ -279,17 +291,12 @@ class LoadedRows:
     columns: int  # K
     read_exact: Callable[[slice], Any]  # rows that multiply weights: dense, or sparse
     read_some: Callable[[slice, slice], Any]  # of these rows, some of the columns
-    source: dict[str, Any]
-    fingerprint: str  # of every value of the data, whatever the grid
-    preparation: Preparation  # of the rows, before they came here
-    names: list[str] | None  # of the columns, where they have any
-    categories: dict[str, list[str]] | None  # levels of columns that were text
-    stored: int  # stored values of the whole data; all of them if dense
+    facts: DataFacts
 
     @property
     def density(self) -> float:
         """Return the share of the values of the matrix that is stored; 1 if dense."""
-        return self.stored / (self.shard.total_rows * self.shard.total_columns)
+        return self.facts.stored / (self.shard.total_rows * self.shard.total_columns)
 
 
 def load(
@@ -357,12 +364,14 @@ def load(
         columns=len(targets.labels) if family.targets == "classes" else 1,
         read_exact=exact(reader, shard, precision),
         read_some=exact_columns(reader, shard, precision),
-        source=reader.describe(),
-        preparation=preparation,
-        names=names,
-        categories=categories,
-        stored=_count_stored(grid, shard, precision),
-        fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
+        facts=DataFacts(
+            source=reader.describe(),
+            preparation=preparation,
+            names=names,
+            categories=categories,
+            stored=_count_stored(grid, shard, precision),
+            fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
+        ),
     )
 
 

@@ -239,7 +239,7 @@ def recorders(parts: Parts, agreement: Agreement) -> list[Observer]:
         to_host=parts.task.backend.to_host,
         path=Path(run.out) / NAME if grid.world.rank == 0 else None,
         facts_of_run={
-            "fingerprint": parts.loaded.fingerprint,
+            "fingerprint": parts.loaded.facts.fingerprint,
             "replicas": grid.replicas.size,
             "sections": _identity(config),
         },
@@ -440,21 +440,19 @@ def _capture(
     kind = TiledCapture if parts.config.agreement.on_disk else Capture
     return kind(
         config=parts.config,
-        grid=parts.grid,
+        task=parts.task,
         columns=parts.columns,
         agreement=agreement,
         evaluation=evaluation,
         guard=guard,
-        clock=parts.task.clock,
         facts={
-            "fingerprint": parts.loaded.fingerprint,
+            "fingerprint": parts.loaded.facts.fingerprint,
             "rows": parts.loaded.shard.total_rows,
             "product": parts.product_name,
             "look_ahead": parts.look_ahead,
             "members": parts.grid.members.size,
         },
         exchanges_per_epoch=parts.feed.exchanges_per_epoch,
-        to_host=parts.task.backend.to_host,
     )
 
 

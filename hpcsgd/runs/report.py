@@ -241,7 +241,7 @@ def report(
         history=history,
         ledger=live.grid.world.ledger.as_dict(),
         config=live.config.tables(),
-        preparation=live.loaded.preparation,
+        preparation=live.loaded.facts.preparation,
         report=_facts(live, began, setup)
         | ({ON_FILE: NAME} if isinstance(weights, np.memmap) else {})
         | _judged(live)
@@ -316,9 +316,9 @@ def _facts(
         "agreement": _agreement(live),
         **_of_all_ranks(live),
         "transport": grid.world.transport,
-        "source": live.loaded.source,
+        "source": live.loaded.facts.source,
         **named(live.loaded),
-        "data_fingerprint": live.loaded.fingerprint,
+        "data_fingerprint": live.loaded.facts.fingerprint,
         "resumes": live.capture.resumes,
         "checkpoints_written": 0 if live.saver is None else live.saver.written,
         "checkpoints_failed": 0 if live.saver is None else live.saver.failed,
@@ -423,8 +423,8 @@ def named(loaded: LoadedRows) -> dict[str, Any]:
 
     Either is left out if the data do not have it.
     """
-    names = {} if loaded.names is None else {"feature_names": loaded.names}
-    levels = loaded.categories
+    names = {} if loaded.facts.names is None else {"feature_names": loaded.facts.names}
+    levels = loaded.facts.categories
     return names if levels is None else {**names, "categories": levels}
 
 

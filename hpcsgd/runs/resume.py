@@ -254,11 +254,12 @@ def _share(world: Communicator, found: Snapshot | None) -> Snapshot | None:
 def _check(config: RunConfig, live: AssembledRun, checkpoint: Snapshot) -> None:
     """Raise an error if the checkpoint belongs to another run than this one."""
     document = checkpoint.document
-    if document["fingerprint"] != live.loaded.fingerprint:
+    fingerprint = live.loaded.facts.fingerprint
+    if document["fingerprint"] != fingerprint:
         raise DataError(
             f"the data is not what this run was started on (now"
-            f" {live.loaded.fingerprint}, then {document['fingerprint']}); bring the"
-            " file back, or start anew with --resume no"
+            f" {fingerprint}, then {document['fingerprint']}); bring the file"
+            " back, or start anew with --resume no"
         )
     now = config.tables()
     usual = RunConfig().tables()

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -201,12 +200,8 @@ def _run(setting, room, world, epochs: int) -> float:
     """Seconds of a step of a real run: all its epochs, or as many as time allows."""
     from hpcsgd.runs.build import assemble_run
 
-    config = setting.applied_to(room.stage.config)
-    config = replace(
-        config,
-        schedule=replace(config.schedule, epochs=epochs),
-        run=replace(config.run, check_every=16),
-    )
+    values = {"schedule.epochs": epochs, "run.check_every": 16}
+    config = room.stage.settings({**setting.values(), **values})
     watch = _watch(setting.product in ("cached", "gather-once"), world.rank)
     live = assemble_run(config, room.stage.opened, [watch])
     live.warm_up()

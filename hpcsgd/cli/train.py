@@ -355,7 +355,7 @@ def run_sweep(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 def sweep_configuration(arguments: argparse.Namespace) -> "RunConfig":
     """Return all settings of a sweep: the TOML file, overridden by --set and flags."""
-    from hpcsgd.config import RunConfig, read_toml
+    from hpcsgd.config import read_toml
     from hpcsgd.estimators.sweep import with_sweep
 
     tables = read_toml(arguments.config) if arguments.config else {}
@@ -364,7 +364,7 @@ def sweep_configuration(arguments: argparse.Namespace) -> "RunConfig":
         value = getattr(arguments, f"sweep.{key}")
         if value is not None:
             merged.setdefault("sweep", {})[key] = value
-    return with_sweep(RunConfig.parse(merged), {})
+    return with_sweep(merged, {})
 
 
 def _sweep(config: "RunConfig", arguments: argparse.Namespace) -> int:

@@ -430,7 +430,8 @@ def run_fit(
         data = data.with_facts(labels=rows.labels, column_names=whole)
         if arguments.rate == RACE:
             best = race_on(settings, world, data.open_reader)
-            settings = settings.with_values({"rate.value": best})
+            won = {"rate": {"value": best}}
+            settings = arguments.run_config(facts, overrides=won)
         observers = world.together(lambda: _check_callbacks(callbacks))
         if is_shown and world.rank == 0:
             observers.append(Shown())

@@ -22,10 +22,10 @@ from hpcsgd.estimators.base import FitRanks, opened
 from hpcsgd.estimators.fit import documented
 from hpcsgd.estimators.glm import Generic
 from hpcsgd.estimators.inputs import FitRows, open_data
-from hpcsgd.estimators.sweep import Sweep, with_sweep
+from hpcsgd.estimators.sweep import Sweep
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Penalty
-from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, overlay_tables
+from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, Tables
 from hpcsgd.runs.opened_run import OpenedRun, open_run
 from hpcsgd.runs.session import LOWER, RunSettings, Session
 from hpcsgd.runs.settle import ProblemSize, takes_newton
@@ -182,15 +182,15 @@ def fit_many(
     arguments = replace(
         arguments, alpha=0.0, momentum=0.0, polish=False, epochs=epochs, verbose=0
     )
-    config = world.together(lambda: arguments.run_config(facts))
+    settings = world.together(lambda: arguments.run_config(facts))
     # No model is waited for: they are compared after as many epochs, at the end of
     # which the rate has gone to zero and with it what is not the model's but noise.
-    config = replace(config, stop=StopConfig())
-    if "kind" not in (overlay_tables({}, arguments.config).get("rate") or {}):
-        config = config.with_values({"rate.kind": "cosine"})
-    seed = config.sampling.seed
-    lists = {"l2": alphas, "folds": folds.count, "fold_seed": seed}
-    config = world.together(lambda: with_sweep(config, lists))
+    seed = settings.sampling.seed
+    overrides: Tables = {
+        "stop": vars(StopConfig()),
+        "sweep": {"l2": alphas, "folds": folds.count, "fold_seed": seed},
+    }
+    config = world.together(lambda: arguments.run_config(facts, overrides=overrides))
     is_open = config.rate.is_open
     layout = arguments.layout
     data = world.together(lambda: open_data(matrix, rows.sides, layout, config))
@@ -204,7 +204,8 @@ def fit_many(
         log.warning(
             "every model diverged; all are trained again with a rate of %.3g", rate
         )
-        config = config.with_values({"rate.value": rate})
+        overrides["rate"] = {"value": rate}
+        config = arguments.run_config(facts, overrides=overrides)
     raise ConfigError(
         "every model diverged; scale the columns alike, or give a smaller rate"
     )

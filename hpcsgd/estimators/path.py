@@ -207,13 +207,14 @@ class PathFit:
         }
         if self.matrix.path is not None:
             tables["data"] = {"path": self.matrix.path}
-        config = RunConfig.parse(overlay_tables(tables, arguments.config))
-        if best_form(config) == "dual" and not has_section(
-            arguments.config, "sampling"
-        ):
-            # With one order for all epochs, the dual form may take ten times as many.
-            return config.with_values({"sampling.mode": "reshuffle"})
-        return config
+        tables = overlay_tables(tables, arguments.config)
+        config = RunConfig.parse(tables)
+        names_order = has_section(arguments.config, "sampling")
+        if best_form(config) != "dual" or names_order:
+            return config
+        # With one order for all epochs, the dual form may take ten times as many.
+        tables["sampling"]["mode"] = "reshuffle"
+        return RunConfig.parse(tables)
 
 
 # The result of a path: every model is a Result.

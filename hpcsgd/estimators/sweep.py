@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hpcsgd.api import Config, open_data, open_session, parse_settings
+from hpcsgd.api import (
+    Config,
+    NamedSettings,
+    named_settings,
+    open_data,
+    open_session,
+    parse_settings,
+)
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.backends.task import State
 from hpcsgd.comm import open_world
@@ -34,7 +41,7 @@ from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.auto_rate import find_steepness, rate_of
 from hpcsgd.runs.build import assemble_run
 from hpcsgd.runs.checks import check_configuration, resolve_grid
-from hpcsgd.runs.defaults import to_number
+from hpcsgd.runs.defaults import overlay_tables, to_number
 from hpcsgd.runs.figures import COLOURS, html, new_axes, to_frame
 from hpcsgd.runs.folder import SWEEP
 from hpcsgd.runs.opened_run import OpenedRun, open_run
@@ -579,9 +586,8 @@ def sweep(
     0.0001
     """
     setup = Clock()
-    config = parse_settings(config)
     arguments = {"l2": l2, "rate": rate, "folds": folds, "fold_seed": fold_seed}
-    config = with_sweep(config, arguments)
+    config = with_sweep(named_settings(config), arguments)
     check_configuration(config)
     reader = open_data(config, X, y, sample_weight, offset)
     run = config.run
@@ -597,18 +603,20 @@ def sweep(
     return result
 
 
-def with_sweep(config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
-    """Return `config` with the settings of [sweep] in `asked` that are not None.
+def with_sweep(named: NamedSettings, asked: Mapping[str, Any]) -> RunConfig:
+    """Return all settings of a sweep: those in `named`, and in [sweep] those `asked`.
 
-    `l2` and `rate` may be a number, an array or a sequence of numbers. Raise
-    ConfigError if the sweep would have one model only.
+    What is None in `asked` is not asked for. `l2` and `rate` may be a number, an array
+    or a sequence of numbers. Raise ConfigError if the sweep would have one model only.
     """
     settings = {name: value for name, value in asked.items() if value is not None}
     for name in ("l2", "rate"):
         if name in settings:
             numbers = np.ravel(settings[name]).tolist()
             settings[name] = tuple(to_number(name, value) for value in numbers)
-    config = config.with_values({f"sweep.{k}": v for k, v in settings.items()})
+    if settings:
+        named = overlay_tables(overlay_tables({}, named), {"sweep": settings})
+    config = named if isinstance(named, RunConfig) else RunConfig.parse(named)
     if not config.sweep.is_many:
         raise ConfigError(
             "a sweep needs more than one model; give several --l2 or --rates, or"
@@ -716,11 +724,10 @@ def race_on(
     """
     _check(config)
     with _counted_apart(world):
-        settings = _for_race(config)
-        opened = open_run(settings, world, reader, Clock())
+        opened = open_run(_for_race(config), world, reader, Clock())
         try:
             around = rates or _around(config, opened)
-            return _Race(settings, opened, share).run(around)
+            return _Race(config, opened, share).run(around)
         finally:
             opened.grid.close()
 
@@ -744,8 +751,11 @@ def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:
     return tuple(middle * 2.0**k for k in range(-4, WAYS - 4))
 
 
-def _for_race(config: RunConfig) -> RunConfig:
-    """Return the settings of a race, whose choice is the same in every call."""
+def _for_race(config: RunConfig, rates: tuple[float, ...] = ()) -> RunConfig:
+    """Return the settings of a race, whose choice is the same in every call.
+
+    `rates` are those that train together, once they are known.
+    """
     recipe = config.precision.recipe
     recipe = "fp32" if recipe == AUTO else recipe  # pilots would take longer
     values = {
@@ -756,7 +766,12 @@ def _for_race(config: RunConfig) -> RunConfig:
         "rate.warmup": 0,
         "precision.recipe": recipe,
     }
-    return rehearsal(config, values, average=AverageConfig())
+    if not rates:
+        return rehearsal(config, values, average=AverageConfig())
+    # The rates are those of the sweep: none is derived from the data.
+    values |= {"rate.value": 1.0, "rate.per_batch": 0}
+    sweep = SweepConfig(rate=rates)
+    return rehearsal(config, values, average=AverageConfig(), sweep=sweep)
 
 
 @contextmanager
@@ -775,14 +790,14 @@ def _counted_apart(world: Communicator) -> Iterator[None]:
 class _Race:
     """A race: rounds of training, with F evaluated after each of them."""
 
-    config: RunConfig
+    config: RunConfig  # of the run that the race is for
     opened: OpenedRun
     share: float
 
     def run(self, rates: tuple[float, ...]) -> float:
         """Run all rounds; return the best of the rates."""
         left = rates
-        live = assemble_run(self._config(left), self.opened, [])
+        live = assemble_run(_for_race(self.config, left), self.opened, [])
         losses = first = self._losses(live)
         rounds = max(ceil(np.log2(len(left))), 1)
         each = live.feed.exchanges_per_epoch
@@ -814,12 +829,6 @@ class _Race:
             )
         return float(left[0])
 
-    def _config(self, rates: tuple[float, ...]) -> RunConfig:
-        """Return the settings of a round with these rates."""
-        # The rates are those of the sweep: none is derived from the data.
-        rate = replace(self.config.rate, value=1.0, per_batch=0)
-        return replace(self.config, sweep=SweepConfig(rate=rates), rate=rate)
-
     def _losses(self, live: AssembledRun) -> Array:
         """Return F of every rate, at the consensus of the replicas. Collective."""
         seen = live.agreement.consensus(live.state, live.view.exchanges)
@@ -840,7 +849,8 @@ class _Race:
         earlier = EarlierChoice(
             chosen.product, chosen.steps, chosen.look_ahead, live.task.members.size
         )
-        fewer = assemble_run(self._config(left), self.opened, [], earlier)
+        settings = _for_race(self.config, left)
+        fewer = assemble_run(settings, self.opened, [], earlier)
         assert live.task.models is not None
         _take_columns(live.state, fewer.state, live.task.models, kept)
         view = fewer.view

@@ -190,26 +190,32 @@ class FitArguments:
     verbose: int = 0
     config: Mapping[str, Mapping[str, Any]] | RunConfig | None = None
 
-    def run_config(self, facts: FitFacts, record: int = 0) -> RunConfig:
+    def run_config(
+        self, facts: FitFacts, record: int = 0, overrides: Tables | None = None
+    ) -> RunConfig:
         """Return all settings of the fit; those of `config` override the others.
 
-        `record` is the number of exchanges that are kept for `hpcsgd verify`. Fits with
-        the same arguments, as those of a search, have the same settings, which are
-        made once.
+        `record` is the number of exchanges that are kept for `hpcsgd verify`.
+        `overrides` are settings that override even those of `config`, as the rate that
+        won a race. Fits with the same arguments, as those of a search, have the same
+        settings, which are made once.
         """
-        key = (*((type(value), value) for value in vars(self).values()), facts, record)
+        arguments = ((type(value), value) for value in vars(self).values())
+        key = (*arguments, facts, record, overrides)
         try:
             config = _run_configs.get(key)
         except TypeError:  # an argument that is a mapping, a list or an array
-            return self._make_run_config(facts, record)
+            return self._make_run_config(facts, record, overrides)
         if config is None:
-            config = self._make_run_config(facts, record)
+            config = self._make_run_config(facts, record, overrides)
             if len(_run_configs) >= MOST_KEPT:
                 _run_configs.clear()
             _run_configs[key] = config
         return config
 
-    def _make_run_config(self, facts: FitFacts, record: int) -> RunConfig:
+    def _make_run_config(
+        self, facts: FitFacts, record: int, overrides: Tables | None
+    ) -> RunConfig:
         problem = self.problem()
         is_fine = facts.is_wide and self.device == "cpu"
         recipe = self.precision or ("fp64" if is_fine else "fp32")
@@ -241,8 +247,8 @@ class FitArguments:
         if facts.path is not None:
             tables["data"] = {"path": facts.path}
         self._leave_to_method(tables)
-        wanted = overlay_tables(tables, self.config)
-        config = RunConfig.parse(overlay_tables(wanted, {"run": {"defaults": FIT}}))
+        tables = overlay_tables(overlay_tables(tables, self.config), overrides)
+        config = RunConfig.parse(overlay_tables(tables, {"run": {"defaults": FIT}}))
         # A setting that the run would not read is refused only if the caller may have
         # given it: in `config`, or as the argument `momentum`.
         check_configuration(

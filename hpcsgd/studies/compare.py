@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from math import lcm
@@ -682,7 +683,8 @@ def compare(
         log.info("%s", title, extra={"on_all_ranks": True})
         if notebook:
             notebook.show(next(numbers) / (repeats * len(accepted)), title)
-        return _run(setting, _placed(setting, out, number), X, y, comm, callbacks)
+        folder = _run_folder(setting, out, number)
+        return _run(setting, folder, X, y, comm, callbacks)
 
     results = {item.name: item for item in _in_turns(accepted, repeats, run)}
     if notebook:
@@ -812,7 +814,8 @@ def _reason_to_refuse(
     For a setting that is not a method by name, the reason is raised.
     """
     try:
-        with open_temporary_store(_placed(setting, out, 1), world) as config:
+        folder = _run_folder(setting, out, 1)
+        with _settings_of_run(setting, folder, world) as config:
             world.together(lambda: _check_on_ranks(config, world))
     except ConfigError as error:
         if not setting.is_method:
@@ -830,24 +833,39 @@ def _check_on_ranks(config: RunConfig, world: Communicator) -> None:
         resolve_names(config, world)
 
 
-def _placed(setting: NamedSetting, out: str | Path | None, number: int) -> RunConfig:
-    """Return the configuration of a setting, with the folder of one of its runs."""
-    folder = None
-    if out:
-        name = f"{folder_name(setting.name)}-{number}"
-        try:
-            folder = str(own_folder(Path(out), name))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write into --out {out}: {reason(error)}; remove the file or"
-                " link that is in the way, or choose another folder"
-            ) from error
-    return setting.config.with_values({"run.out": folder})
+def _run_folder(
+    setting: NamedSetting, out: str | Path | None, number: int
+) -> str | None:
+    """Return the path of the folder of one run of a setting; None without `out`."""
+    if not out:
+        return None
+    name = f"{folder_name(setting.name)}-{number}"
+    try:
+        return str(own_folder(Path(out), name))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write into --out {out}: {reason(error)}; remove the file or"
+            " link that is in the way, or choose another folder"
+        ) from error
+
+
+@contextmanager
+def _settings_of_run(
+    setting: NamedSetting, folder: str | None, world: Communicator
+) -> Iterator[RunConfig]:
+    """Yield the settings of one run, with its places on disk. Collective.
+
+    The run folder is `folder`, if any. Without it, states on disk are in a temporary
+    folder, which is removed at the end.
+    """
+    config = setting.config
+    with open_temporary_store(config.agreement, folder, world) as store:
+        yield config.with_values({"run.out": folder, **store})
 
 
 def _run(
     setting: NamedSetting,
-    config: RunConfig,
+    folder: str | None,
     X: Any,
     y: Any,
     world: Communicator,
@@ -855,8 +873,8 @@ def _run(
 ) -> Result | Refusal:
     """Train a setting once, or return the refusal of a method on these data."""
     try:
-        with open_temporary_store(config, world) as stored:
-            return run_training(stored, X, y, world=world, callbacks=callbacks())
+        with _settings_of_run(setting, folder, world) as config:
+            return run_training(config, X, y, world=world, callbacks=callbacks())
     except HpcsgdError as error:
         if _is_refusal(error, setting, world):
             return Refusal(setting.name, str(error))

@@ -13,7 +13,7 @@ from tempfile import gettempdir
 from typing import Any
 from uuid import uuid4
 
-from hpcsgd.agreements.base import RunShape
+from hpcsgd.agreements.base import AgreementSettings, RunShape
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, without_retired
 from hpcsgd.data.hdf5 import COLUMNS
@@ -259,11 +259,11 @@ def _shape(report: Report) -> RunShape:
     tables = without_retired(report["config"])
     agreement = report["agreement"]
     named = {**tables.get("agreement", {}), "method": ""}  # it has set what it sets
-    config = RunConfig.parse({**tables, "agreement": named})
-    schedule = report["schedule"]
-    ran = {f"schedule.{key}": schedule[key] for key in ("batch", "steps", "period")}
+    ran = {key: report["schedule"][key] for key in ("batch", "steps", "period")}
+    schedule = {**tables.get("schedule", {}), **ran}
+    config = RunConfig.parse({**tables, "agreement": named, "schedule": schedule})
     return RunShape(
-        config=config.with_values(ran),
+        config=config,
         precision=Precision(**report["precision"]),
         rows=report["rows"],
         columns=report["columns"],
@@ -509,20 +509,22 @@ def _copy(reader: RowReader, path: Path, count: int) -> None:
 
 
 @contextmanager
-def open_temporary_store(config: RunConfig, world: Communicator) -> Iterator[RunConfig]:
-    """Yield `config` with a temporary folder for states on disk. Collective.
+def open_temporary_store(
+    agreement: AgreementSettings, folder: str | None, world: Communicator
+) -> Iterator[dict[str, str]]:
+    """Yield section.key -> value of a temporary folder for states on disk. Collective.
 
-    The folder has the same name on all nodes, and every rank removes it at the end. A
-    configuration that needs no such folder is yielded as it is.
+    The folder has the same name on all nodes, and every rank removes it at the end.
+    Nothing is yielded for an agreement that needs no such folder, or for a run that has
+    the run folder `folder`.
     """
-    agreement: Any = config.agreement
-    if not agreement.on_disk or agreement.states_folder or config.run.out:
-        yield config
+    if not agreement.on_disk or agreement.states_folder or folder:
+        yield {}
         return
     name = world.exchange_objects(f"hpcsgd-{uuid4().hex}")[0]
     store = Path(gettempdir()) / name
     try:
-        yield config.with_values({"agreement.store": str(store)})
+        yield {"agreement.store": str(store)}
         world.max_flag(0)  # all ranks have opened the files that they read
     finally:
         shutil.rmtree(store, ignore_errors=True)

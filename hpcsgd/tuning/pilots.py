@@ -114,21 +114,32 @@ def draw_sample(
     )
 
 
-def draw_sample_of(config: RunConfig, reader: RowReader) -> Sample:
-    """Return a sample of the rows of a run, with enough rows for its exchanges."""
-    return draw_sample(
-        reader, rows_of_exchange(config), config.sampling.seed, config.problem.family
-    )
+def draw_sample_of(
+    config: RunConfig, reader: RowReader, batch: int | None = None
+) -> Sample:
+    """Return a sample of the rows of a run, with enough rows for its exchanges.
+
+    `batch` is the rows of a step, by default those of `config`.
+    """
+    rows = rows_of_exchange(config, batch)
+    return draw_sample(reader, rows, config.sampling.seed, config.problem.family)
 
 
-def rows_of_exchange(config: RunConfig) -> int:
-    """Return the rows of one exchange of one replica; open steps count as 8 steps."""
-    return config.schedule.batch * (config.schedule.steps or DEFAULT_STEPS)
+def rows_of_exchange(config: RunConfig, batch: int | None = None) -> int:
+    """Return the rows of one exchange of one replica; open steps count as 8 steps.
+
+    `batch` is the rows of a step, by default those of `config`.
+    """
+    steps = config.schedule.steps or DEFAULT_STEPS
+    return (batch or config.schedule.batch) * steps
 
 
-def planned_exchanges(config: RunConfig, rows: int) -> int:
-    """Return the number of exchanges of a whole run on `rows` rows."""
-    each = rows_of_exchange(config) * config.grid.replicas
+def planned_exchanges(config: RunConfig, rows: int, batch: int | None = None) -> int:
+    """Return the number of exchanges of a whole run on `rows` rows.
+
+    `batch` is the rows of a step, by default those of `config`.
+    """
+    each = rows_of_exchange(config, batch) * config.grid.replicas
     return config.schedule.epochs * -(-rows // each)
 
 
@@ -182,14 +193,16 @@ def loss_gaps(
     precisions: Mapping[str, PrecisionConfig],
     members: int,
     exchanges: int,
+    batch: int | None = None,
 ) -> dict[str, Gap]:
     """Return the gap of every precision to float64, for a run of `exchanges` exchanges.
 
-    The gap of a precision in which the pilot diverges is infinite.
+    `batch` is the rows of a step, by default those of `config`. The gap of a precision
+    in which the pilot diverges is infinite.
     """
 
     def run_in(precision: PrecisionConfig) -> Result:
-        pilot = pilot_config(config, precision, len(sample.y), members)
+        pilot = pilot_config(config, precision, len(sample.y), members, batch)
         return run_pilot(pilot, sample)
 
     exact = run_in(PrecisionConfig(recipe="fp64"))
@@ -240,11 +253,19 @@ def run_pilot(config: RunConfig, sample: Sample) -> Result:
 
 
 def pilot_config(
-    config: RunConfig, precision: PrecisionConfig, rows: int, members: int
+    config: RunConfig,
+    precision: PrecisionConfig,
+    rows: int,
+    members: int,
+    batch: int | None = None,
 ) -> RunConfig:
-    """Return the settings of a pilot of `config` on `rows` rows, in a precision."""
+    """Return the settings of a pilot of `config` on `rows` rows, in a precision.
+
+    `batch` is the rows of a step, by default those of `config`. It is smaller if an
+    epoch of the sample would have less than two exchanges.
+    """
     steps = config.schedule.steps or DEFAULT_STEPS
-    batch = min(config.schedule.batch, max(rows // (2 * steps), 1))
+    batch = min(batch or config.schedule.batch, max(rows // (2 * steps), 1))
     each = -(-rows // (batch * steps))
     values = {
         "schedule.batch": batch,

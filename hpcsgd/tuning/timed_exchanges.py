@@ -45,6 +45,12 @@ WOKEN = 2  # exchanges after which all memory and messages are allocated
 FEW = 16  # exchanges of a first epoch, if the time of one is unknown
 MOST_TOUCHED = 2**29  # bytes
 TINY = 1e-9  # learning rate at which a timed run does not diverge
+STEADY = {  # values of settings of every timed run
+    "rate.kind": "constant",
+    "rate.value": TINY,
+    "rate.warmup": 0,
+    "schedule.steps": 1,
+}
 # product that stores batches -> the product that its first epoch costs as much as
 FIRST = {"cached": "gram", "gather-once": "gather"}
 
@@ -69,17 +75,18 @@ class TimedSetting:
         """Return the product, with " ahead" if it looks ahead."""
         return self.product + (" ahead" if self.look_ahead else "")
 
-    def applied_to(self, config: RunConfig) -> RunConfig:
-        """Return `config` with this setting."""
-        return config.with_values(
-            {
-                "schedule.batch": self.batch,
-                "schedule.steps": self.steps,
-                "schedule.period": self.period or config.schedule.period,
-                "products.kind": self.product,
-                "products.look_ahead": "on" if self.look_ahead else "off",
-            }
-        )
+    def values(self) -> dict[str, Any]:
+        """Return section.key -> value of this setting in a configuration.
+
+        Without a period, that of the configuration stays.
+        """
+        values: dict[str, Any] = {
+            "schedule.batch": self.batch,
+            "schedule.steps": self.steps,
+            "products.kind": self.product,
+            "products.look_ahead": "on" if self.look_ahead else "off",
+        }
+        return values | {"schedule.period": self.period} if self.period else values
 
 
 @dataclass(frozen=True)
@@ -93,33 +100,41 @@ class Burst:
 
 
 class Stage:
-    """The data on one grid in one precision, on which settings are timed."""
+    """The data on one grid in one precision, on which settings are timed.
+
+    Attributes
+    ----------
+    planned : RunConfig
+        The run whose settings are chosen.
+    place : mapping
+        section.key -> value of the grid and the precision.
+    """
 
     def __init__(
         self,
-        config: RunConfig,
+        planned: RunConfig,
+        place: Mapping[str, Any],
         world: Communicator,
         reader: Callable[[Communicator], RowReader],
     ) -> None:
-        values = {
-            "rate.kind": "constant",
-            "rate.value": TINY,
-            "rate.warmup": 0,
-            "schedule.steps": 1,
-        }
-        self.config = rehearsal(
-            config,
-            values,
-            monitored=True,  # a run spends seconds on its checks
-            products=ProductsConfig(kind="gram", look_ahead="off"),
-        )
+        self.planned = planned
+        self.place = place
         setup = Clock()
-        self.opened = open_run(self.config, world, reader, setup)
+        self.opened = open_run(self.settings({}), world, reader, setup)
         self.seconds_reading = setup.seconds.get("read", 0.0)
         self.world = self.opened.grid.world
         self.first_epoch = FIRST_EPOCH  # seconds
         self._task: Task | None = None
         self._runs: dict[TimedSetting, _TimedRun] = {}
+
+    def settings(self, values: Mapping[str, Any]) -> RunConfig:
+        """Return the settings of a timed run that has `values`, by section.key."""
+        return rehearsal(
+            self.planned,
+            {**self.place, **STEADY, **values},
+            monitored=True,  # a run spends seconds on its checks
+            products=ProductsConfig(kind="gram", look_ahead="off"),
+        )
 
     @property
     def rows(self) -> int:
@@ -139,8 +154,7 @@ class Stage:
     def job(self, rows: int, epochs: int) -> CostInputs:
         """Return the inputs of the cost model for a run on `rows` rows in all."""
         opened = self.opened
-        config = self.config.with_values({"schedule.epochs": epochs})
-        job = job_of(config, opened)
+        job = job_of(self.settings({"schedule.epochs": epochs}), opened)
         return replace(job, rows=max(rows // opened.grid.replicas.size, 1))
 
     def fits(self, setting: TimedSetting) -> bool:
@@ -185,7 +199,7 @@ class Stage:
 
     def _live(self, setting: TimedSetting) -> AssembledRun:
         endless = {"schedule.period": EPOCHS, "schedule.epochs": EPOCHS}
-        config = setting.applied_to(self.config.with_values(endless))
+        config = self.settings({**endless, **setting.values()})
         opened = self.opened
         if product_facts(setting.product).keeps_batches:
             opened = replace(opened, loaded=self._fewer(setting))

@@ -517,12 +517,13 @@ def open_candidate_group(
 
     Collective. `share` is the part of the budget that is spent at the end of it.
     """
-    config, whole = on_grid(question.config, grid, recipe), question.reader()
+    config = question.config
+    whole = question.reader()
 
     def reader(_: Communicator) -> RowReader:
         return FirstRows(whole, sample.rows, config.problem.family)
 
-    stage = Stage(config, world, reader)
+    stage = Stage(config, place_values(grid, recipe), world, reader)
     figures = measure_figures(stage, min(question.batches), budget, share)
     job = stage.job(whole.rows, config.schedule.epochs)
     return CandidateGroup(
@@ -561,16 +562,14 @@ def measure_figures(
     return GridFigures(machine, tuple(directions), tuple(kernels))
 
 
-def on_grid(config: RunConfig, grid: tuple[int, int], recipe: str) -> RunConfig:
-    """Return the configuration with this grid and recipe."""
+def place_values(grid: tuple[int, int], recipe: str) -> dict[str, Any]:
+    """Return section.key -> value of a grid and a recipe in a configuration."""
     replicas, members = grid
-    return config.with_values(
-        {
-            "grid.replicas": replicas,
-            "grid.members": members,
-            "precision.recipe": recipe,
-        }
-    )
+    return {
+        "grid.replicas": replicas,
+        "grid.members": members,
+        "precision.recipe": recipe,
+    }
 
 
 # The choice of open settings: measure, predict, run the best, choose.
@@ -612,9 +611,13 @@ class TuningResult:
     def config(self) -> RunConfig:
         """Return the configuration of the fastest candidate, with all its choices."""
         best = self.chosen
-        config = self.question.config
-        chosen = best.setting.applied_to(on_grid(config, best.grid, best.recipe))
-        return chosen.with_values({"rate.value": best.learnt.way.rate})
+        return self.question.config.with_values(
+            {
+                **place_values(*best.place),
+                **best.setting.values(),
+                "rate.value": best.learnt.way.rate,
+            }
+        )
 
 
 def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
@@ -712,16 +715,16 @@ def _gaps(
     end = perf_counter() + budget.until(RECIPES) / 2  # read by rank 0 alone
 
     def measure() -> dict[str, float]:
-        largest = config.with_values({"schedule.batch": max(question.batches)})
-        sample = draw_sample_of(largest, reader)
-        planned = planned_exchanges(largest, reader.rows)
+        batch = max(question.batches)
+        sample = draw_sample_of(config, reader, batch)
+        planned = planned_exchanges(config, reader.rows, batch)
         recipes = affordable(config.precision)
         predictions = {"fp64": 0.0}
         for name in [n for n in PREFERRED if n in recipes and n != "fp64"]:
             if len(predictions) > 1 and perf_counter() > end:
                 break
             precisions = {name: recipes[name]}
-            gaps = loss_gaps(largest, sample, precisions, world.size, planned)
+            gaps = loss_gaps(config, sample, precisions, world.size, planned, batch)
             predictions[name] = gaps[name].predicted
         return predictions
 

@@ -62,13 +62,13 @@ def test_what_makes_no_sweep_is_refused(section, sentence):
 
 
 def test_one_value_and_arrays_are_lists_too():
-    config = with_sweep(RunConfig(), {"l2": 0.5, "rate": np.array([0.1, 0.2])})
+    config = with_sweep({}, {"l2": 0.5, "rate": np.array([0.1, 0.2])})
     assert config.sweep.l2 == (0.5,) and config.sweep.rate == (0.1, 0.2)
 
 
 def test_a_list_with_text_is_refused_by_its_name():
     with pytest.raises(ConfigError, match="rate = 'fast' must be a number"):
-        with_sweep(RunConfig(), {"l2": 0.5, "rate": ["fast"]})
+        with_sweep({}, {"l2": 0.5, "rate": ["fast"]})
 
 
 def test_lists_go_through_toml():

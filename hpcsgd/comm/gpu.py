@@ -145,8 +145,9 @@ class Carrier(ABC):
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
         """Start a collective of device arrays, as `Transport.begin` does on the host.
 
-        `wait` may return once the work is queued on the stream. Kinds are sum, reduce,
-        broadcast, gather, exchange, parts and ordered_parts.
+        `wait` may return once the work is queued on the stream. The kinds of
+        `Collective` that it takes are sum, reduce, broadcast, gather, exchange, parts
+        and ordered_parts.
         """
 
     def _to_host(self, array: Any, host: Any) -> None:

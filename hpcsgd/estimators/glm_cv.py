@@ -343,7 +343,11 @@ def _minima_of_folds(
 
 
 def _start_of(land: Landscape, point: RefinementPoint | None) -> RefinementPoint:
-    """Return the point of the last penalty, or of zeros with the best intercept."""
+    """Return where the fit for a penalty begins, with its loss.
+
+    It is `point`, the minimum for the penalty before, or where there is none the null
+    model: zero weights with the best intercept.
+    """
     if point is not None:
         return land.start_at(
             point.weights, point.intercept if land.has_intercept else None

@@ -444,7 +444,10 @@ def tree_of_network(network: Network, ranks: int) -> Sum:
 
 
 def _ring_bytes(ranks: int) -> float:
-    """Return the bytes that a ring moves for each byte of a message."""
+    """Return the bytes that each of `ranks` sends for a byte of a ring all-reduce.
+
+    They are 2 (P − 1) / P for P ranks.
+    """
     return communicator.sum_bytes(1, ranks)
 
 

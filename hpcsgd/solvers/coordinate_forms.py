@@ -1318,9 +1318,10 @@ class NewtonForm(Form):
         return whole
 
     def settle(self, point: CoordinatePoint) -> None:
-        """Move from the anchor towards the point, as far as F falls. Collective.
+        """Move from the anchor towards the point, and write the end into it. Collective.
 
-        The point becomes the result.
+        The whole way is tried first, then its half, its quarter and so on, until F is
+        enough below its value at the anchor.
         """
         end = point.x.reshape(self.anchor.shape).copy()
         move = end - self.anchor

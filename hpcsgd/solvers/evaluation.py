@@ -306,9 +306,10 @@ class StopConfig(Settings, section="stop"):
     def is_reached(
         self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
     ) -> bool:
-        """Return whether the last of these records reaches the goal.
+        """Return whether the last record of `history` reaches the goal.
 
-        `null_excess` is F₀ of `gap_limit`, for a gap.
+        `null_excess` is needed where the goal is a gap: it is F of the null model less
+        the least that F could be.
         """
         if self.on == "none" or not history:
             return False
@@ -722,18 +723,22 @@ NAME = "loss_scale"
 
 @dataclass
 class ReplicaLossScale(Observer):
-    """Saves the scale of residuals of a replica that adapts it on its own."""
+    """Saves the loss scale of a replica that adapts its own.
+
+    Residuals in a narrow format are multiplied by the loss scale, so that they do not
+    underflow.
+    """
 
     scale: LossScale
 
     def prepare(self, state: State) -> None:
-        """Allocate the scale beside the state, with which it is saved."""
+        """Allocate the loss scale in the state, with which it is saved."""
         state.rank_arrays[NAME] = self.scale.kept()
 
     def start(self, state: State, exchanges: int) -> None:
-        """Restore the scale that was saved with the state."""
+        """Restore the loss scale that was saved with the state."""
         self.scale.restore(state.rank_arrays[NAME])
 
     def after_steps(self, state: State, number: int, group: Group | None) -> None:
-        """Save the scale that the steps have left."""
+        """Save the loss scale as it is after the steps."""
         state.rank_arrays[NAME][...] = self.scale.kept()

@@ -1318,10 +1318,11 @@ class NewtonForm(Form):
         return whole
 
     def settle(self, point: CoordinatePoint) -> None:
-        """Move from the anchor towards the point, and write the end into it. Collective.
+        """Move from the anchor towards the point. Collective.
 
-        The whole way is tried first, then its half, its quarter and so on, until F is
-        enough below its value at the anchor.
+        The end of the move is written into the point. The whole way is tried first,
+        then its half, its quarter and so on, until F is enough below its value at the
+        anchor.
         """
         end = point.x.reshape(self.anchor.shape).copy()
         move = end - self.anchor

@@ -72,8 +72,8 @@ class TextStream:
         """Raise DataError if the file was changed while it was read."""
         if self.stamp != stamp_of(self.path):
             raise DataError(
-                f"{self.path} changed while it was read, when byte {self.position} of its"
-                " text was reached; wait until it is complete and begin again"
+                f"{self.path} changed while it was read, when byte {self.position} of"
+                " its text was reached; wait until it is complete and begin again"
             )
 
     def _skip(self, start: int) -> None:

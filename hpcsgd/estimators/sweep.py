@@ -812,8 +812,8 @@ class _Race:
             log.debug("race: %s", dict(zip(left, losses, strict=True)), extra=ONCE)
             if not survivors:
                 raise ConfigError(
-                    f"every rate of the race diverged, even the smallest,"
-                    f" {min(left):g}; start the race from a smaller rate"
+                    "every rate that was left in the race diverged, even the"
+                    f" smallest, {min(left):g}; start the race from a smaller rate"
                 )
             left = tuple(left[k] for k in survivors)
             first = first[survivors]

@@ -92,7 +92,10 @@ def take_each_step(exchanges: MemberExchanges, x: PlainStepSequence) -> None:
 
 
 class BatchAccumulator(Protocol):
-    """A consumer that adds up the gradients of an exchange and then sends their sum."""
+    """A consumer of gradients that adds up those of several batches.
+
+    It then sends their sum, once for all of these batches.
+    """
 
     def begin(self, epoch: int, index: int, batches: int) -> None:
         """Begin exchange `index` of `epoch`, with `batches` batches on this replica."""

@@ -358,7 +358,10 @@ def _kept_choice(config: RunConfig, facts: ChoiceFacts) -> EarlierChoice | None:
 
 
 def _asks_the_model(config: RunConfig, facts: ChoiceFacts) -> bool:
-    """Return whether the cost model decides the product or the steps."""
+    """Return whether the cost model is evaluated for the product and the steps.
+
+    On a GPU it is evaluated even where both are set.
+    """
     if config.agreement.shares_gradients or _kept_choice(config, facts):
         return False
     is_named = config.products.kind != "auto" and open_steps(config, facts.earlier)

@@ -18,10 +18,10 @@ class AccountRow:
     """Medians over the repeats and seeds of one setting on one number of ranks.
 
     A speed-up is the time of a baseline divided by that of this row. The baseline of
-    `speed_up` is the same setting on its fewest ranks, that of `speed_up_sgd` is sgd on
-    the fewest ranks of the study, that of `gain` is sgd on as many ranks, and that of
-    `speed_up_one_rank` is the fastest setting of any method on one rank. A baseline ran
-    on the same processors. Runs with more ranks than cores are baselines only for such
+    `speed_up` is the same method with the same steps and recipe on its fewest ranks,
+    that of `speed_up_sgd` is sgd on the fewest ranks of the study, that of `gain` is
+    sgd on as many ranks, and that of `speed_up_one_rank` is the fastest setting of any
+    method on one rank. A baseline has the same batch, and ran on the same processors. Runs with more ranks than cores are baselines only for such
     runs. In a weak study the work grows with the ranks, so that the ratio of the times
     is multiplied by the ratio of the ranks.
     """

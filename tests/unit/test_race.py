@@ -79,7 +79,7 @@ def test_rates_that_diverge_leave_first():
 
 def test_a_race_that_nobody_survives_says_so():
     problem = make_problem("gaussian", n=200, d=7)
-    with pytest.raises(ConfigError, match="every rate of the race diverged"):
+    with pytest.raises(ConfigError, match="every rate that was left in the race diverged"):
         hpcsgd.race(
             {"problem": {"family": "gaussian"}},
             rates=(1e90, 1e80),

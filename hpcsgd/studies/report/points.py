@@ -747,7 +747,7 @@ def _batch(
 
 
 def _steps(document: Mapping[str, Any], grid: Mapping[str, Any]) -> Any:
-    """Return the SGD steps between two messages.
+    """Return the SGD steps of an exchange, s.
 
     It is 1 for one replica with the product `direct`, which sums in every step.
     """

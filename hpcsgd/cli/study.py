@@ -282,8 +282,8 @@ LISTS = (
         "--precision",
         "precision",
         "NAME,...",
-        "recipes of number formats, all of which run; gains over sgd are relative to sgd"
-        " in the first of them",
+        "recipes of number formats, all of which run; gains over sgd are relative to"
+        " sgd in the first of them",
     ),
     ("--seeds", "seeds", "N,N,...", "seeds of the random order of the rows"),
     (

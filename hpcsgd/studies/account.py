@@ -21,9 +21,10 @@ class AccountRow:
     `speed_up` is the same method with the same steps and recipe on its fewest ranks,
     that of `speed_up_sgd` is sgd on the fewest ranks of the study, that of `gain` is
     sgd on as many ranks, and that of `speed_up_one_rank` is the fastest setting of any
-    method on one rank. A baseline has the same batch, and ran on the same processors. Runs with more ranks than cores are baselines only for such
-    runs. In a weak study the work grows with the ranks, so that the ratio of the times
-    is multiplied by the ratio of the ranks.
+    method on one rank. A baseline has the same batch, and ran on the same processors.
+    Runs with more ranks than cores are baselines only for such runs. In a weak study
+    the work grows with the ranks, so that the ratio of the times is multiplied by the
+    ratio of the ranks.
     """
 
     setting: str  # the key of its points without seed and repeat

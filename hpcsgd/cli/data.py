@@ -187,8 +187,8 @@ def run_list(arguments: argparse.Namespace, argv: list[str]) -> int:
     print(f"{'name':<18} {'rows':>11} {'columns':>9}  {'task':<7} {'density':>8}  form")
     for card in cards:
         print(
-            f"{card.name:<18} {card.rows:>11} {card.columns:>9}  {card.task:<7}"
-            f" {card.density:>8.2g}  {card.form}"
+            f"{card.name:<18} {card.shape.rows:>11} {card.shape.columns:>9}"
+            f"  {card.task:<7} {card.shape.density:>8.2g}  {card.shape.form}"
         )
     return 0
 

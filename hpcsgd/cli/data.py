@@ -494,15 +494,13 @@ def show(said: dict[str, Any] | None, as_json: bool) -> None:
 
 
 def _recipe(arguments: argparse.Namespace) -> "Recipe":
-    from hpcsgd.data.convert.transform import Recipe
+    from hpcsgd.data.convert.transform import Recipe, RowSelection
 
     return Recipe(
         element=arguments.element,
         standardize=arguments.standardize,
         unit_rows=arguments.unit_rows,
-        test_fraction=arguments.test_fraction,
-        seed=arguments.seed,
-        rows=arguments.rows,
+        selection=RowSelection(arguments.test_fraction, arguments.seed, arguments.rows),
         layout=arguments.layout,
         labels=arguments.map_labels,
         memory=int(arguments.memory * 2**20),

@@ -48,6 +48,7 @@ from hpcsgd.data.convert.transform import (
     Like,
     Parts,
     Recipe,
+    RowSelection,
     choose,
     first_rows,
     measure,
@@ -119,9 +120,10 @@ def survey_rows(
         return Survey(outline, is_sparse, scales, unit_rows=recipe.unit_rows)
     moments = ColumnMoments(outline.cols)
     progress.begin("measuring columns", outline.size)
-    for first, block in numbered(source.blocks(outline, recipe.block, 0), 0, recipe):
+    blocks = source.blocks(outline, recipe.block)
+    for first, block in numbered(blocks, 0, recipe.selection):
         refuse_non_finite(block, first, source.path, outline.names)
-        moments.add_block(recipe.trained_on(block.X, first))
+        moments.add_block(recipe.selection.trained_on(block.X, first))
         progress.at(block.end)
     full = moments.with_means() if outline.nnz is None else moments.with_zeros()
     scales = full.scales(centred=not is_sparse)
@@ -207,7 +209,7 @@ def survey_text(
 
     def finish(scans: list[_Scan], said: list[tuple[int, int]]) -> list[Parts]:
         firsts = findings.heard(said)
-        return [scan.parts(recipe, firsts[scan.position]) for scan in scans]
+        return [scan.parts(recipe.selection, firsts[scan.position]) for scan in scans]
 
     crew.share(
         source.tasks(),
@@ -229,7 +231,7 @@ class _Scan:
     tally: PassCounts
     X: Any
 
-    def parts(self, recipe: Recipe, first: int) -> Parts:
+    def parts(self, selection: RowSelection, first: int) -> Parts:
         """Return the counts and moments of the piece, as a message to rank 0.
 
         `first` is the number of the piece's first row.
@@ -237,7 +239,7 @@ class _Scan:
         counts = {"position": self.position, **asdict(self.tally)}
         if self.X is None:
             return counts
-        X = recipe.trained_on(self.X, first)
+        X = selection.trained_on(self.X, first)
         measured = measure(X).parts() if X.shape[0] else {}
         return {**counts, "measured": X.shape[0], **measured}
 
@@ -509,10 +511,10 @@ def fill_from_rows(source: Source, pouring: StoreFiller) -> None:
     """Append all rows of a source that one rank reads alone."""
     survey = pouring.survey
     recipe = pouring.recipe
-    if pouring.row >= recipe.wanted(0, survey.outline.rows):
+    if pouring.row >= recipe.selection.wanted(0, survey.outline.rows):
         return
     blocks = source.blocks(survey.outline, recipe.block, pouring.position)
-    for first, block in numbered(blocks, pouring.row, recipe):
+    for first, block in numbered(blocks, pouring.row, recipe.selection):
         refuse_non_finite(block, first, source.path, survey.outline.names)
         pouring.take(RowBatch(first, prepared(block, first, survey, recipe)))
 
@@ -532,7 +534,7 @@ def fill_from_text(
     order.
     """
     places = survey.places
-    if places is None or row >= recipe.wanted(0, survey.outline.rows):
+    if places is None or row >= recipe.selection.wanted(0, survey.outline.rows):
         return
 
     def work(task: int | TextChunk) -> list[Parts]:
@@ -541,14 +543,14 @@ def fill_from_text(
         if not rows.X.shape[0]:
             return []
         first = _first_row(source, places, piece)
-        rows = first_rows(rows, recipe.wanted(first, rows.X.shape[0]))
+        rows = first_rows(rows, recipe.selection.wanted(first, rows.X.shape[0]))
         rows = prepared(rows, first, survey, recipe)
         if is_too_wide(rows, survey, recipe):
             return [RowBatch(first, rows).parts()]
         return [encoder.encode(first, rows).parts()]
 
     crew.share(
-        source.tasks(*_range(places, recipe, row)),
+        source.tasks(*_range(places, recipe.selection, row)),
         work,
         take,
         WorkShares(workers(crew, recipe), _at_once(survey, recipe, crew)),
@@ -571,15 +573,15 @@ def _at_once(survey: Survey, recipe: Recipe, crew: Crew) -> int:
     return max(min(MOST, recipe.block // (crew.size * max(size, 1))), 1)
 
 
-def _range(places: Places, recipe: Recipe, row: int) -> tuple[int, int]:
+def _range(places: Places, selection: RowSelection, row: int) -> tuple[int, int]:
     """Return the byte of the piece that begins with row `row`, and the end byte.
 
     The end is that of the rows that are converted.
     """
     piece = int(np.searchsorted(places[:, 1], row))
     last = len(places)
-    if recipe.rows is not None:
-        last = int(np.searchsorted(places[:, 1], recipe.rows))
+    if selection.rows is not None:
+        last = int(np.searchsorted(places[:, 1], selection.rows))
     stop = int(places[last, 0]) if last < len(places) else ENDLESS
     return int(places[piece, 0]), stop
 
@@ -606,14 +608,14 @@ def test_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}-test{path.suffix}")
 
 
-def parts(path: Path, rows: int, recipe: Recipe) -> list[StoreFile]:
+def parts(path: Path, rows: int, selection: RowSelection) -> list[StoreFile]:
     """Return the files to write, each with its number of rows."""
-    if not recipe.test_fraction:
+    if not selection.test_fraction:
         return [StoreFile(path, rows, False)]
-    drawn = count_test(rows, recipe.test_fraction, recipe.seed)
+    drawn = count_test(rows, selection.test_fraction, selection.seed)
     if drawn in (0, rows):
         raise ConfigError(
-            f"--test-fraction {recipe.test_fraction} of {rows} rows leaves"
+            f"--test-fraction {selection.test_fraction} of {rows} rows leaves"
             f" {rows - drawn} for training and {drawn} for the test; choose another"
             " share"
         )
@@ -623,14 +625,14 @@ def parts(path: Path, rows: int, recipe: Recipe) -> list[StoreFile]:
     ]
 
 
-def requested_rows(outline: Outline, recipe: Recipe) -> int:
-    """Return how many rows of the source are converted: `recipe.rows`, or all."""
-    if recipe.rows is not None and recipe.rows > outline.rows:
+def requested_rows(outline: Outline, selection: RowSelection) -> int:
+    """Return how many rows of the source are converted: `selection.rows`, or all."""
+    if selection.rows is not None and selection.rows > outline.rows:
         raise ConfigError(
-            f"--rows {recipe.rows} is too large: the source has {outline.rows} rows;"
+            f"--rows {selection.rows} is too large: the source has {outline.rows} rows;"
             " give at most that many"
         )
-    return recipe.rows or outline.rows
+    return selection.rows or outline.rows
 
 
 def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]:
@@ -638,10 +640,15 @@ def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]
 
     They are the recipe (without `memory`), the file of the source and its outline.
     """
-    settings = asdict(replace(recipe, like=None))
-    del settings["memory"]
-    settings["like"] = None if recipe.like is None else recipe.like.fingerprint()
-    settings["labels"] = [list(pair) for pair in recipe.labels]
+    settings = {
+        "element": recipe.element,
+        "standardize": recipe.standardize,
+        "unit_rows": recipe.unit_rows,
+        **vars(recipe.selection),
+        "layout": recipe.layout,
+        "labels": [list(pair) for pair in recipe.labels],
+        "like": None if recipe.like is None else recipe.like.fingerprint(),
+    }
     counted = asdict(replace(outline, preparation=RAW))
     del counted["preparation"]  # the source's own, which stays while it does
     counted["names"] = None if outline.names is None else list(outline.names)
@@ -651,9 +658,9 @@ def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]
     return {**settings, **file_facts, "source_changed": status.st_mtime_ns, **counted}
 
 
-def check_target(path: Path, recipe: Recipe, force: bool) -> None:
+def check_target(path: Path, selection: RowSelection, force: bool) -> None:
     """Raise ConfigError if a file cannot be written, or exists without `force`."""
-    for target in [path, test_path(path)] if recipe.test_fraction else [path]:
+    for target in [path, test_path(path)] if selection.test_fraction else [path]:
         if target.is_dir():
             raise ConfigError(f"cannot write {target}: it is a folder; name a file")
         if target.exists() and not force:
@@ -742,7 +749,7 @@ class Conversion:
     def check(self) -> None:
         """Raise an error if the source cannot be read or the target not written."""
         goes_on = self.resume and self.sealed.exist
-        check_target(self.target, self.recipe, self.force or goes_on)
+        check_target(self.target, self.recipe.selection, self.force or goes_on)
         check_source(self.source.path, self.target)
 
     def kept(self, outline: Outline) -> Scales | None:
@@ -765,8 +772,9 @@ class Conversion:
     def files(self, outline: Outline) -> list[StoreFile]:
         """Return the files that are written, with their numbers of rows."""
         if not self._files:
-            rows = requested_rows(outline, self.recipe)
-            self._files = parts(self.target, rows, self.recipe)
+            selection = self.recipe.selection
+            rows = requested_rows(outline, selection)
+            self._files = parts(self.target, rows, selection)
         return self._files
 
     def encoder(self, survey: Survey) -> Encoder:
@@ -774,7 +782,8 @@ class Conversion:
         layout = StoreLayout(
             survey.outline.cols, self.recipe.element, is_sparse=survey.is_sparse
         )
-        return Encoder(self.files(survey.outline), layout, self.recipe)
+        files = self.files(survey.outline)
+        return Encoder(files, layout, self.recipe.selection)
 
     def open(self, survey: Survey, encoder: Encoder) -> StoreFiller:
         """Open the stores; if the conversion resumes, append the saved rows."""

@@ -19,7 +19,7 @@ from hpcsgd.data.convert.parsers import (
     parse_number,
     split_fields,
 )
-from hpcsgd.data.convert.sources import Outline, SourceRows
+from hpcsgd.data.convert.sources import Outline, SourceColumns, SourceRows
 from hpcsgd.data.convert.text import (
     SHOWN,
     Fault,
@@ -428,17 +428,19 @@ class CsvSource(TextSource):
         if not tally.rows:
             raise DataError(f"{self.path} has a header and no rows; give it some")
         is_labelled = self.columns[0] is not None
-        means = moments.of_columns(0, self.cols).mean if self.fills else None
-        return Outline(
-            tally.rows,
-            self.cols,
-            None,
-            is_labelled,
-            tally.end,
-            means=means,
+        columns = SourceColumns(
+            means=moments.of_columns(0, self.cols).mean if self.fills else None,
             names=self.names,
-            label=self.label,
             categories=self.levels or None,
+        )
+        return Outline(
+            rows=tally.rows,
+            cols=self.cols,
+            nnz=None,
+            labelled=is_labelled,
+            size=tally.end,
+            columns=columns,
+            label=self.label,
             label_numbers=self.label_numbers or None,
         )
 
@@ -450,8 +452,9 @@ class CsvSource(TextSource):
         """Return the rows of a piece: dense X, and targets, weights and offsets."""
         X, other, spans = self._parse(piece)
         X = self._encoded(piece, X, spans)
-        if outline.means is not None:
-            X = np.where(np.isnan(X), outline.means, X)
+        means = outline.columns.means
+        if means is not None:
+            X = np.where(np.isnan(X), means, X)
         sides = dict(zip(self.roles.extras, other.T.copy(), strict=True))
         if self.roles.label_text is not None:
             sides["label"] = self._labels(piece, spans[:, -1])

@@ -58,7 +58,6 @@ from hpcsgd.data.convert.transform import (
 from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.preparation import (
     LABELS,
-    RAW,
     Preparation,
     Scales,
     count_test,
@@ -84,7 +83,7 @@ class Survey:
     @property
     def names(self) -> list[str] | None:
         """Return the names of the columns in stored order; None if they have none."""
-        names = self.outline.names
+        names = self.outline.columns.names
         if names is None or self.order is None:
             return None if names is None else list(names)
         return [names[number] for number in self.order]
@@ -122,7 +121,7 @@ def survey_rows(
     progress.begin("measuring columns", outline.size)
     blocks = source.blocks(outline, recipe.block)
     for first, block in numbered(blocks, 0, recipe.selection):
-        refuse_non_finite(block, first, source.path, outline.names)
+        refuse_non_finite(block, first, source.path, outline.columns.names)
         moments.add_block(recipe.selection.trained_on(block.X, first))
         progress.at(block.end)
     full = moments.with_means() if outline.nnz is None else moments.with_zeros()
@@ -154,21 +153,23 @@ def survey_like(
     outline = like.widened(outline, source.path)
     order = like.order(outline, source.path)
     scales = like.preparation.scales
-    if outline.means is not None and scales is not None and scales.mean is not None:
+    columns = outline.columns
+    if columns.means is not None and scales is not None and scales.mean is not None:
         # Missing values become the means of the training, in the order of the source.
         means = np.empty_like(scales.mean)
         means[slice(None) if order is None else order] = scales.mean
-        outline = replace(outline, means=means)
-    elif outline.means is not None:
+        columns = replace(columns, means=means)
+    elif columns.means is not None:
         raise ConfigError(
             f"missing values of {source.path} cannot become the means of the training"
             f" rows, because {like.path} does not store them; convert the training rows"
             " with --standardize, or fill in the missing values and leave --missing out"
         )
-    if order is None and outline.names is None and like.names is not None:
-        outline = replace(outline, names=tuple(like.names))
-    if outline.categories is None:
-        outline = replace(outline, categories=like.categories)
+    if order is None and columns.names is None and like.names is not None:
+        columns = replace(columns, names=tuple(like.names))
+    if columns.categories is None:
+        columns = replace(columns, categories=like.categories)
+    outline = replace(outline, columns=columns)
     is_sparse = like.is_sparse
     if recipe.layout != "auto":
         is_sparse = recipe.layout == "sparse"
@@ -515,7 +516,7 @@ def fill_from_rows(source: Source, pouring: StoreFiller) -> None:
         return
     blocks = source.blocks(survey.outline, recipe.block, pouring.position)
     for first, block in numbered(blocks, pouring.row, recipe.selection):
-        refuse_non_finite(block, first, source.path, survey.outline.names)
+        refuse_non_finite(block, first, source.path, survey.outline.columns.names)
         pouring.take(RowBatch(first, prepared(block, first, survey, recipe)))
 
 
@@ -638,7 +639,8 @@ def requested_rows(outline: Outline, selection: RowSelection) -> int:
 def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]:
     """Return the facts that must be equal to resume an interrupted conversion.
 
-    They are the recipe (without `memory`), the file of the source and its outline.
+    They are the recipe (without `memory`), the file of the source, and its outline
+    (without the preparation, which the file itself contains).
     """
     settings = {
         "element": recipe.element,
@@ -649,10 +651,20 @@ def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]
         "labels": [list(pair) for pair in recipe.labels],
         "like": None if recipe.like is None else recipe.like.fingerprint(),
     }
-    counted = asdict(replace(outline, preparation=RAW))
-    del counted["preparation"]  # the source's own, which stays while it does
-    counted["names"] = None if outline.names is None else list(outline.names)
-    counted["means"] = None if outline.means is None else outline.means.tolist()
+    columns = outline.columns
+    counted = {
+        "rows": outline.rows,
+        "cols": outline.cols,
+        "nnz": outline.nnz,
+        "labelled": outline.labelled,
+        "size": outline.size,
+        "index_base": columns.index_base,
+        "means": None if columns.means is None else columns.means.tolist(),
+        "names": None if columns.names is None else list(columns.names),
+        "label": outline.label,
+        "categories": columns.categories,
+        "label_numbers": outline.label_numbers,
+    }
     status = source.path.stat()
     file_facts = {"source": str(source.path.resolve()), "source_bytes": status.st_size}
     return {**settings, **file_facts, "source_changed": status.st_mtime_ns, **counted}
@@ -846,7 +858,7 @@ class Conversion:
             },
             preparation=preparation,
             names=survey.names,
-            categories=survey.outline.categories,
+            categories=survey.outline.columns.categories,
         )
 
 
@@ -855,7 +867,7 @@ def _index_base(outline: Outline) -> dict[str, Any]:
 
     `--like` reads it. Return an empty dict for other sources.
     """
-    base = outline.index_base
+    base = outline.columns.index_base
     return {} if base is None else {INDEX_BASE: base}
 
 
@@ -912,10 +924,9 @@ def _said(files: Sequence[StoreFile], survey: Survey, recipe: Recipe) -> dict[st
     column_facts: dict[str, Any] = {}
     if outline.label is not None:
         column_facts["label_column"] = outline.label
-    if outline.categories:
-        column_facts["categories"] = {
-            k: len(of) for k, of in outline.categories.items()
-        }
+    categories = outline.columns.categories
+    if categories:
+        column_facts["categories"] = {k: len(of) for k, of in categories.items()}
     if outline.label_numbers:
         column_facts["label_numbers"] = outline.label_numbers
     return {

@@ -42,21 +42,60 @@ class SourceRows:
 
 
 @dataclass(frozen=True)
+class SourceColumns:
+    """The facts about the columns of a source, beside their number.
+
+    Attributes
+    ----------
+    index_base : int or None
+        Number of the first column in a LIBSVM text; None for other sources.
+    means : ndarray of shape (cols,), or None
+        Values that replace missing values; None if none may be missing.
+    names : tuple of str, or None
+        Names of the columns, if they have any.
+    categories : dict or None
+        Levels of each column of text, by the name of the column.
+    """
+
+    index_base: int | None = None
+    means: Array | None = None
+    names: tuple[str, ...] | None = None
+    categories: dict[str, list[str]] | None = None
+
+
+@dataclass(frozen=True)
 class Outline:
-    """The result of a first pass over a source: sizes, names and attributes."""
+    """The result of a first pass over a source: sizes, columns and labels.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Numbers of rows and columns.
+    nnz : int or None
+        Number of stored values of a sparse source; None for a dense one.
+    labelled : bool
+        Whether the rows have labels.
+    size : int
+        Size of the source as `SourceRows.end` counts it, for progress.
+    columns : SourceColumns
+        Facts about the columns.
+    label : str or None
+        Description of the column of labels, if it was guessed.
+    label_numbers : dict or None
+        Number of each label, if the labels are text.
+    preparation : Preparation
+        Preparation of the rows in the source.
+    """
 
     rows: int
     cols: int
-    nnz: int | None  # stored values of a sparse source; None for a dense one
+    nnz: int | None
     labelled: bool
-    size: int  # of the source as `SourceRows.end` counts it, for progress
-    index_base: int | None = None  # number of the first column in a LIBSVM text
-    means: Array | None = None  # (cols,) that replace missing values
-    names: tuple[str, ...] | None = None  # of the columns, if they have any
-    label: str | None = None  # the column of labels, if it was guessed
-    preparation: Preparation = RAW  # of the rows in the source
-    categories: dict[str, list[str]] | None = None  # column of text -> its levels
-    label_numbers: dict[str, float] | None = None  # label in the text -> its number
+    size: int
+    columns: SourceColumns = SourceColumns()
+    label: str | None = None
+    label_numbers: dict[str, float] | None = None
+    preparation: Preparation = RAW
 
 
 class Source(Protocol):
@@ -813,16 +852,18 @@ class Hdf5Source:
 
 def _outline_of(reader: Hdf5Reader) -> Outline:
     names = reader.column_names
+    columns = SourceColumns(
+        names=None if names is None else tuple(names), categories=reader.categories
+    )
     return Outline(
         rows=reader.rows,
         cols=reader.cols,
         nnz=reader.nnz if reader.is_sparse else None,
         labelled="y" in reader.file,
         size=reader.rows,
-        names=None if names is None else tuple(names),
-        preparation=reader.preparation,
-        categories=reader.categories,
+        columns=columns,
         label_numbers=reader.label_numbers,
+        preparation=reader.preparation,
     )
 
 

@@ -57,8 +57,8 @@ class Like:
         Return None if the source's columns are in this order already, or if the source
         or this file has no names of columns.
         """
-        if self.names is not None and outline.names is not None:
-            names = list(outline.names)
+        if self.names is not None and outline.columns.names is not None:
+            names = list(outline.columns.names)
             lacking, unknown = differing(self.names, names)
             if lacking or unknown or len(names) != self.cols:
                 raise other_columns(lacking, unknown, f"{path}, beside {self.path},")
@@ -77,7 +77,7 @@ class Like:
 
         These last columns are zeros in all of its rows. Other sources are unchanged.
         """
-        base = outline.index_base
+        base = outline.columns.index_base
         if base is None:
             return outline
         if self.index_base is not None and self.index_base != base:
@@ -87,7 +87,8 @@ class Like:
                     " whose indices begin at 1; number columns alike in both, or"
                     " convert both with --index-base 0"
                 )
-            outline = replace(outline, index_base=0, cols=outline.cols + 1)
+            columns = replace(outline.columns, index_base=0)
+            outline = replace(outline, cols=outline.cols + 1, columns=columns)
         cols = max(outline.cols, self.cols)
         return replace(outline, cols=cols)
 

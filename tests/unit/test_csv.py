@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.data.convert import parsers
-from hpcsgd.data.convert.csv import CsvSource
+from hpcsgd.data.convert.csv import CsvOptions, CsvSource
 from hpcsgd.errors import DataError, HpcsgdError
 
 
@@ -17,7 +17,7 @@ def parser(request, monkeypatch):
 def read(folder, text, **options):
     path = folder / "x.csv"
     path.write_bytes(text)
-    source = CsvSource(path, **options)
+    source = CsvSource(path, CsvOptions(**options))
     return list(source.blocks(source.outline(lambda end: None), 10**4))[0]
 
 
@@ -80,7 +80,7 @@ ONE_HOT = {
 def csv_source(folder, text, **options):
     path = folder / "x.csv"
     path.write_text(text, encoding="utf-8")
-    return CsvSource(path, **options)
+    return CsvSource(path, CsvOptions(**options))
 
 
 @pytest.mark.parametrize("piece", [1, 30, 2**20])

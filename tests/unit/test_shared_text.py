@@ -11,7 +11,7 @@ import scipy.sparse
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.convert import sink as sink_module
 from hpcsgd.data.convert import text
-from hpcsgd.data.convert.csv import CsvSource
+from hpcsgd.data.convert.csv import CsvOptions, CsvSource
 from hpcsgd.data.convert.libsvm import LibsvmSource
 from hpcsgd.data.convert.parallel import Crew
 from hpcsgd.data.convert.pipeline import convert
@@ -97,7 +97,9 @@ def test_the_same_bytes_for_every_number_of_ranks(files, name, recipe):
     def make():
         if name.endswith("svm"):
             return LibsvmSource(files / name)
-        return CsvSource(files / name, missing="mean" if "holes" in name else "error")
+        return CsvSource(
+            files / name, CsvOptions(missing="mean" if "holes" in name else "error")
+        )
 
     found = []
     for ranks in RANKS:
@@ -142,7 +144,7 @@ def test_the_values_are_those_of_the_text(files, name, ranks):
 
 def test_missing_values_become_the_mean_of_the_training_rows(files):
     recipe = Recipe(element="fp64", selection=RowSelection(test_fraction=0.5))
-    source = CsvSource(files / "holes.csv", missing="mean")
+    source = CsvSource(files / "holes.csv", CsvOptions(missing="mean"))
     convert(source, files / "o.h5", recipe, Quiet())
     test = recipe.selection.drawn(0, ROWS)
     there = (np.arange(ROWS) % 7 > 0) & ~test
@@ -168,7 +170,7 @@ def test_a_text_is_gone_through_twice(files, monkeypatch, name, recipe):
     if name.endswith("svm"):
         source = LibsvmSource(files / name)
     else:
-        source = CsvSource(files / name, missing="mean")
+        source = CsvSource(files / name, CsvOptions(missing="mean"))
     quiet = Quiet()
     convert(source, files / "o.h5", recipe, quiet)
     peek = 800  # the first piece is looked at once more

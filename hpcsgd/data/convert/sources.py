@@ -115,7 +115,7 @@ class Source(Protocol):
         """Yield rows from position `start` on, in blocks of about `budget` bytes."""
 
 
-# format -> class, which is called with the path and the options of the format
+# format -> class of its sources, which is called with the path and the options
 SOURCES: dict[str, str] = {
     "libsvm": "hpcsgd.data.convert.libsvm:LibsvmSource",
     "csv": "hpcsgd.data.convert.csv:CsvSource",
@@ -123,16 +123,28 @@ SOURCES: dict[str, str] = {
     "npz": "hpcsgd.data.convert.sources:NpzSource",
     "hdf5": "hpcsgd.data.convert.sources:Hdf5Source",
 }
+# format -> class of the options, if the class of the sources takes them as one value
+OPTIONS: dict[str, str] = {"csv": "hpcsgd.data.convert.csv:CsvOptions"}
 
 
-def open_source(path: Path, kind: str, **options: Any) -> Source:
+def _load(place: str) -> Any:
+    """Return the attribute of a module at `place`, "module:attribute"."""
+    module, attribute = place.split(":")
+    return getattr(import_module(module), attribute)
+
+
+def open_source(path: Path, kind: str, options: dict[str, Any]) -> Source:
     """Return the source of a file in the format `kind`, opened with its options."""
     if kind not in SOURCES:
         raise ConfigError(
             f"--format {kind} is unknown; use one of {', '.join(SOURCES)}"
         )
-    module, attribute = SOURCES[kind].split(":")
-    source: Source = getattr(import_module(module), attribute)(path, **options)
+    source_class = _load(SOURCES[kind])
+    source: Source = (
+        source_class(path, _load(OPTIONS[kind])(**options))
+        if kind in OPTIONS
+        else source_class(path, **options)
+    )
     return source
 
 
@@ -434,14 +446,14 @@ def open_any(path: Path, kind: str, options: dict[str, Any]) -> Source:
                 f"{flag} is not for {kind} files; the flags for them are:"
                 f" {', '.join('--' + n.replace('_', '-') for n in names) or 'none'}"
             )
-    return open_source(path, kind, **arguments)
+    return open_source(path, kind, arguments)
 
 
 def options_of(kind: str) -> list[str]:
-    """Return the names of a format's options: its source's arguments but the path."""
-    module, attribute = SOURCES[kind].split(":")
-    parameters = inspect.signature(getattr(import_module(module), attribute)).parameters
-    return [name for name in parameters if name != "path"]
+    """Return the names of the options of a format."""
+    options_class = _load(OPTIONS.get(kind, SOURCES[kind]))
+    names = inspect.signature(options_class).parameters
+    return [name for name in names if name != "path"]
 
 
 # A .npy matrix as a source of rows.

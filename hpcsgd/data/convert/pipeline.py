@@ -63,6 +63,7 @@ from hpcsgd.data.preparation import (
     count_test,
     unit_rows,
 )
+from hpcsgd.data.store import ColumnFacts
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError, TransportError
 from hpcsgd.formats import Array
 
@@ -791,11 +792,13 @@ class Conversion:
 
     def encoder(self, survey: Survey) -> Encoder:
         """Return the encoder of rows for the stores."""
-        layout = StoreLayout(
+        files = self.files(survey.outline)
+        return Encoder(files, self._layout(survey), self.recipe.selection)
+
+    def _layout(self, survey: Survey) -> StoreLayout:
+        return StoreLayout(
             survey.outline.cols, self.recipe.element, is_sparse=survey.is_sparse
         )
-        files = self.files(survey.outline)
-        return Encoder(files, layout, self.recipe.selection)
 
     def open(self, survey: Survey, encoder: Encoder) -> StoreFiller:
         """Open the stores; if the conversion resumes, append the saved rows."""
@@ -846,9 +849,7 @@ class Conversion:
         preparation = survey.preparation
         first = next(iter(self.source.blocks(survey.outline, PEEK, 0)))
         return ConversionPlan(
-            cols=survey.outline.cols,
-            element=self.recipe.element,
-            is_sparse=survey.is_sparse,
+            layout=self._layout(survey),
             sides=tuple(held(first)),
             attributes={
                 "source": self.source.path.name,
@@ -856,9 +857,9 @@ class Conversion:
                 **_index_base(survey.outline),
                 **_label_numbers(survey.outline),
             },
-            preparation=preparation,
-            names=survey.names,
-            categories=survey.outline.columns.categories,
+            column_facts=ColumnFacts(
+                preparation.scales, survey.names, survey.outline.columns.categories
+            ),
         )
 
 

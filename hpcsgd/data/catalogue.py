@@ -78,7 +78,29 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Card:
-    """The facts about a data set; "unknown" where no value is stated or checked."""
+    """The facts about a data set; "unknown" where no value is stated or checked.
+
+    Attributes
+    ----------
+    name : str
+        Name of the data set in the catalogue.
+    title : str
+        Phrase that says what the rows are.
+    shape : DataShape
+        Size and layout of the data set.
+    task : str
+        Kind of the labels, one of `TASKS`.
+    source : str
+        Who published the data, and where.
+    file : DataFile
+        The file and its address.
+    licence : str
+        Licence of the data.
+    convert : str
+        Command that converts the file, or that generates the data.
+    citation : str
+        Publication to cite.
+    """
 
     name: str
     title: str

@@ -139,14 +139,32 @@ class LabelCounts:
 
 @dataclass
 class InspectionCounts:
-    """Counts and extremes of one pass over the rows."""
+    """Counts and extremes of one pass over the rows.
+
+    Attributes
+    ----------
+    labels : LabelCounts
+        Range and numbers of the labels.
+    columns : ColumnMoments or None
+        Moments of the columns; None if there are too many columns.
+    nonzero : int
+        Number of values that are not 0.
+    bad : int
+        Number of values that are not finite.
+    largest : float
+        Largest squared length of a row.
+    lengths : float
+        Sum of the lengths of the rows.
+    weights, offsets : ValueCounts
+        Ranges and moments of the sample weights and of the offsets.
+    """
 
     labels: LabelCounts
-    columns: ColumnMoments | None  # None where there are too many
+    columns: ColumnMoments | None
     nonzero: int = 0
-    bad: int = 0  # values that are not finite
-    largest: float = 0.0  # squared length of a row
-    lengths: float = 0.0  # sum of the lengths of the rows
+    bad: int = 0
+    largest: float = 0.0
+    lengths: float = 0.0
     weights: ValueCounts = field(default_factory=ValueCounts)
     offsets: ValueCounts = field(default_factory=ValueCounts)
 

@@ -85,7 +85,7 @@ class Card:
     name : str
         Name of the data set in the catalogue.
     title : str
-        Phrase that says what the rows are.
+        Name of the data set, as its source writes it.
     shape : DataShape
         Size and layout of the data set.
     task : str

@@ -97,9 +97,10 @@ def _of_csv(folder: Path) -> list[dict]:
 
 
 def _csv_ways(path: Path) -> dict[str, Way]:
-    from hpcsgd.data.convert.csv import CsvSource
+    from hpcsgd.data.convert.csv import CsvOptions, CsvSource
 
-    ways = _own_ways(partial(CsvSource, path, 0, ",", False), np.concatenate)
+    options = CsvOptions(label_column=0, delimiter=",", header=False)
+    ways = _own_ways(partial(CsvSource, path, options), np.concatenate)
     if _there("pyarrow"):
         ways["pyarrow"] = _arrow_way(path)
     if _there("pandas"):

@@ -88,12 +88,12 @@ def _forget(path: Path) -> None:
 
 def _of_checksums(folder: Path, X: np.ndarray) -> dict:
     """Kinds of checksum on one tile, and whole reads with and without ours."""
-    from hpcsgd.data.hdf5 import Hdf5Reader
+    from hpcsgd.data.hdf5 import Hdf5Reader, StoreLayout
     from hpcsgd.data.store import StoreWriter
 
     path, tile = folder / "store.h5", np.ascontiguousarray(X[:1024, :256])
     start = perf_counter()
-    with StoreWriter(path, COLS) as writer:
+    with StoreWriter(path, StoreLayout(COLS)) as writer:
         for first in range(0, ROWS, AT_ONCE):
             part = X[first : first + AT_ONCE]
             writer.append(part, np.zeros(len(part)))

@@ -187,8 +187,8 @@ def run_list(arguments: argparse.Namespace, argv: list[str]) -> int:
     print(f"{'name':<18} {'rows':>11} {'columns':>9}  {'task':<7} {'density':>8}  form")
     for card in cards:
         print(
-            f"{card.name:<18} {card.rows:>11} {card.columns:>9}  {card.task:<7}"
-            f" {card.density:>8.2g}  {card.form}"
+            f"{card.name:<18} {card.shape.rows:>11} {card.shape.columns:>9}"
+            f"  {card.task:<7} {card.shape.density:>8.2g}  {card.shape.form}"
         )
     return 0
 
@@ -494,15 +494,13 @@ def show(said: dict[str, Any] | None, as_json: bool) -> None:
 
 
 def _recipe(arguments: argparse.Namespace) -> "Recipe":
-    from hpcsgd.data.convert.transform import Recipe
+    from hpcsgd.data.convert.transform import Recipe, RowSelection
 
     return Recipe(
         element=arguments.element,
         standardize=arguments.standardize,
         unit_rows=arguments.unit_rows,
-        test_fraction=arguments.test_fraction,
-        seed=arguments.seed,
-        rows=arguments.rows,
+        selection=RowSelection(arguments.test_fraction, arguments.seed, arguments.rows),
         layout=arguments.layout,
         labels=arguments.map_labels,
         memory=int(arguments.memory * 2**20),

@@ -797,26 +797,28 @@ def status_text(found: "list[JobState]") -> str:
         if state.why:
             who = f"rank {state.rank}: " if state.rank is not None else ""
             lines.append(f"{state.job} {state.state}: {who}{state.why}")
-            lines += [f"  more in {state.log}"] if state.log and state.code else []
+            if state.log and state.execution.code:
+                lines.append(f"  more in {state.log}")
     return "\n".join(lines)
 
 
 def _row(state: "JobState") -> list[str]:
-    code = "" if state.code is None else str(state.code)
-    starts = "" if state.state == "pending" else str(state.restarts + 1)
+    execution = state.execution
+    code = "" if execution.code is None else str(execution.code)
+    starts = "" if state.state == "pending" else str(execution.restarts + 1)
     head = [state.job, state.name, state.state, code, starts]
-    return [*head, state.elapsed, state.nodes, _progress(state)]
+    return [*head, execution.elapsed, execution.nodes, _progress(state)]
 
 
 def _progress(state: "JobState") -> str:
     """Return the progress of a job's run, or how many of its runs have completed."""
     from hpcsgd.runs.result import Status
 
-    if len(state.facts) > 1:
+    if len(state.runs) > 1:
         good = [status.value for status in Status if status.is_good]
-        done = sum(facts.get("status") in good for facts in state.facts)
-        return f"{done} of {len(state.facts)} completed"
-    facts = state.facts[0] if state.facts else {}
+        done = sum(run.facts.get("status") in good for run in state.runs)
+        return f"{done} of {len(state.runs)} completed"
+    facts = state.runs[0].facts if state.runs else {}
     if not facts or facts.get("epoch") is None:
         return str(facts.get("status") or "")
     loss = facts.get("loss")

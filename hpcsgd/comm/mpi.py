@@ -41,7 +41,7 @@ from hpcsgd.comm.rank_ends import (
     start_seconds,
 )
 from hpcsgd.comm.shared_memory import SumChoice
-from hpcsgd.comm.watchdog import PATIENCE, Watchdog, node, process_state
+from hpcsgd.comm.watchdog import PATIENCE, Watchdog, WatchedRank, node, process_state
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.formats import Array
 
@@ -343,9 +343,8 @@ class MpiCommunicator(Communicator):
             return
         limit = PATIENCE * start_seconds(timeout)
         meet(self._mpi, self._comm, timeout, limit, self.abort)
-        dog = self._watchdog = Watchdog(
-            self.ledger.place, self.rank, self.size, timeout, None, self.abort
-        )
+        watched = WatchedRank(self.ledger.place, self.rank, self.size, self.abort)
+        dog = self._watchdog = Watchdog(watched, timeout)
         dog.start()
         if self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE:
             with self.enter("start of the run", "control"):

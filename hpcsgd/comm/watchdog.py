@@ -255,6 +255,31 @@ class RollCall:
     answers: dict[int, RankLocation] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class WatchedRank:
+    """The rank that a watchdog watches, as a part of its job.
+
+    Attributes
+    ----------
+    place : ThreadLocation
+        The collective that the main thread of the rank is in.
+    rank : int
+        Number of the rank.
+    size : int
+        Number of ranks of the job.
+    abort : callable
+        Ends the job on all ranks, with the exit code that it is called with.
+    """
+
+    place: ThreadLocation
+    rank: int
+    size: int
+    abort: Callable[[int], object]
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size}"
+
+
 class Watchdog:
     """Watches the main thread of one rank, from a thread of its own.
 
@@ -263,27 +288,22 @@ class Watchdog:
 
     def __init__(
         self,
-        place: ThreadLocation,
-        rank: int,
-        size: int,
+        watched: WatchedRank,
         timeout: float,
-        mail: Mail | None,
-        end: Callable[[int], object],
+        mail: Mail | None = None,
         *,
         usage: Usage | None = None,
         clock: Callable[[], float] = time.perf_counter,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self.place = place
-        self.rank = rank
-        self.size = size
-        self.mail = mail
+        self.watched = watched
+        self.place = watched.place
         self.timeout = timeout
-        self.end = end
+        self.mail = mail
         self.usage = usage or Usage()
         self.clock = clock
         self.say = say or _say
-        self.watched = threading.get_ident()
+        self.thread = threading.get_ident()
         self.tick = min(TICK, timeout / 4)
         self.call: RollCall | None = None
         self.calls = 0
@@ -353,7 +373,7 @@ class Watchdog:
             sender, (kind, number, content) = letter
             self.alert_until = self.clock() + MANNERS
             if kind == "where":
-                if sender < self.rank:  # the lowest rank calls for all
+                if sender < self.watched.rank:  # the lowest rank calls for all
                     self.quiet_until = self.clock() + MANNERS
                     self.call = None
                 self.mail.post(sender, ("here", number, self._here(content)))
@@ -379,18 +399,22 @@ class Watchdog:
         return self.mail.poll(rank) if self.mail is not None else ""
 
     def _ask(self) -> None:
-        stagger = min(STAGGER * self.rank, 2.0)
+        stagger = min(STAGGER * self.watched.rank, 2.0)
         if self.clock() < self.quiet_until or self._waited() < self.timeout + stagger:
             return
         self.calls += 1
         spot = self.place.spot()
         self.call = RollCall(self.calls, spot, self.clock(), self.silent)
-        for other in range(self.size):
-            if other != self.rank and self.mail is not None:
+        for other in self._others():
+            if self.mail is not None:
                 self.mail.post(other, ("where", self.calls, self.silent))
 
+    def _others(self) -> list[int]:
+        ranks = range(self.watched.size)
+        return [rank for rank in ranks if rank != self.watched.rank]
+
     def _is_heard(self, call: RollCall) -> bool:
-        complete = len(call.answers) == self.size - 1
+        complete = len(call.answers) == self.watched.size - 1
         return complete or self.clock() - call.started_at >= HEARING
 
     def _judge(self, call: RollCall) -> None:
@@ -400,8 +424,9 @@ class Watchdog:
         process is stopped or gone.
         """
         self.call = None
-        others = set(range(self.size)) - {self.rank}
-        silent = {r: self._state(r, call) for r in others - set(call.answers)}
+        silent = {
+            r: self._state(r, call) for r in self._others() if r not in call.answers
+        }
         self.silent = frozenset(silent)
         unproved = self.silent - call.silent_before
         if any(not is_of(silent[r], STOPPED + GONE) for r in unproved):
@@ -441,7 +466,7 @@ class Watchdog:
         # Posted messages leave, and the suspects' stacks arrive, before the end.
         self._stopped.wait(STACKS)
         self._answer()
-        self.end(1)
+        self.watched.abort(1)
 
     def _alone(self) -> None:
         """Warn or end the job without a roll call, since no messages can be sent.
@@ -469,10 +494,7 @@ class Watchdog:
 
     def _wait_said(self) -> str:
         spot, _ = self.place.spot()
-        return (
-            f"rank {self.rank} of {self.size} has waited"
-            f" {self._waited():.0f} s in {spot}"
-        )
+        return f"{self.watched} has waited {self._waited():.0f} s in {spot}"
 
     def _remedy(self) -> str:
         return (
@@ -481,9 +503,9 @@ class Watchdog:
         )
 
     def _stack(self) -> str:
-        frame = sys._current_frames().get(self.watched)
+        frame = sys._current_frames().get(self.thread)
         stack = "".join(traceback.format_stack(frame)) if frame else "  (gone)\n"
-        return f"hpcsgd: rank {self.rank} of {self.size} is here:\n{stack}".rstrip()
+        return f"hpcsgd: {self.watched} is here:\n{stack}".rstrip()
 
 
 def _say(text: str) -> None:

@@ -20,34 +20,104 @@ NONE = "none"
 TASKS = ("binary", "counts", "real", "classes", "positive")
 
 
+# The keys of an entry, in the order in which a card shows them.
+KEYS = (
+    *("title", "rows", "test_rows", "columns", "task", "density", "form", "source"),
+    *("url", "licence", "bytes", "sha256", "convert", "citation"),
+)
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """The size and the layout of a data set.
+
+    Attributes
+    ----------
+    rows : int
+        Number of rows.
+    test_rows : int
+        Number of rows of a separate test set; 0 if there is none.
+    columns : int
+        Number of columns.
+    density : float
+        Share of the values that are not 0.
+    form : str
+        The form of rows and labels in words, such as "dense; labels 0 and 1".
+    """
+
+    rows: int
+    test_rows: int
+    columns: int
+    density: float
+    form: str
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """The file of a data set at its address.
+
+    Attributes
+    ----------
+    url : str
+        Address of the file; "none" for data that hpcsgd generates.
+    bytes : int or str
+        Size of the file, or "unknown".
+    sha256 : str
+        SHA-256 of the file in hexadecimal digits, or "unknown".
+    """
+
+    url: str
+    bytes: int | str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file, the last part of its address."""
+        return self.url.rsplit("/", 1)[-1]
+
+
 @dataclass(frozen=True)
 class Card:
-    """The facts about a data set; "unknown" where no value is stated or checked."""
+    """The facts about a data set; "unknown" where no value is stated or checked.
+
+    Attributes
+    ----------
+    name : str
+        Name of the data set in the catalogue.
+    title : str
+        Name of the data set, as its source writes it.
+    shape : DataShape
+        Size and layout of the data set.
+    task : str
+        Kind of the labels, one of `TASKS`.
+    source : str
+        Who published the data, and where.
+    file : DataFile
+        The file and its address.
+    licence : str
+        Licence of the data.
+    convert : str
+        Command that converts the file, or that generates the data.
+    citation : str
+        Publication to cite.
+    """
 
     name: str
     title: str
-    rows: int
-    test_rows: int  # of a separate test set; 0 = none
-    columns: int
+    shape: DataShape
     task: str
-    density: float  # share of the values that are not 0
-    form: str
     source: str
-    url: str  # "none" for data that hpcsgd generates
+    file: DataFile
     licence: str
-    bytes: int | str  # of the file at the address
-    sha256: str
     convert: str
     citation: str
 
-    @property
-    def file(self) -> str:
-        """Return the name of the data set's file, the last part of its address."""
-        return self.url.rsplit("/", 1)[-1]
-
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary for JSON."""
-        return asdict(self)
+        """Return the facts as a dictionary for JSON, without groups."""
+        facts = asdict(self)
+        facts |= facts.pop("shape")
+        facts |= facts.pop("file")
+        return {key: facts[key] for key in ("name", *KEYS)}
 
 
 def load_catalogue(path: Path | None = None) -> dict[str, Card]:
@@ -75,36 +145,37 @@ def get_card(name: str) -> Card:
 
 
 def _card(name: str, table: dict[str, Any]) -> Card:
-    keys = {field.name for field in fields(Card)} - {"name"}
-    if set(table) != keys:
-        odd = sorted(keys ^ set(table))
+    if set(table) != set(KEYS):
+        odd = sorted(set(KEYS) ^ set(table))
         raise DataError(
             f"the catalogue entry [{name}] lacks keys or has unknown ones: {odd};"
             " correct that entry"
         )
-    card = Card(name=name, **table)
-    _check_entry(card)
-    return card
+    _check_entry(name, table)
+    facts = dict(table)
+    shape = DataShape(**{f.name: facts.pop(f.name) for f in fields(DataShape)})
+    file = DataFile(**{f.name: facts.pop(f.name) for f in fields(DataFile)})
+    return Card(name=name, shape=shape, file=file, **facts)
 
 
-def _check_entry(card: Card) -> None:
-    """Raise DataError if a field of the card has an impossible value."""
+def _check_entry(name: str, table: dict[str, Any]) -> None:
+    """Raise DataError if a key of the entry has an impossible value."""
     sound = {
-        "rows": _is_count(card.rows, 1),
-        "test_rows": _is_count(card.test_rows, 0),
-        "columns": _is_count(card.columns, 1),
-        "task": card.task in TASKS,
-        "density": isinstance(card.density, float) and 0 < card.density <= 1,
-        "bytes": card.bytes == UNKNOWN or _is_count(card.bytes, 1),
-        "sha256": card.sha256 == UNKNOWN or _is_digest(card.sha256),
-        "url": card.url == NONE or card.url.startswith(("https://", "http://")),
-        "convert": card.convert.startswith("hpcsgd data "),
+        "rows": _is_count(table["rows"], 1),
+        "test_rows": _is_count(table["test_rows"], 0),
+        "columns": _is_count(table["columns"], 1),
+        "task": table["task"] in TASKS,
+        "density": isinstance(table["density"], float) and 0 < table["density"] <= 1,
+        "bytes": table["bytes"] == UNKNOWN or _is_count(table["bytes"], 1),
+        "sha256": table["sha256"] == UNKNOWN or _is_digest(table["sha256"]),
+        "url": table["url"] == NONE or table["url"].startswith(("https://", "http://")),
+        "convert": table["convert"].startswith("hpcsgd data "),
     }
     for key, holds in sound.items():
         if not holds:
             raise DataError(
-                f"the catalogue entry [{card.name}] has {key} = {getattr(card, key)!r},"
-                " which is not a valid value; correct that entry"
+                f"the catalogue entry [{name}] has {key} = {table[key]!r}, which is not"
+                " a valid value; correct that entry"
             )
 
 
@@ -128,18 +199,18 @@ def fetch(card: Card, folder: Path, progress: Callable[[int, int], None]) -> Pat
     `progress` is called with (bytes received, bytes in all or 0 if unknown). An
     interrupted transfer leaves a hidden `.part` file, from which the next call resumes.
     """
-    if card.url == NONE:
+    if card.file.url == NONE:
         raise ConfigError(
             f"{card.name} cannot be fetched, because hpcsgd generates this data set;"
             f" generate it with: {card.convert}"
         )
     if not folder.is_dir():
         raise ConfigError(f"--out {folder} is no folder; make it, or name another")
-    target = folder / card.file
+    target = folder / card.file.name
     if not target.exists():
-        part = folder / f".{card.file}.part"
+        part = folder / f".{card.file.name}.part"
         try:
-            _download(card.url, part, progress)
+            _download(card.file.url, part, progress)
         except OSError as error:  # what urllib raises is one too
             raise _elsewhere(card, target, error) from error
         _check_sum(card, part)
@@ -194,12 +265,12 @@ def _copy(
 
 def _check_sum(card: Card, path: Path) -> None:
     """Raise DataError if the SHA-256 of the file is not that of the card."""
-    if card.sha256 == UNKNOWN:
+    if card.file.sha256 == UNKNOWN:
         return
     digest = sha256(path)
-    if digest != card.sha256:
+    if digest != card.file.sha256:
         raise DataError(
-            f"{path} has SHA-256 {digest} and the catalogue says {card.sha256};"
+            f"{path} has SHA-256 {digest} and the catalogue says {card.file.sha256};"
             " remove it and fetch it again"
         )
 
@@ -209,10 +280,10 @@ def _elsewhere(card: Card, target: Path, error: OSError) -> DataError:
     reason = getattr(error, "reason", None) or error.strerror or error
     checksum = (
         "its checksum is not known"
-        if card.sha256 == UNKNOWN
-        else f"its SHA-256 is {card.sha256}"
+        if card.file.sha256 == UNKNOWN
+        else f"its SHA-256 is {card.file.sha256}"
     )
     return DataError(
-        f"{card.url} cannot be fetched ({reason}); download it on a machine with"
+        f"{card.file.url} cannot be fetched ({reason}); download it on a machine with"
         f" internet access and copy it to {target} ({checksum})"
     )

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,10 @@ class StoreLayout:
         tile_rows, tile_cols = tile_shape(self.cols, item, self.is_sparse, rows)
         object.__setattr__(self, "block_rows", self.block_rows or tile_rows)
         object.__setattr__(self, "tile_cols", self.tile_cols or tile_cols)
+
+    def for_rows(self, rows: int | None) -> "StoreLayout":
+        """Return this layout with tiles for a store of `rows` rows; None: unknown."""
+        return replace(self, block_rows=0, tile_cols=0, rows=rows)
 
     @property
     def stored(self) -> np.dtype[Any]:

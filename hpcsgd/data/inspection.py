@@ -87,23 +87,86 @@ class ValueCounts:
 
 
 @dataclass
+class LabelCounts:
+    """The labels of the rows: their range, and how often each of them occurs.
+
+    Attributes
+    ----------
+    are_text : bool
+        Whether the labels were text and were converted to numbers.
+    values : ValueCounts
+        Range and moments of the labels.
+    are_whole : bool
+        Whether every label is a whole number.
+    histogram : Counter or None
+        Number of rows of each label; None if there are more than MOST_CLASSES labels.
+    """
+
+    are_text: bool = False
+    values: ValueCounts = field(default_factory=ValueCounts)
+    are_whole: bool = True
+    histogram: Counter[float] | None = field(default_factory=Counter)
+
+    def add(self, y: Array) -> None:
+        """Add the labels of the next rows."""
+        self.values.add(y)
+        self.are_whole = self.are_whole and bool((y == np.round(y)).all())
+        if self.histogram is not None:
+            values, counts = np.unique(y, return_counts=True)
+            pairs = zip(values.tolist(), counts.tolist(), strict=True)
+            self.histogram.update(dict(pairs))
+            if len(self.histogram) > MOST_CLASSES:
+                self.histogram = None
+
+    @property
+    def distinct(self) -> int | None:
+        """Return the number of different labels; None if more than MOST_CLASSES."""
+        return None if self.histogram is None else len(self.histogram)
+
+    def describe(self) -> dict[str, Any]:
+        """Return range and number of labels, and the most frequent ones, for JSON.
+
+        The histogram is None if there are more than MOST_CLASSES different labels.
+        """
+        extremes = {"min": self.values.lowest, "max": self.values.highest}
+        if self.histogram is None:
+            distinct = f"more than {MOST_CLASSES}"
+            return {**extremes, "distinct": distinct, "histogram": None}
+        shown = dict(sorted(self.histogram.most_common(SHOWN_LABELS)))
+        histogram = {f"{label:g}": count for label, count in shown.items()}
+        return {**extremes, "distinct": self.distinct, "histogram": histogram}
+
+
+@dataclass
 class InspectionCounts:
     """Counts and extremes of one pass over the rows.
 
-    `labels` is None if there are more than MOST_CLASSES different labels.
+    Attributes
+    ----------
+    labels : LabelCounts
+        Range and numbers of the labels.
+    columns : ColumnMoments or None
+        Moments of the columns; None if there are too many columns.
+    nonzero : int
+        Number of values that are not 0.
+    bad : int
+        Number of values that are not finite.
+    largest : float
+        Largest squared length of a row.
+    lengths : float
+        Sum of the lengths of the rows.
+    weights, offsets : ValueCounts
+        Ranges and moments of the sample weights and of the offsets.
     """
 
+    labels: LabelCounts
+    columns: ColumnMoments | None
     nonzero: int = 0
-    bad: int = 0  # values that are not finite
-    largest: float = 0.0  # squared length of a row
-    lengths: float = 0.0  # sum of the lengths of the rows
-    labels: Counter[float] | None = field(default_factory=Counter)
-    y: ValueCounts = field(default_factory=ValueCounts)
-    whole: bool = True  # every label is a whole number
+    bad: int = 0
+    largest: float = 0.0
+    lengths: float = 0.0
     weights: ValueCounts = field(default_factory=ValueCounts)
     offsets: ValueCounts = field(default_factory=ValueCounts)
-    columns: ColumnMoments | None = None  # None where there are too many
-    is_named: bool = False  # labels were text and were converted to numbers
 
     def add(
         self,
@@ -126,23 +189,14 @@ class InspectionCounts:
         if offsets is not None:
             self.offsets.add(offsets)
         if y is not None:
-            self._add_labels(y)
-
-    def _add_labels(self, y: Array) -> None:
-        self.y.add(y)
-        self.whole = self.whole and bool((y == np.round(y)).all())
-        if self.labels is not None:
-            values, counts = np.unique(y, return_counts=True)
-            self.labels.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-            if len(self.labels) > MOST_CLASSES:
-                self.labels = None
+            self.labels.add(y)
 
 
 def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
     """Return everything that `hpcsgd data inspect` reports on a reader, for JSON."""
     numbers = getattr(reader, "label_numbers", None)
     moments = ColumnMoments(reader.cols) if reader.cols <= MOST_MEASURED else None
-    tally = InspectionCounts(is_named=bool(numbers), columns=moments)
+    tally = InspectionCounts(LabelCounts(are_text=bool(numbers)), moments)
     labelled = has_targets(reader)
     every = slice(0, reader.cols)
     step = block_rows(budget, 3 * 8 * reader.cols)
@@ -183,7 +237,7 @@ def inspect(reader: Any, budget: int = BLOCK_BYTES) -> dict[str, Any]:
         "weights": tally.weights.describe(),
         "offsets": tally.offsets.describe(),
         "queries": _queries(reader),
-        "labels": _labels(tally) if labelled else None,
+        "labels": tally.labels.describe() if labelled else None,
         "label_numbers": numbers,
         "first_rows": _first_rows(reader, first, labelled),
         "suggested": _suggested(tally, facts.get("task"), uneven) if labelled else None,
@@ -213,47 +267,36 @@ def suggest(tally: InspectionCounts, task: str | None) -> dict[str, Any]:
 
     L is the curvature bound of the family times max ‖x‖².
     """
-    family, why = suggest_family(tally, task)
+    family, why = suggest_family(tally.labels, tally.offsets, task)
     bound = get_family(family).curvature * tally.largest
     step = 1 / bound if 0 < bound < float("inf") else None
     return {"family": family, "because": why, "rate": step}
 
 
-def suggest_family(tally: InspectionCounts, task: str | None) -> tuple[str, str]:
+def suggest_family(
+    labels: LabelCounts, offsets: ValueCounts, task: str | None
+) -> tuple[str, str]:
     """Return (family, reason), by the task that the file states, or by its labels."""
     if task in FAMILY_OF_TASK:
         return FAMILY_OF_TASK[task], f"the file says that its task is {task}"
-    count = None if tally.labels is None else len(tally.labels)
-    are_counts = tally.whole and tally.y.lowest >= 0 and count != 1
+    count = labels.distinct
+    are_counts = labels.are_whole and labels.values.lowest >= 0 and count != 1
     if count == 2:
         return "logistic", "y has two labels"
-    if tally.is_named and count is not None and count > 2:
+    if labels.are_text and count is not None and count > 2:
         return "softmax", f"y has {count} labels that were text"
-    if are_counts and tally.offsets.lowest < tally.offsets.highest:
+    if are_counts and offsets.lowest < offsets.highest:
         return "poisson", (
             "y has whole numbers of at least 0 and rows have offsets, as counts with"
             " an exposure have"
         )
-    if tally.whole and count is not None and 2 < count <= MOST_INTEGER_CLASSES:
+    if labels.are_whole and count is not None and 2 < count <= MOST_INTEGER_CLASSES:
         return "softmax", f"y has {count} whole labels; poisson if they are counts"
     if are_counts:
         return "poisson", "y has many whole numbers of at least 0, as counts are"
-    if tally.y.lowest > 0 and tally.y.skewness > SKEWED:
+    if labels.values.lowest > 0 and labels.values.skewness > SKEWED:
         return "gamma", "y is positive and skewed to the right"
     return "gaussian", "y has real numbers" if count != 1 else "y has one value only"
-
-
-def _labels(tally: InspectionCounts) -> dict[str, Any]:
-    """Return range and number of labels, and a histogram of the most frequent ones.
-
-    The histogram is None if there are more than MOST_CLASSES different labels.
-    """
-    summary: dict[str, Any] = {"min": tally.y.lowest, "max": tally.y.highest}
-    if tally.labels is None:
-        return {**summary, "distinct": f"more than {MOST_CLASSES}", "histogram": None}
-    shown = dict(sorted(tally.labels.most_common(SHOWN_LABELS)))
-    histogram = {f"{label:g}": count for label, count in shown.items()}
-    return {**summary, "distinct": len(tally.labels), "histogram": histogram}
 
 
 def _kept_scales(reader: Any, names: list[str] | None) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from hpcsgd.data.checksums import block_sum
 from hpcsgd.data.hdf5 import COLUMNS, FEW, PIECE, Hdf5Reader, StoreLayout
 from hpcsgd.data.matrix import Csr, stack
-from hpcsgd.data.preparation import CATEGORIES, MEANS, NAMES, SCALES
+from hpcsgd.data.preparation import CATEGORIES, MEANS, NAMES, SCALES, Scales
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 from hpcsgd.files import open_locked, publish
 from hpcsgd.formats import Array
@@ -440,22 +440,58 @@ def _h5py() -> Any:
     return h5py
 
 
+@dataclass(frozen=True)
+class ColumnFacts:
+    """The facts about the columns of X that a store contains beside their values.
+
+    Attributes
+    ----------
+    scales : Scales or None
+        Means and scales of the columns before they were standardized, if they were.
+    names : sequence of str, or None
+        Names of the columns, if they have any.
+    categories : mapping or None
+        Levels of each column that was text before it was encoded, by its name.
+    """
+
+    scales: Scales | None = None
+    names: Sequence[str] | None = None
+    categories: Mapping[str, Sequence[str]] | None = None
+
+    def write(self, file: Any, cols: int) -> None:
+        """Write the facts on `cols` columns into the HDF5 file of a store."""
+        scales = self.scales
+        moments = {} if scales is None else {MEANS: scales.mean, SCALES: scales.scale}
+        for name, values in moments.items():
+            if values is not None:
+                vector = np.asarray(values, "<f8").reshape(cols)
+                file.create_dataset(name, data=vector)
+        text = _h5py().string_dtype()
+        if self.names is not None:
+            file.create_dataset(NAMES, data=list(self.names), dtype=text)
+        if self.categories:
+            levels = {name: list(of) for name, of in self.categories.items()}
+            file.create_dataset(CATEGORIES, data=json.dumps(levels), dtype=text)
+
+
 class StoreWriter:
     """A writer that appends blocks of rows to a hidden `.part` file.
 
     Parameters
     ----------
-    path : name of the complete file
-    cols : columns of X
-    rows : number of all rows if known; `finish` compares it
-    element : fp64, fp32, fp16, bf16, fp8-e4m3 or fp8-e5m2
-    scale : stored elements are values / scale
-    is_sparse : True stores X as CSR
-    columns : those of y, sample_weight, offset and qid that every `append` gets
-    attributes : attributes of the file, such as task, classes and source
-    means, scales : (cols,) of the columns before they were standardised
-    names : of the columns, if they have any
-    categories : levels of columns that were text before they were encoded
+    path : path-like
+        Name of the complete file.
+    layout : StoreLayout
+        Columns of X, and how its elements are stored. The writer itself chooses the
+        size of the tiles.
+    rows : int or None
+        Number of all rows if it is known; `finish` compares it.
+    columns : tuple of str
+        Those of y, sample_weight, offset and qid that every `append` gets.
+    attributes : dict or None
+        Attributes of the file, such as task, classes and source.
+    column_facts : ColumnFacts
+        Facts about the columns of X, which the file contains too.
     """
 
     layout: StoreLayout
@@ -467,25 +503,19 @@ class StoreWriter:
     def __init__(
         self,
         path: str | Path,
-        cols: int,
+        layout: StoreLayout,
         *,
         rows: int | None = None,
-        element: str = "fp32",
-        scale: float = 1.0,
-        is_sparse: bool = False,
         columns: tuple[str, ...] = ("y",),
         attributes: dict[str, Any] | None = None,
-        means: Array | None = None,
-        scales: Array | None = None,
-        names: Sequence[str] | None = None,
-        categories: Mapping[str, Sequence[str]] | None = None,
+        column_facts: ColumnFacts = ColumnFacts(),
     ) -> None:
         self.path = Path(path)
         self.rows = rows
-        self.layout = StoreLayout(cols, element, scale, is_sparse, rows=rows)
+        self.layout = layout.for_rows(rows)
         self.done = self.position = 0
         self.max_norm = 0.0
-        self.held = PendingRows(is_sparse)
+        self.held = PendingRows(layout.is_sparse)
         if self.path.is_dir():
             raise ConfigError(f"cannot write {path}: it is a folder; name a file")
         if set(columns) - set(COLUMNS):
@@ -493,14 +523,16 @@ class StoreWriter:
                 f"columns = {columns} names an unknown column; known:"
                 f" {', '.join(COLUMNS)}"
             )
-        self._check_room(len(columns))
+        self.columns = tuple(name for name in COLUMNS if name in columns)
+        self._check_room()
         self.raw = open_part(self.path)
         self.file: Any = None
         self.blocks: DenseBlocks | CsrBlocks | None = None  # until rows are written
         try:
             self.file = _h5py().File(self.raw, "w", libver=("v108", "v108"))
-            self._lay_out(columns, attributes or {}, means, scales)
-            self._keep_names(names, categories)
+            self.file.attrs.update(attributes or {})
+            self.file.attrs.update(finished=False)
+            column_facts.write(self.file, layout.cols)
         except OSError as error:
             self.abandon()
             raise self._unwritten(error) from error
@@ -587,41 +619,12 @@ class StoreWriter:
         else:
             self.abandon()
 
-    def _lay_out(
-        self,
-        columns: tuple[str, ...],
-        attributes: dict[str, Any],
-        means: Array | None,
-        scales: Array | None,
-    ) -> None:
-        self.columns = tuple(name for name in COLUMNS if name in columns)
-        self.file.attrs.update(attributes)
-        self.file.attrs.update(finished=False)
-        for name, values in ((MEANS, means), (SCALES, scales)):
-            if values is not None:
-                vector = np.asarray(values, "<f8").reshape(self.layout.cols)
-                self.file.create_dataset(name, data=vector)
-
-    def _keep_names(
-        self,
-        names: Sequence[str] | None,
-        categories: Mapping[str, Sequence[str]] | None,
-    ) -> None:
-        text = _h5py().string_dtype()
-        if names is not None:
-            self.file.create_dataset(NAMES, data=list(names), dtype=text)
-        if categories:
-            document = json.dumps({name: list(of) for name, of in categories.items()})
-            self.file.create_dataset(CATEGORIES, data=document, dtype=text)
-
     def _write(self, piece: Piece, is_last: bool = False) -> None:
         """Write a block; the first one determines the sizes of the chunks."""
         if self.blocks is None:
             if is_last:  # and the only one
                 self.rows = self.done
-                layout = self.layout
-                kind = (layout.cols, layout.element, layout.scale, layout.is_sparse)
-                self.layout = StoreLayout(*kind, rows=self.rows)
+                self.layout = self.layout.for_rows(self.rows)
             self.file.attrs.update(self.layout.attributes())
             self.blocks = make_blocks(self.file, self.layout, piece, self.rows)
         self.blocks.write(piece)
@@ -639,7 +642,7 @@ class StoreWriter:
                 " of the data"
             )
 
-    def _check_room(self, columns: int) -> None:
+    def _check_room(self) -> None:
         """Raise ConfigError if the disk has no space for the rows.
 
         For a sparse matrix, whose size is unknown, only side columns are counted.
@@ -647,7 +650,7 @@ class StoreWriter:
         if not self.path.parent.is_dir() or self.rows is None:
             return
         width = 0 if self.layout.is_sparse else self.layout.cols
-        need = self.rows * (self.layout.stored.itemsize * width + 8 * columns)
+        need = self.rows * (self.layout.stored.itemsize * width + 8 * len(self.columns))
         free = shutil.disk_usage(self.path.parent).free
         if need > free:
             raise ConfigError(

@@ -287,15 +287,15 @@ def write_synthetic(
     weights are `plant(...).weights`; up to ATTRIBUTE_COLUMNS of them are also stored in
     the attribute `true_weights`.
     """
+    from hpcsgd.data.hdf5 import StoreLayout
     from hpcsgd.data.store import StoreWriter
 
     kind, rows, cols = _resolve(shape, rows, cols, seed)
     planted = PlantedData(kind, cols, seed, knobs or Knobs())
     with StoreWriter(
         path,
-        cols,
+        StoreLayout(cols, is_sparse=planted.knobs.density < 1),
         rows=rows,
-        is_sparse=planted.knobs.density < 1,
         attributes=_attributes(planted, shape),
     ) as writer:
         for X, y in _blocks(planted, rows):

@@ -247,26 +247,93 @@ ACTIVE = ("pending", "running", "requeued")
 
 
 @dataclass(frozen=True)
+class JobExecution:
+    """The execution of a job on its nodes.
+
+    Attributes
+    ----------
+    code : int or None
+        Exit code; None if it is not known.
+    restarts : int
+        How often the job was started again.
+    nodes : str
+        Names of its nodes, as Slurm writes them.
+    elapsed : str
+        Time since its last start, as Slurm writes it.
+    """
+
+    code: int | None
+    restarts: int
+    nodes: str
+    elapsed: str
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """A run of a job.
+
+    Attributes
+    ----------
+    folder : str
+        Path of the run folder.
+    facts : dict
+        Status, epoch and loss, as `run_facts` returns them.
+    """
+
+    folder: str
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class JobState:
-    """The state of one job, or of one element of an array, as `judge` names it."""
+    """The state of one job, or of one element of an array, as `judge` names it.
+
+    Attributes
+    ----------
+    job : str
+        Number of the job in Slurm.
+    name : str
+        Name of the job.
+    template : str
+        Template from which the job was made.
+    state : str
+        State of the job, as `judge` names it.
+    execution : JobExecution
+        Exit code, restarts, nodes and time of the job.
+    why : str
+        A sentence on a job that did not end well, else "".
+    rank : int or None
+        The rank that failed, if the log names it.
+    runs : tuple of JobRun
+        The runs of the job that have a folder.
+    log : str
+        Path of the log; "" if there is none.
+    """
 
     job: str
     name: str
     template: str
     state: str
-    code: int | None = None
-    restarts: int = 0
-    nodes: str = ""
-    elapsed: str = ""
-    why: str = ""  # one sentence, where it did not end well
-    rank: int | None = None  # the rank that failed, if the log names it
-    runs: tuple[str, ...] = ()
-    facts: tuple[dict[str, Any], ...] = ()  # of each run folder
-    log: str = ""
+    execution: JobExecution
+    why: str
+    rank: int | None
+    runs: tuple[JobRun, ...]
+    log: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict for JSON."""
-        return dict(vars(self))
+        """Return the facts as a dict for JSON, without groups."""
+        return {
+            "job": self.job,
+            "name": self.name,
+            "template": self.template,
+            "state": self.state,
+            **vars(self.execution),
+            "why": self.why,
+            "rank": self.rank,
+            "runs": [run.folder for run in self.runs],
+            "facts": [run.facts for run in self.runs],
+            "log": self.log,
+        }
 
 
 @dataclass(frozen=True)
@@ -339,27 +406,31 @@ def _state(
         why = ""
     log = folder / "log" / f"{job}.log"
     blamed = find_culprit(log) if word in BAD else None
-    runs = _runs(record, number)
+    execution = JobExecution(
+        code=_code(job_notes, seen),
+        restarts=max((n.get("restarts", 0) for n in job_notes), default=0),
+        nodes=(seen.nodes if seen else "")
+        or str(last_event(job_notes).get("nodes", "")),
+        elapsed=(seen.elapsed if seen else "") or _elapsed(job_notes),
+    )
     is_over = word not in (*ACTIVE, "unknown")
     return JobState(
         job=job,
         name=str(record.get("name", "")),
         template=str(record.get("template", "")),
         state=word,
-        code=_code(job_notes, seen),
-        restarts=max((n.get("restarts", 0) for n in job_notes), default=0),
-        nodes=(seen.nodes if seen else "")
-        or str(last_event(job_notes).get("nodes", "")),
-        elapsed=(seen.elapsed if seen else "") or _elapsed(job_notes),
+        execution=execution,
         why="; ".join(filter(None, (blamed.text if blamed else "", why))),
         rank=blamed.rank if blamed else None,
-        runs=runs,
-        facts=tuple(run_facts(Path(run), is_over) for run in runs),
+        runs=tuple(
+            JobRun(folder, run_facts(Path(folder), is_over))
+            for folder in _run_folders(record, number)
+        ),
         log=str(log) if log.exists() else "",
     )
 
 
-def _runs(record: Mapping[str, Any], number: int) -> tuple[str, ...]:
+def _run_folders(record: Mapping[str, Any], number: int) -> tuple[str, ...]:
     """Return the run folders of a job; for an array element, that of its own run."""
     steps = record.get("steps", [])
     mine = steps[number : number + 1] if record.get("array") else steps
@@ -404,9 +475,9 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for state in states(folder):
         for run in state.runs:
-            run_settings = settings.get(run, {})
+            run_settings = settings.get(run.folder, {})
             varied = {key: run_settings.get(key) for key in differing}
-            rows[run] = {**_row(state, run), **varied}
+            rows[run.folder] = {**_row(state, run.folder), **varied}
     return list(rows.values())
 
 

@@ -2,12 +2,13 @@
 
 from hpcsgd.studies.account import Account
 from hpcsgd.studies.compare import Comparison, compare, compare_methods
-from hpcsgd.studies.plan import NamedSetting, StudyPlan
+from hpcsgd.studies.plan import NamedSetting, StudyAxes, StudyPlan
 from hpcsgd.studies.run import strong, study, sweep, weak
 
 __all__ = [
     "Account",
     "Comparison",
+    "StudyAxes",
     "StudyPlan",
     "NamedSetting",
     "compare",

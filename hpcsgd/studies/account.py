@@ -261,7 +261,7 @@ class _Times:
 
         Return None without a finished run.
         """
-        first = self.plan.precision[0]
+        first = self.plan.axes.precision[0]
         fewest = self._fewest(
             p
             for p in self._comparable(point)

@@ -16,7 +16,7 @@ from uuid import uuid4
 from hpcsgd.agreements.base import AgreementSettings, RunShape
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, without_retired
-from hpcsgd.data.hdf5 import COLUMNS
+from hpcsgd.data.hdf5 import COLUMNS, StoreLayout
 from hpcsgd.data.readers import (
     CHUNK_BYTES,
     RowReader,
@@ -27,7 +27,7 @@ from hpcsgd.data.readers import (
     preparation_of,
     row_words,
 )
-from hpcsgd.data.store import StoreWriter
+from hpcsgd.data.store import ColumnFacts, StoreWriter
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import (
     FolderLock,
@@ -483,21 +483,20 @@ def _copy(reader: RowReader, path: Path, count: int) -> None:
     }
     row_0 = slice(0, 1)
     names = [n for n in COLUMNS if n in readers and readers[n](row_0) is not None]
-    scales = preparation_of(reader).scales
+    preparation = preparation_of(reader)
     wide = read(row_0, slice(0, reader.cols)).dtype.itemsize > 4
     step = max(CHUNK_BYTES // (8 * row_words(reader)), 1)
     with StoreWriter(
         path,
-        reader.cols,
+        StoreLayout(
+            reader.cols, "fp64" if wide else "fp32", is_sparse=is_sparse(reader)
+        ),
         rows=count,
-        element="fp64" if wide else "fp32",
-        is_sparse=is_sparse(reader),
         columns=tuple(names),
-        attributes={"unit_rows": preparation_of(reader).unit_rows},
-        means=None if scales is None else scales.mean,
-        scales=None if scales is None else scales.scale,
-        names=names_of(reader),
-        categories=categories_of(reader),
+        attributes={"unit_rows": preparation.unit_rows},
+        column_facts=ColumnFacts(
+            preparation.scales, names_of(reader), categories_of(reader)
+        ),
     ) as writer:
         for start in range(0, count, step):
             rows = slice(start, min(start + step, count))

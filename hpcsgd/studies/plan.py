@@ -328,16 +328,11 @@ PLACES = ("local", "slurm")
 
 
 @dataclass(frozen=True)
-class StudyPlan:
-    """The plan of a study: its runs are all combinations of its lists.
+class StudyAxes:
+    """The axes of a study: its points on a grid are all combinations of these values.
 
     Attributes
     ----------
-    kind : {"strong", "weak", "sweep"}
-        "strong" has the same data on all ranks, in "weak" the rows grow with the ranks,
-        "sweep" has all grids R x C of the ranks.
-    ranks : tuple of int
-        Numbers of ranks to start.
     methods : tuple of str
         Names of methods.
     steps : tuple of int or str
@@ -348,10 +343,33 @@ class StudyPlan:
         Grids of the method hybrid.
     precision : tuple of str
         Recipes of number formats.
-    repeats : int
-        Runs of each point.
     seeds : tuple of int
         Seeds of the order of the rows.
+    """
+
+    methods: tuple[str, ...] = ("sgd", "casgd")
+    steps: tuple[Steps, ...] = (8,)
+    batch: tuple[int, ...] = (32,)
+    grids: tuple[Grid, ...] = ()
+    precision: tuple[str, ...] = ("fp32",)
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """The plan of a study: its runs are all combinations of its ranks and axes.
+
+    Attributes
+    ----------
+    kind : {"strong", "weak", "sweep"}
+        "strong" has the same data on all ranks, in "weak" the rows grow with the ranks,
+        "sweep" has all grids R x C of the ranks.
+    ranks : tuple of int
+        Numbers of ranks to start.
+    axes : StudyAxes
+        Methods, steps, batches, grids, recipes and seeds of the points.
+    repeats : int
+        Runs of each point.
     emulated : tuple of int
         Numbers of ranks that one rank stands for. These runs measure times only.
     batch_grows : bool
@@ -366,13 +384,8 @@ class StudyPlan:
 
     kind: str
     ranks: tuple[int, ...]
-    methods: tuple[str, ...] = ("sgd", "casgd")
-    steps: tuple[Steps, ...] = (8,)
-    batch: tuple[int, ...] = (32,)
-    grids: tuple[Grid, ...] = ()
-    precision: tuple[str, ...] = ("fp32",)
+    axes: StudyAxes = StudyAxes()
     repeats: int = 3
-    seeds: tuple[int, ...] = (0,)
     emulated: tuple[int, ...] = ()
     batch_grows: bool = False
     on: str = "local"
@@ -401,7 +414,7 @@ class StudyPlan:
         """Return a sentence on each method that has no grid on some of the ranks."""
         none = [
             (name, [p for p in self.all_ranks if not self.grids_of(name, p)])
-            for name in self.methods
+            for name in self.axes.methods
         ]
         return [
             f"{name} has no grid on {', '.join(map(str, without))} ranks"
@@ -414,25 +427,25 @@ class StudyPlan:
         method = get_method(name)
         if name not in PLACED:
             return method.grids(ranks)
-        if self.grids:
-            return [(r, c) for r, c in self.grids if r * c == ranks]
+        if self.axes.grids:
+            return [(r, c) for r, c in self.axes.grids if r * c == ranks]
         return every_grid(ranks) if self.kind == "sweep" else method.grids(ranks)[:1]
 
     def _points(self) -> Iterator[StudyPoint]:
-        for name in self.methods:
+        for name in self.axes.methods:
             method = get_method(name)
             for ranks in self.all_ranks:
                 for grid in self.grids_of(name, ranks):
-                    for batch in self.batch:
+                    for batch in self.axes.batch:
                         yield from self._at(name, method, ranks, grid, batch)
 
     def _at(
         self, name: str, method: StudyMethod, ranks: int, grid: Grid, batch: int
     ) -> Iterator[StudyPoint]:
         """Yield the points of a method on one grid: all steps, recipes and seeds."""
-        for steps in (1,) if method.sums_each else self.steps:
-            for recipe in self.precision:
-                for seed in self.seeds:
+        for steps in (1,) if method.sums_each else self.axes.steps:
+            for recipe in self.axes.precision:
+                for seed in self.axes.seeds:
                     yield StudyPoint(
                         plan=self,
                         method=name,
@@ -460,13 +473,13 @@ class StudyPlan:
         return {
             "kind": self.kind,
             "ranks": list(self.ranks),
-            "methods": list(self.methods),
-            "steps": list(self.steps),
-            "batch": list(self.batch),
-            "grids": [f"{r}x{c}" for r, c in self.grids],
-            "precision": list(self.precision),
+            "methods": list(self.axes.methods),
+            "steps": list(self.axes.steps),
+            "batch": list(self.axes.batch),
+            "grids": [f"{r}x{c}" for r, c in self.axes.grids],
+            "precision": list(self.axes.precision),
             "repeats": self.repeats,
-            "seeds": list(self.seeds),
+            "seeds": list(self.axes.seeds),
             "emulate_members": list(self.emulated),
             "batch_grows": self.batch_grows,
             "on": self.on,
@@ -727,7 +740,7 @@ def check_plan(plan: StudyPlan) -> None:
             f" {' or '.join(PLACES)}, not {plan.kind!r} on {plan.on!r}"
         )
     _check_numbers(plan)
-    for name in plan.methods:
+    for name in plan.axes.methods:
         get_method(name)
     _check_lists(plan)
     _check_grids(plan)
@@ -740,9 +753,9 @@ def _check_numbers(plan: StudyPlan) -> None:
     for flag, values, least in (
         ("--ranks", plan.ranks, 1),
         ("--emulate-members", plan.emulated, 2),
-        ("--batch", plan.batch, 1),
+        ("--batch", plan.axes.batch, 1),
         ("--repeats", (plan.repeats,), 1),
-        ("--seeds", plan.seeds, 0),
+        ("--seeds", plan.axes.seeds, 0),
     ):
         bad = [value for value in values if value < least]
         if bad:
@@ -750,18 +763,19 @@ def _check_numbers(plan: StudyPlan) -> None:
 
 
 def _check_lists(plan: StudyPlan) -> None:
+    axes = plan.axes
     lists: dict[str, Sequence[Any]] = {
-        "--methods": plan.methods,
-        "--steps": plan.steps,
-        "--batch": plan.batch,
-        "--precision": plan.precision,
-        "--seeds": plan.seeds,
+        "--methods": axes.methods,
+        "--steps": axes.steps,
+        "--batch": axes.batch,
+        "--precision": axes.precision,
+        "--seeds": axes.seeds,
         "--ranks": plan.all_ranks,
     }
     for flag, values in lists.items():
         if not values:
             raise ConfigError(f"{flag} is empty; give at least one value")
-    once = {"--emulate-members": plan.emulated, "--grids": plan.grids}
+    once = {"--emulate-members": plan.emulated, "--grids": axes.grids}
     for flag, values in {**lists, "--ranks": plan.ranks, **once}.items():
         twice = [value for value in values if values.count(value) > 1]
         if twice:
@@ -775,17 +789,17 @@ def _check_lists(plan: StudyPlan) -> None:
 
 
 def _check_grids(plan: StudyPlan) -> None:
-    if plan.grids and not set(plan.methods) & set(PLACED):
+    if plan.axes.grids and not set(plan.axes.methods) & set(PLACED):
         raise ConfigError(
             "--grids is for the method hybrid only, which is not among --methods;"
             " add hybrid, or leave --grids out"
         )
-    for r, c in plan.grids:
+    for r, c in plan.axes.grids:
         if r * c not in plan.all_ranks:
             raise ConfigError(
                 f"--grids {r}x{c} needs {r * c} ranks; add {r * c} to --ranks"
             )
-    for name in plan.methods:
+    for name in plan.axes.methods:
         if not any(plan.grids_of(name, ranks) for ranks in plan.all_ranks):
             raise ConfigError(
                 f"--methods {name} needs an R x C grid with R and C above 1, which no"

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,7 +44,14 @@ from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.studies import folder as folder_module
 from hpcsgd.studies.account import Account, account
 from hpcsgd.studies.folder import DONE, StudyFolder, first_rows, line, rows_in
-from hpcsgd.studies.plan import Grid, Steps, StudyPlan, StudyPoint, check_plan
+from hpcsgd.studies.plan import (
+    Grid,
+    Steps,
+    StudyAxes,
+    StudyPlan,
+    StudyPoint,
+    check_plan,
+)
 
 # Each run is a process of its own, so that a crash ends one run and not the study.
 
@@ -466,28 +473,31 @@ def make_plan(
             "no data: add --data FILE.h5, or [data] path in the configuration file"
         )
     tables["data"]["path"] = str(Path(path).absolute())
-    lists = {k: KEYS[k](k, v) for k, v in asked.items() if v is not None}
-    lists.pop("kind", None)
-    if "emulate_members" in lists:
-        lists["emulated"] = lists.pop("emulate_members")
+    values = {k: KEYS[k](k, v) for k, v in asked.items() if v is not None}
+    values.pop("kind", None)
+    if "emulate_members" in values:
+        values["emulated"] = values.pop("emulate_members")
+    axes = _axes_of(config)
+    named_axes = {k: values.pop(k) for k in vars(axes) if k in values}
     plan = StudyPlan(
         kind=kind,
+        axes=replace(axes, **named_axes),
         base=tables,
         rows=rows_in(path),
-        **{**_lists_of(config), "ranks": (), **lists},
+        **{"ranks": (), **values},
     )
     check_plan(plan)
     return plan
 
 
-def _lists_of(config: RunConfig) -> dict[str, Any]:
-    """Return the lists of a plan, each with the one value of a configuration."""
-    return {
-        "steps": (config.schedule.steps or "auto",),
-        "batch": (config.schedule.batch * config.grid.replicas,),
-        "precision": (config.precision.recipe,),
-        "seeds": (config.sampling.seed,),
-    }
+def _axes_of(config: RunConfig) -> StudyAxes:
+    """Return the axes of a study, each with the one value of a configuration."""
+    return StudyAxes(
+        steps=(config.schedule.steps or "auto",),
+        batch=(config.schedule.batch * config.grid.replicas,),
+        precision=(config.precision.recipe,),
+        seeds=(config.sampling.seed,),
+    )
 
 
 def _shared(base: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -130,11 +130,11 @@ def test_jobs_need_a_site_and_ask_for_what_there_is(hpcsgd, asked, monkeypatch):
 def test_a_late_point_ends_itself(command, tmp_path, susy):
     """By the limit of its own, on all ranks, with a sentence that is kept."""
     from hpcsgd.studies.folder import StudyFolder
-    from hpcsgd.studies.plan import StudyPlan
+    from hpcsgd.studies.plan import StudyAxes, StudyPlan
 
     base = {"schedule": {"epochs": 10**7}}
     (point,) = StudyPlan(
-        "strong", (2,), methods=("casgd",), repeats=1, base=base
+        "strong", (2,), repeats=1, base=base, axes=StudyAxes(methods=("casgd",))
     ).runs()
     (tmp_path / "s" / "points").mkdir(parents=True)
     StudyFolder(tmp_path / "s").configure(point, str(susy))

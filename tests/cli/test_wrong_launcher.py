@@ -11,7 +11,7 @@ import pytest
 
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.studies.folder import StudyFolder
-from hpcsgd.studies.plan import StudyPlan
+from hpcsgd.studies.plan import StudyAxes, StudyPlan
 from tests.helpers.launcher import launch_environment
 from tests.helpers.limits import HANG
 
@@ -40,7 +40,9 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     write_synthetic(folder / "few.h5", "susy", 200, 6, 0)
     (folder / "few.csv").write_text("1,2,3\n0,4,5\n")
-    (point,) = StudyPlan("strong", (RANKS,), methods=("casgd",), repeats=1).runs()
+    (point,) = StudyPlan(
+        "strong", (RANKS,), repeats=1, axes=StudyAxes(methods=("casgd",))
+    ).runs()
     (folder / "s" / "points").mkdir(parents=True)
     StudyFolder(folder / "s").configure(point, str(folder / "few.h5"))
     (folder / "name").write_text(point.name)

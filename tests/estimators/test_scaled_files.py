@@ -6,7 +6,9 @@ import pytest
 
 import hpcsgd
 from hpcsgd import GLM, LogisticRegression
-from hpcsgd.data.store import StoreWriter
+from hpcsgd.data.hdf5 import StoreLayout
+from hpcsgd.data.preparation import Scales
+from hpcsgd.data.store import ColumnFacts, StoreWriter
 from hpcsgd.errors import DataError
 from hpcsgd.estimators.saved import Predictor
 
@@ -20,8 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::hpcsgd.ConvergenceWarning")
 
 @pytest.fixture
 def path(tmp_path):
-    more = {"means": MEAN, "scales": SCALE, "names": NAMES, "element": "fp64"}
-    with StoreWriter(tmp_path / "train.h5", 3, **more) as writer:
+    facts = ColumnFacts(Scales(MEAN, SCALE), NAMES)
+    layout = StoreLayout(3, "fp64")
+    with StoreWriter(tmp_path / "train.h5", layout, column_facts=facts) as writer:
         writer.append((X - MEAN) / SCALE, Y)
     return tmp_path / "train.h5"
 
@@ -60,8 +63,9 @@ def test_a_fit_on_rows_forgets_the_scales_of_a_file(path):
 
 def test_several_classes_too(path, tmp_path):
     three = np.digitize(X[:, 0], [270.0, 330.0]).astype(float)
-    more = {"means": MEAN, "scales": SCALE, "element": "fp64"}
-    with StoreWriter(tmp_path / "three.h5", 3, **more) as writer:
+    facts = ColumnFacts(Scales(MEAN, SCALE))
+    layout = StoreLayout(3, "fp64")
+    with StoreWriter(tmp_path / "three.h5", layout, column_facts=facts) as writer:
         writer.append((X - MEAN) / SCALE, three)
     model = LogisticRegression(alpha=0.001).fit(str(tmp_path / "three.h5"), None)
     expected = ((X - MEAN) / SCALE) @ model.coef_.T + model.intercept_

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 
 from hpcsgd.data.convert import parsers
-from hpcsgd.data.convert.csv import CsvSource
+from hpcsgd.data.convert.csv import CsvOptions, CsvSource
 from hpcsgd.data.convert.libsvm import LibsvmSource
 from hpcsgd.data.convert.parsers import LineLayout
 from hpcsgd.data.convert.text import Fault, TextChunk, located, pieces
@@ -117,7 +117,8 @@ def _of_files(path: Path) -> Iterator[tuple[str, Callable]]:
     for base in ("auto", "1"):
         yield f"libsvm {base}", partial(_rows, partial(LibsvmSource, path, base))
     for missing in ("error", "mean"):
-        source = partial(CsvSource, path, label_column=0, missing=missing)
+        options = CsvOptions(label_column=0, missing=missing)
+        source = partial(CsvSource, path, options)
         yield f"csv {missing}", partial(_rows, source)
 
 

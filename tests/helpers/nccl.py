@@ -7,7 +7,7 @@ import pytest
 from hpcsgd.comm.gpu import fetched
 from hpcsgd.comm.nccl import PINNED, SAFER, NcclCommunicator
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.comm.watchdog import Watchdog
+from hpcsgd.comm.watchdog import Watchdog, WatchedRank
 from tests.helpers.fake_cuda import FakeLayer, Node
 
 
@@ -48,8 +48,8 @@ def waits_in(place, what):
 def watched(place, rank):
     """What a watchdog of its own says, with a clock that runs fast."""
     said, codes, now = [], [], [perf_counter()]
-    dog = Watchdog(place, rank, 2, 1.0, None, codes.append, clock=lambda: now[0])
-    dog.say = said.append
+    this_rank = WatchedRank(place, rank, 2, codes.append)
+    dog = Watchdog(this_rank, 1.0, clock=lambda: now[0], say=said.append)
     while not codes and now[0] < perf_counter() + 60:
         now[0] += 0.2
         dog.step()

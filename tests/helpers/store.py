@@ -4,7 +4,8 @@ import h5py
 import numpy as np
 from scipy.sparse import csr_array, random_array
 
-from hpcsgd.data.store import StoreWriter
+from hpcsgd.data.hdf5 import StoreLayout
+from hpcsgd.data.store import ColumnFacts, StoreWriter
 
 ROWS, COLS = 23, 11
 RNG = np.random.default_rng(5)
@@ -13,9 +14,14 @@ SPARSE = csr_array(random_array((ROWS, COLS), density=0.4, rng=RNG))
 Y = np.arange(ROWS) + 0.5
 
 
-def write(path, X=DENSE, step=5, **options):
-    columns = ("y", "sample_weight", "offset")
-    with StoreWriter(path, X.shape[1], columns=columns, **options) as writer:
+def write(path, X=DENSE, step=5, attributes=None, facts=None, **layout):
+    with StoreWriter(
+        path,
+        StoreLayout(X.shape[1], **layout),
+        columns=("y", "sample_weight", "offset"),
+        attributes=attributes,
+        column_facts=facts or ColumnFacts(),
+    ) as writer:
         for a in range(0, X.shape[0], step):
             part = slice(a, min(a + step, X.shape[0]))
             writer.append(X[part], Y[part], Y[part] + 1, -Y[part])

@@ -10,7 +10,7 @@ import pytest
 
 from hpcsgd.cli import main
 from hpcsgd.jobs.queue import add_record
-from hpcsgd.jobs.status import find_culprit, states
+from hpcsgd.jobs.status import JobExecution, find_culprit, states
 
 RESULT = {
     "status": "completed",
@@ -71,7 +71,8 @@ def folder(tmp_path, fakes):
 def test_a_job_that_waits(folder, fakes):
     fakes.answer("squeue", out="7|PENDING|0:00||Dependency\n")
     found = folder.state()
-    assert (found.state, found.why, found.code) == ("pending", "Dependency", None)
+    assert (found.state, found.why) == ("pending", "Dependency")
+    assert found.execution.code is None
     folder.note("began")
     folder.note("requeued", 75)
     assert folder.state().state == "requeued"
@@ -85,8 +86,9 @@ def test_a_job_that_runs(folder, fakes, capsys):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder.path / "run" / "history.jsonl").write_text(text + '{"epoch": 3.0, "lo')
     found = folder.state()
-    assert (found.state, found.elapsed, found.nodes) == ("running", "4:10", "n[1-2]")
-    assert found.restarts == 1 and found.facts[0]["epoch"] == 2.0
+    assert found.state == "running"
+    assert found.execution == JobExecution(None, 1, "n[1-2]", "4:10")
+    assert found.runs[0].facts["epoch"] == 2.0
     assert main(["jobs", "status", str(folder.path)]) == 0
     assert "running, epoch 2, loss 0.5" in capsys.readouterr().out
 
@@ -112,9 +114,9 @@ def test_a_run_that_was_killed_does_not_run(folder, monkeypatch, tmp_path, capsy
     words = [sys.executable, "-c", TRAINS, str(run)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "trains\n"
-        assert folder.state().facts[0]["status"] == "running"
+        assert folder.state().runs[0].facts["status"] == "running"
         process.kill()
-    assert folder.state().facts[0]["status"] == "unfinished"
+    assert folder.state().runs[0].facts["status"] == "unfinished"
     main(["jobs", "status", str(folder.path)])
     assert "unfinished, epoch 2, loss 0.5" in capsys.readouterr().out
 
@@ -135,7 +137,7 @@ def test_a_run_is_over_with_its_job(folder, fakes, event, code, status):
         folder.note(event, code)
     (folder.path / "run").mkdir()
     (folder.path / "run" / "history.jsonl").write_text(HALF)
-    assert folder.state().facts[0]["status"] == status
+    assert folder.state().runs[0].facts["status"] == status
 
 
 def test_a_line_that_is_nested_too_deeply_is_no_line(folder, fakes):
@@ -145,7 +147,7 @@ def test_a_line_that_is_nested_too_deeply_is_no_line(folder, fakes):
     (run / "result.json").write_text("[" * 100000)
     with open(folder.path / "jobs.jsonl", "a") as file:
         file.write("[" * 100000 + "\n")
-    assert folder.state().facts[0]["epoch"] == 2.0
+    assert folder.state().runs[0].facts["epoch"] == 2.0
 
 
 def test_an_element_that_slurm_cleans_up_after_is_over(folder, fakes):
@@ -176,7 +178,8 @@ def test_without_accounting_its_own_notes_count(event, code, state, folder):
     assert found.state == state
     assert found.why or state in ("completed", "failed")
     if event == "ended":
-        assert (found.code, found.elapsed) == (code, "01:01:01")
+        execution = found.execution
+        assert (execution.code, execution.elapsed) == (code, "01:01:01")
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -210,7 +213,7 @@ def test_accounting_knows_other_ends(said, notes, state, code, folder, fakes):
     if not notes:
         (folder.path / "state" / "7.jsonl").unlink()
     found = folder.state()
-    assert (found.state, found.code) == (state, code)
+    assert (found.state, found.execution.code) == (state, code)
     assert fakes.calls("sacct")[0][3] == "--jobs=7"
 
 

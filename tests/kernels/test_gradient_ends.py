@@ -8,6 +8,7 @@ import pytest
 from hpcsgd.agreements.buckets import Buffer
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs import opened_run
@@ -135,7 +136,7 @@ def test_no_room_is_said_before_the_matrix_is_sent(devices, monkeypatch):
 def test_rows_may_be_on_the_device_alone(devices, monkeypatch, tmp_path):
     """Of a matrix that the host has no room for: the same bits."""
     problem, path = make_problem("logistic", n=13, d=13), tmp_path / "x.h5"
-    with StoreWriter(path, 13, element="fp32") as writer:
+    with StoreWriter(path, StoreLayout(13, element="fp32")) as writer:
         writer.append(problem.X.astype(np.float32), problem.y)
     found = []
     for full in (False, True):

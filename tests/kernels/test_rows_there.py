@@ -17,6 +17,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.data import stream
+from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.runs import memory, opened_run
@@ -87,7 +88,7 @@ def without_room(monkeypatch):
 
 def stored(tmp_path, width, element="fp32"):
     problem, path = make_problem("logistic", n=150, d=width), tmp_path / "x.h5"
-    with StoreWriter(path, width, element=element) as writer:
+    with StoreWriter(path, StoreLayout(width, element=element)) as writer:
         writer.append(problem.X.astype(np.float32), problem.y)
     return problem, path
 

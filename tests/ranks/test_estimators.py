@@ -5,6 +5,7 @@ import pytest
 from sklearn.base import clone
 
 import hpcsgd
+from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.shard import split_range
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import DataError
@@ -106,7 +107,7 @@ def test_a_file_and_its_labels(comm, tmp_path):
     codes = np.unique(y, return_inverse=True)[1] + 4.0
     path = comm.bcast(tmp_path) / "d.h5"
     if comm.rank == 0:
-        with StoreWriter(path, X.shape[1], rows=len(X)) as writer:
+        with StoreWriter(path, StoreLayout(X.shape[1]), rows=len(X)) as writer:
             writer.append(X, codes)
     comm.Barrier()
     model = hpcsgd.LogisticRegression(alpha=0.01, **QUICK)

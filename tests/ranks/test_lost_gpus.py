@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.runs.checkpoint import CheckpointStore
 from tests.helpers import launcher
@@ -43,7 +44,7 @@ def run(tmp_path, what, count):
     if launcher.mpiexec() is None:
         pytest.skip("no mpiexec")
     problem = make_problem("logistic", n=37, d=13)
-    with StoreWriter(tmp_path / "x.h5", 13) as writer:
+    with StoreWriter(tmp_path / "x.h5", StoreLayout(13)) as writer:
         writer.append(problem.X.astype(np.float32), problem.y)
     arguments = ["train", "--data", str(tmp_path / "x.h5"), "--device", "cuda"]
     arguments += ["--out", str(tmp_path / "run"), "--transport", "mpi-host"]

@@ -4,7 +4,7 @@ import pytest
 
 from hpcsgd.config import RunConfig
 from hpcsgd.studies.folder import expected_traffic
-from hpcsgd.studies.plan import METHODS, StudyPlan
+from hpcsgd.studies.plan import METHODS, StudyAxes, StudyPlan
 from tests.helpers.harness import train_on
 from tests.helpers.problems import make_problem
 
@@ -20,13 +20,15 @@ def run(method, ranks, base=None, steps=STEPS, emulated=False, grids=(), recipe=
     plan = StudyPlan(
         "strong",
         (1,) if emulated else (ranks,),
-        methods=(method,),
-        batch=(BATCH,),
-        steps=(steps,),
-        precision=(recipe,),
         emulated=(ranks,) if emulated else (),
-        grids=grids,
         base=base,
+        axes=StudyAxes(
+            methods=(method,),
+            steps=(steps,),
+            batch=(BATCH,),
+            grids=grids,
+            precision=(recipe,),
+        ),
     )
     point = next(p for p in plan.settings() if p.ranks == ranks)
     config = RunConfig.parse(point.tables())

@@ -18,9 +18,10 @@ def test_every_card_holds_and_shapes_agree():
     cards = load_catalogue()
     assert set(cards) == {*NAMES.split(), "synth", "poisson-synth"}
     for name, shape in SHAPES.items():
-        assert (cards[name].rows, cards[name].columns) == (shape.rows, shape.cols)
+        stated = cards[name].shape
+        assert (stated.rows, stated.columns) == (shape.rows, shape.cols)
         assert cards[name].task == shape.task
-    assert get_card("HIGGS").file == "HIGGS.csv.gz"
+    assert get_card("HIGGS").file.name == "HIGGS.csv.gz"
     with pytest.raises(ConfigError, match="known: epsilon"):
         get_card("moon")
 
@@ -69,6 +70,11 @@ class Site(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def with_file(name, **changes):
+    card = get_card(name)
+    return replace(card, file=replace(card.file, **changes))
+
+
 @pytest.fixture
 def card(monkeypatch):
     monkeypatch.setattr(Site, "stop_after", None)
@@ -77,7 +83,7 @@ def card(monkeypatch):
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}/a.txt"
-    yield replace(get_card("a9a"), url=url)
+    yield with_file("a9a", url=url)
     server.shutdown()
     server.server_close()
 
@@ -103,16 +109,17 @@ def test_a_whole_part_is_only_renamed(card, tmp_path):
 
 
 def test_a_checksum_that_differs_is_refused(card, tmp_path):
+    wrong = replace(card, file=replace(card.file, sha256="0" * 64))
     with pytest.raises(DataError, match="remove it and fetch"):
-        fetch(replace(card, sha256="0" * 64), tmp_path, lambda *_: None)
+        fetch(wrong, tmp_path, lambda *_: None)
     (tmp_path / "b").write_bytes(CONTENT)
-    right = replace(card, sha256=sha256(tmp_path / "b"))
+    right = replace(card, file=replace(card.file, sha256=sha256(tmp_path / "b")))
     (tmp_path / ".a.txt.part").unlink()
     assert fetch(right, tmp_path, lambda *_: None).exists()
 
 
 def test_no_site_no_folder_nothing_to_fetch(tmp_path):
-    nowhere = replace(get_card("a9a"), url="http://127.0.0.1:9/a", sha256="1" * 64)
+    nowhere = with_file("a9a", url="http://127.0.0.1:9/a", sha256="1" * 64)
     with pytest.raises(DataError, match="its SHA-256 is 1111"):
         fetch(nowhere, tmp_path, lambda *_: None)
     with pytest.raises(ConfigError, match="no folder"):

@@ -10,7 +10,7 @@ import scipy.sparse
 from hpcsgd.data.convert import sink as sink_module
 from hpcsgd.data.convert.pipeline import convert, test_path
 from hpcsgd.data.convert.sources import Outline, SourceRows
-from hpcsgd.data.convert.transform import Recipe
+from hpcsgd.data.convert.transform import Recipe, RowSelection
 from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.preparation import count_test, is_test, unit_rows
 from hpcsgd.errors import ConfigError, DataError
@@ -76,7 +76,9 @@ def test_weights_come_along(source, tmp_path):
 
 def test_no_more_than_two_passes_and_scales_of_the_training_rows(source, tmp_path):
     quiet = Quiet()
-    recipe = Recipe(standardize=True, test_fraction=0.3, element="fp64")
+    recipe = Recipe(
+        standardize=True, element="fp64", selection=RowSelection(test_fraction=0.3)
+    )
     convert(source, tmp_path / "a.h5", recipe, quiet)
     X, _ = content(tmp_path / "a.h5")
     assert np.allclose(X.mean(axis=0), 0, atol=1e-12)
@@ -107,7 +109,8 @@ def test_sparse_columns_are_scaled_only(source, tmp_path):
 @pytest.mark.parametrize("block", [1, 64, 699, 5000])
 def test_the_split_is_of_rows_and_not_of_blocks(source, tmp_path, block):
     source.block = block
-    convert(source, tmp_path / "a.h5", Recipe(test_fraction=0.2, seed=3), Quiet())
+    recipe = Recipe(selection=RowSelection(test_fraction=0.2, seed=3))
+    convert(source, tmp_path / "a.h5", recipe, Quiet())
     test = is_test(np.arange(ROWS), 0.2, 3)
     for path, chosen in (("a.h5", ~test), ("a-test.h5", test)):
         X, y = content(tmp_path / path)
@@ -130,7 +133,7 @@ def test_what_broke_off_is_gone_on_with(
     source, tmp_path, monkeypatch, break_at, fraction, flush
 ):
     monkeypatch.setattr(sink_module, "SEAL_SECONDS", flush)
-    recipe = Recipe(standardize=True, test_fraction=fraction)
+    recipe = Recipe(standardize=True, selection=RowSelection(test_fraction=fraction))
     convert(source, tmp_path / "whole.h5", recipe, Quiet())
     source.break_at, source.passes, source.break_in = break_at, 0, 2
     target = tmp_path / "a.h5"
@@ -155,7 +158,8 @@ def test_only_the_same_conversion_is_gone_on_with(source, tmp_path):
         convert(source, tmp_path / "a.h5", Recipe(), Quiet())
     source.break_at = None
     with pytest.raises(ConfigError, match="had another seed; give"):
-        convert(source, tmp_path / "a.h5", Recipe(seed=1), Quiet(), resume=True)
+        other = Recipe(selection=RowSelection(seed=1))
+        convert(source, tmp_path / "a.h5", other, Quiet(), resume=True)
 
 
 def interrupted(source, target, recipe, break_at=320):
@@ -246,14 +250,14 @@ import numpy as np
 from hpcsgd.data.convert import sink
 from hpcsgd.data.convert.pipeline import convert
 from hpcsgd.data.convert.libsvm import LibsvmSource
-from hpcsgd.data.convert.transform import Recipe
+from hpcsgd.data.convert.transform import Recipe, RowSelection
 from tests.helpers.conversion import Quiet
 
 text, target = Path(sys.argv[1]), Path(sys.argv[2])
 waits = np.random.default_rng(1).uniform(0.0, 0.15, size=int(sys.argv[3]))
 sink.SEAL_SECONDS = 0.0
 LibsvmSource.piece = 8192
-recipe = Recipe(standardize=True, test_fraction=0.3)
+recipe = Recipe(standardize=True, selection=RowSelection(test_fraction=0.3))
 
 def write(say):
     source = LibsvmSource(text)
@@ -321,7 +325,7 @@ def test_wrong_rows_leave_nothing(source, tmp_path):
 
 def test_rows_and_unit_rows(source, tmp_path):
     source.X[3] = 0
-    recipe = Recipe(rows=100, unit_rows=True, element="fp64")
+    recipe = Recipe(unit_rows=True, element="fp64", selection=RowSelection(rows=100))
     convert(source, tmp_path / "a.h5", recipe, Quiet())
     X, y = content(tmp_path / "a.h5")
     norms = np.linalg.norm(X, axis=1)
@@ -337,15 +341,20 @@ def test_rows_and_unit_rows(source, tmp_path):
         ({"test_fraction": 1.0}, "below 1"),
         ({"rows": 0}, "at least 1"),
         ({"seed": -1}, "0 will do"),
-        ({"memory": 1}, "too little"),
         ({"rows": ROWS + 1}, "the source has 700"),
         ({"test_fraction": 1e-9}, "choose another"),
     ],
 )
-def test_recipes_that_cannot_be_followed(source, tmp_path, wrong, said):
+def test_rows_that_cannot_be_selected(source, tmp_path, wrong, said):
     with pytest.raises(ConfigError, match=said):
-        convert(source, tmp_path / "a.h5", Recipe(**wrong), Quiet())
+        recipe = Recipe(selection=RowSelection(**wrong))
+        convert(source, tmp_path / "a.h5", recipe, Quiet())
     assert not (tmp_path / "a.h5").exists()
+
+
+def test_a_recipe_with_too_little_memory_is_refused():
+    with pytest.raises(ConfigError, match="too little"):
+        Recipe(memory=1)
 
 
 def test_a_target_is_replaced_only_on_demand(source, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.data.convert import parsers
-from hpcsgd.data.convert.csv import CsvSource
+from hpcsgd.data.convert.csv import CsvOptions, CsvSource
 from hpcsgd.errors import DataError, HpcsgdError
 
 
@@ -17,7 +17,7 @@ def parser(request, monkeypatch):
 def read(folder, text, **options):
     path = folder / "x.csv"
     path.write_bytes(text)
-    source = CsvSource(path, **options)
+    source = CsvSource(path, CsvOptions(**options))
     return list(source.blocks(source.outline(lambda end: None), 10**4))[0]
 
 
@@ -80,7 +80,7 @@ ONE_HOT = {
 def csv_source(folder, text, **options):
     path = folder / "x.csv"
     path.write_text(text, encoding="utf-8")
-    return CsvSource(path, **options)
+    return CsvSource(path, CsvOptions(**options))
 
 
 @pytest.mark.parametrize("piece", [1, 30, 2**20])
@@ -88,8 +88,8 @@ def test_columns_of_text_become_a_column_for_each_level(tmp_path, piece):
     source = csv_source(tmp_path, TEXTS, categories=("city", "color"))
     source.piece = piece
     outline = source.outline(lambda end: None)
-    assert outline.names == tuple(ONE_HOT) and outline.rows == 4
-    assert outline.categories == {
+    assert outline.columns.names == tuple(ONE_HOT) and outline.rows == 4
+    assert outline.columns.categories == {
         "color": ["blue", "green", "red"],
         "city": ['"Ulm"', "Berlin, Mitte", "Köln"],
     }
@@ -102,8 +102,8 @@ def test_columns_of_text_become_a_column_for_each_level(tmp_path, piece):
 def test_levels_that_are_numbers_are_in_their_order_and_may_lack_a_header(tmp_path):
     source = csv_source(tmp_path, "1,10,x\n0,9,y\n", categories=("1", "2"), header="no")
     outline = source.outline(lambda end: None)
-    assert outline.categories == {"1": ["9", "10"], "2": ["x", "y"]}
-    assert outline.names is None
+    assert outline.columns.categories == {"1": ["9", "10"], "2": ["x", "y"]}
+    assert outline.columns.names is None
     assert next(source.blocks(outline, 10**4)).X.tolist() == [
         [0, 1, 1, 0],
         [1, 0, 0, 1],
@@ -220,7 +220,7 @@ def test_a_column_whose_name_says_so_holds_the_labels(tmp_path, name, place):
     table = np.array([[1, 2, 3], [4, 5, 6]])
     np.testing.assert_array_equal(rows.y, table[:, place])
     np.testing.assert_array_equal(rows.X, np.delete(table, place, axis=1))
-    assert outline.label == f"column {name!r}" and outline.names == ("a", "b")
+    assert outline.label == f"column {name!r}" and outline.columns.names == ("a", "b")
 
 
 ASKED = {
@@ -247,4 +247,4 @@ def test_names_that_do_not_tell_columns_apart_are_none(tmp_path):
     for header in (b"y,a,a", b"y,a,"):
         (tmp_path / "x.csv").write_bytes(header + b"\n1,2,3\n")
         outline = CsvSource(tmp_path / "x.csv").outline(lambda end: None)
-        assert outline.names is None
+        assert outline.columns.names is None

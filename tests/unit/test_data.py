@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd.data.hdf5 import Hdf5Reader
+from hpcsgd.data.hdf5 import Hdf5Reader, StoreLayout
 from hpcsgd.data.readers import MemoryReader, load_block
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.data.synthetic import BLOCK, SHAPES, make_synthetic, write_synthetic
@@ -19,7 +19,7 @@ def test_what_is_written_is_read(tmp_path):
     X = np.arange(60, dtype=np.float32).reshape(12, 5)
     y = np.arange(12.0)
     with StoreWriter(
-        tmp_path / "a.h5", 5, rows=12, attributes={"task": "real"}
+        tmp_path / "a.h5", StoreLayout(5), rows=12, attributes={"task": "real"}
     ) as writer:
         writer.append(X[:7], y[:7])
         writer.append(X[7:], y[7:])
@@ -35,7 +35,7 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize("rows", [0, 7])
 def test_an_abandoned_file_never_takes_its_name(tmp_path, rows):
     with pytest.raises((RuntimeError, DataError)):  # noqa: SIM117
-        with StoreWriter(tmp_path / "a.h5", 5, rows=12) as writer:
+        with StoreWriter(tmp_path / "a.h5", StoreLayout(5), rows=12) as writer:
             writer.append(np.zeros((rows, 5)), np.zeros(rows))
             if not rows:
                 raise RuntimeError("the program failed")

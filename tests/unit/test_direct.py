@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.data.gpudirect import DirectReader
+from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, DataError, MissingPackage
 
@@ -88,7 +89,7 @@ def test_blocks_are_those_of_the_file(tmp_path, either, chunks, rows, cols):
 def test_the_bits_of_a_store(tmp_path, either):
     path = tmp_path / "x.h5"
     X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
-    with StoreWriter(path, SHAPE[1], element="bf16") as writer:
+    with StoreWriter(path, StoreLayout(SHAPE[1], element="bf16")) as writer:
         writer.append(X, np.zeros(len(X)))
     out = np.empty(SHAPE, dtype=np.uint16)
     DirectReader(path).read_into(out, slice(0, 300), slice(0, 37))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from hpcsgd.data.hdf5 import Hdf5Reader
+from hpcsgd.data.hdf5 import Hdf5Reader, StoreLayout
 from hpcsgd.data.readers import READERS, MemoryReader, load_block, open_reader
 from hpcsgd.data.store import StoreWriter, verify_store
 from hpcsgd.errors import ConfigError, DataError
@@ -156,7 +156,7 @@ def test_the_table_of_readers_leads_to_readers(tmp_path):
 def test_the_name_appears_only_when_the_file_is_whole(tmp_path):
     path = tmp_path / "a.h5"
     path.write_text("what was there before")
-    with StoreWriter(path, 3, rows=8) as writer:
+    with StoreWriter(path, StoreLayout(3), rows=8) as writer:
         writer.append(X[:5], X[:5, 0])
         assert path.read_text() == "what was there before"
         assert writer.raw.part.parent == tmp_path, "a rename, never a copy"
@@ -169,7 +169,7 @@ def test_the_name_appears_only_when_the_file_is_whole(tmp_path):
 def test_an_exception_keeps_what_was_there(tmp_path, fault):
     path = tmp_path / "a.h5"
     path.write_text("what was there before")
-    with pytest.raises(fault), StoreWriter(path, 3, rows=8) as writer:
+    with pytest.raises(fault), StoreWriter(path, StoreLayout(3), rows=8) as writer:
         writer.append(X[:5], X[:5, 0])
         raise fault
     assert os.listdir(tmp_path) == ["a.h5"]
@@ -182,7 +182,7 @@ def test_an_exception_keeps_what_was_there(tmp_path, fault):
 def test_rows_that_do_not_fit_are_refused(tmp_path, rows, y):
     with (
         pytest.raises(DataError, match="do not fit"),
-        StoreWriter(tmp_path / "a.h5", 3, rows=8) as writer,
+        StoreWriter(tmp_path / "a.h5", StoreLayout(3), rows=8) as writer,
     ):
         writer.append(rows, y)
     assert os.listdir(tmp_path) == []
@@ -190,19 +190,21 @@ def test_rows_that_do_not_fit_are_refused(tmp_path, rows, y):
 
 def test_attributes_that_cannot_be_written_leave_nothing(tmp_path):
     with pytest.raises(TypeError):
-        StoreWriter(tmp_path / "a.h5", 3, rows=8, attributes={"odd": object()})
+        StoreWriter(
+            tmp_path / "a.h5", StoreLayout(3), rows=8, attributes={"odd": object()}
+        )
     assert os.listdir(tmp_path) == []
 
 
 def test_places_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="is a folder"):
-        StoreWriter(tmp_path, 3, rows=8)
+        StoreWriter(tmp_path, StoreLayout(3), rows=8)
     with pytest.raises(ConfigError, match="missing or not writable"):
-        StoreWriter(tmp_path / "no" / "a.h5", 3, rows=8)
+        StoreWriter(tmp_path / "no" / "a.h5", StoreLayout(3), rows=8)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**30, 2**30, 2**20))
     with pytest.raises(ConfigError, match="needs 3.73 GiB .* 0.000977 GiB free"):
-        StoreWriter(tmp_path / "a.h5", 1000, rows=10**6)
+        StoreWriter(tmp_path / "a.h5", StoreLayout(1000), rows=10**6)
     assert os.listdir(tmp_path) == []
 
 
@@ -213,7 +215,7 @@ def test_a_write_that_fails_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     with (
         pytest.raises(DataError, match="No space left on device.*make room"),
-        StoreWriter(tmp_path / "a.h5", 3, rows=8) as writer,
+        StoreWriter(tmp_path / "a.h5", StoreLayout(3), rows=8) as writer,
     ):
         writer.append(X, X[:, 0])
     assert os.listdir(tmp_path) == []

@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 
 import hpcsgd
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.glm import Family, register
@@ -337,7 +338,7 @@ def test_a_file_has_the_numbers_of_its_arrays(tmp_path):
     path = tmp_path / "train.h5"
     weights = problem.sides["sample_weight"]
     columns = ("y", "sample_weight")
-    with StoreWriter(path, 4, columns=columns, element="fp64") as writer:
+    with StoreWriter(path, StoreLayout(4, element="fp64"), columns=columns) as writer:
         writer.append(problem.X, problem.y, weights, None)
     result = hpcsgd.fit(str(path), "logistic", alpha=0.0, tol=1e-10)
     expected = fitted(problem).summary()

@@ -8,6 +8,7 @@ from scipy.sparse import csr_array
 
 import hpcsgd
 from hpcsgd.comm.threads import run_ranks
+from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators import inputs as dealing
@@ -283,7 +284,7 @@ def test_settings_that_do_not_suit(more, words):
 
 def test_a_file_needs_no_layout(tmp_path):
     path = tmp_path / "a.h5"
-    with StoreWriter(path, 11, rows=61) as writer:
+    with StoreWriter(path, StoreLayout(11), rows=61) as writer:
         writer.append(X, Y)
     for layout in ("replicated", "hdf5"):
         found = run_ranks(

@@ -7,7 +7,7 @@ import scipy.sparse as sp
 from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
-from hpcsgd.data.hdf5 import Hdf5Reader
+from hpcsgd.data.hdf5 import Hdf5Reader, StoreLayout
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.runs.load import column_parts
@@ -72,7 +72,7 @@ def test_a_sparse_store_trains_as_its_dense_rows(tmp_path):
     X, y = skewed(), (np.arange(ROWS) % 2).astype(float)
     for name, values, is_sparse in (("s", sp.csr_array(X), True), ("d", X, False)):
         path = tmp_path / f"{name}.h5"
-        with StoreWriter(path, COLS, is_sparse=is_sparse) as writer:
+        with StoreWriter(path, StoreLayout(COLS, is_sparse=is_sparse)) as writer:
             writer.append(values, y)
 
     def weights(name, members):

@@ -13,7 +13,7 @@ from scipy import sparse
 
 import hpcsgd
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
-from hpcsgd.data.convert.csv import CsvSource
+from hpcsgd.data.convert.csv import CsvOptions, CsvSource
 from hpcsgd.data.convert.libsvm import LibsvmSource
 from hpcsgd.data.convert.parallel import Crew
 from hpcsgd.data.convert.pipeline import convert
@@ -288,7 +288,9 @@ def test_like_a_sparse_file_knows_its_columns_and_where_they_begin(tmp_path):
 def test_missing_values_become_the_mean_of_the_training(scaled, tmp_path):
     path = tmp_path / "m.csv"
     path.write_text("y,e,d,c,b,a\n1,1,2,3,,5\n0,1,2,3,4,5\n")
-    like = store(CsvSource(path, missing="mean"), "m.h5", like=read_like(scaled))
+    like = store(
+        CsvSource(path, CsvOptions(missing="mean")), "m.h5", like=read_like(scaled)
+    )
     row = Hdf5Reader(like).read(slice(0, 1), slice(0, COLS))[0]
     assert row[1] == 0.0 and (row[[0, 2, 3, 4]] != 0.0).all()
 
@@ -297,9 +299,11 @@ def test_missing_values_are_refused_where_the_training_stored_no_means(tmp_path)
     """They would become the means of the new rows, and predictions would be wrong."""
     path = tmp_path / "m.csv"
     path.write_text("y,a,b\n1,1,2\n0,3,\n1,5,6\n")
-    plain = store(CsvSource(path, missing="mean"), "plain.h5")
+    plain = store(CsvSource(path, CsvOptions(missing="mean")), "plain.h5")
     with pytest.raises(ConfigError, match="plain.h5 does not store them; convert"):
-        store(CsvSource(path, missing="mean"), "n.h5", like=read_like(plain))
+        store(
+            CsvSource(path, CsvOptions(missing="mean")), "n.h5", like=read_like(plain)
+        )
 
 
 def write_texts(path, lines):
@@ -312,9 +316,11 @@ def encoded(folder):
     lines = ["30,red,yes", "40,blue,no", "50,red,yes", "20,green,no"]
     source = CsvSource(
         write_texts(folder / "train.csv", lines),
-        label_column="income",
-        categories=("color",),
-        label=(("yes", 1.0), ("no", 0.0)),
+        CsvOptions(
+            label_column="income",
+            categories=("color",),
+            label=(("yes", 1.0), ("no", 0.0)),
+        ),
     )
     return store(source, "train.h5", standardize=True)
 
@@ -344,12 +350,14 @@ def test_like_encodes_texts_as_the_training(tmp_path):
     train = Hdf5Reader(path).read(slice(0, 4), slice(0, 4))
     other = write_texts(tmp_path / "test.csv", ["40,blue,no", "20,green,no"])
     for more in ({}, {"categories": ("color",)}):
-        source = CsvSource(other, label_column="income", **more)
+        source = CsvSource(other, CsvOptions(label_column="income", **more))
         made = Hdf5Reader(store(source, f"{len(more)}.h5", like=read_like(path)))
         assert (made.read(slice(0, 2), slice(0, 4)) == train[[1, 3]]).all()
         assert made.targets(slice(0, 2)).tolist() == [0, 0]
         assert made.categories == {"color": ["blue", "green", "red"]}
-    unlabelled = CsvSource(other, label_column="none", categories=("color", "income"))
+    unlabelled = CsvSource(
+        other, CsvOptions(label_column="none", categories=("color", "income"))
+    )
     with pytest.raises(ConfigError, match=r"--categories color,income .*: color;"):
         store(unlabelled, "no.h5", like=read_like(path))
 
@@ -357,7 +365,7 @@ def test_like_encodes_texts_as_the_training(tmp_path):
 def test_like_refuses_a_level_that_the_training_has_not(tmp_path):
     path = encoded(tmp_path)
     other = write_texts(tmp_path / "test.csv", ["40,blue,no", "20,pink,no"])
-    source = CsvSource(other, label_column="income")
+    source = CsvSource(other, CsvOptions(label_column="income"))
     with pytest.raises(DataError, match=r"line 3 .*, column 'color': 'pink' is no lev"):
         store(source, "test.h5", like=read_like(path))
     assert not (tmp_path / "test.h5").exists()
@@ -369,7 +377,9 @@ def test_texts_are_encoded_alike_on_every_number_of_ranks(tmp_path, ranks):
     path = write_texts(tmp_path / "a.csv", lines)
 
     def on_rank(world):
-        source = CsvSource(path, label_column="income", categories=("color",))
+        source = CsvSource(
+            path, CsvOptions(label_column="income", categories=("color",))
+        )
         source.piece = 512
         recipe = Recipe(standardize=True, memory=64 * 2**20)
         convert(source, tmp_path / "a.h5", recipe, Quiet(), crew=Crew(world))
@@ -410,7 +420,9 @@ def test_a_conversion_of_texts_that_broke_off_goes_on(tmp_path, is_packed):
         path.write_bytes(packed)
 
     def written(name, progress, **more):
-        source = CsvSource(path, label_column="income", categories=("color",))
+        source = CsvSource(
+            path, CsvOptions(label_column="income", categories=("color",))
+        )
         source.piece = 512
         convert(source, tmp_path / name, Recipe(), progress, **more)
         return tmp_path / name

@@ -11,11 +11,11 @@ import scipy.sparse
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.convert import sink as sink_module
 from hpcsgd.data.convert import text
-from hpcsgd.data.convert.csv import CsvSource
+from hpcsgd.data.convert.csv import CsvOptions, CsvSource
 from hpcsgd.data.convert.libsvm import LibsvmSource
 from hpcsgd.data.convert.parallel import Crew
 from hpcsgd.data.convert.pipeline import convert
-from hpcsgd.data.convert.transform import Recipe
+from hpcsgd.data.convert.transform import Recipe, RowSelection
 from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers.conversion import Quiet
@@ -77,8 +77,14 @@ def share(ranks, make, target, recipe, **more):
 RECIPES = {
     "plain": Recipe(),
     "standardized": Recipe(standardize=True, element="fp64"),
-    "split": Recipe(standardize=True, test_fraction=0.3, element="bf16", seed=4),
-    "first rows": Recipe(rows=321, unit_rows=True, standardize=True),
+    "split": Recipe(
+        standardize=True,
+        element="bf16",
+        selection=RowSelection(test_fraction=0.3, seed=4),
+    ),
+    "first rows": Recipe(
+        unit_rows=True, standardize=True, selection=RowSelection(rows=321)
+    ),
     "dense": Recipe(layout="dense", standardize=True),
     "sparse": Recipe(layout="sparse", standardize=True),
 }
@@ -91,7 +97,9 @@ def test_the_same_bytes_for_every_number_of_ranks(files, name, recipe):
     def make():
         if name.endswith("svm"):
             return LibsvmSource(files / name)
-        return CsvSource(files / name, missing="mean" if "holes" in name else "error")
+        return CsvSource(
+            files / name, CsvOptions(missing="mean" if "holes" in name else "error")
+        )
 
     found = []
     for ranks in RANKS:
@@ -99,7 +107,7 @@ def test_the_same_bytes_for_every_number_of_ranks(files, name, recipe):
         assert all(one == said[0] for one in said)
         found.append([sums(part["path"]) for part in said[0]["files"]])
     assert all(one == found[0] for one in found)
-    assert len(found[0]) == 1 + bool(recipe.test_fraction)
+    assert len(found[0]) == 1 + bool(recipe.selection.test_fraction)
 
 
 @pytest.mark.cases(2)
@@ -135,10 +143,10 @@ def test_the_values_are_those_of_the_text(files, name, ranks):
 
 
 def test_missing_values_become_the_mean_of_the_training_rows(files):
-    recipe = Recipe(element="fp64", test_fraction=0.5)
-    source = CsvSource(files / "holes.csv", missing="mean")
+    recipe = Recipe(element="fp64", selection=RowSelection(test_fraction=0.5))
+    source = CsvSource(files / "holes.csv", CsvOptions(missing="mean"))
     convert(source, files / "o.h5", recipe, Quiet())
-    test = recipe.drawn(0, ROWS)
+    test = recipe.selection.drawn(0, ROWS)
     there = (np.arange(ROWS) % 7 > 0) & ~test
     holes = np.arange(ROWS) % 7 == 0
     stored, _ = content(files / "o.h5")
@@ -162,7 +170,7 @@ def test_a_text_is_gone_through_twice(files, monkeypatch, name, recipe):
     if name.endswith("svm"):
         source = LibsvmSource(files / name)
     else:
-        source = CsvSource(files / name, missing="mean")
+        source = CsvSource(files / name, CsvOptions(missing="mean"))
     quiet = Quiet()
     convert(source, files / "o.h5", recipe, quiet)
     peek = 800  # the first piece is looked at once more
@@ -219,7 +227,7 @@ def test_what_broke_off_is_gone_on_with_on_other_ranks(
     files, monkeypatch, break_at, flush
 ):
     monkeypatch.setattr(sink_module, "SEAL_SECONDS", flush)
-    recipe = Recipe(standardize=True, test_fraction=0.2)
+    recipe = Recipe(standardize=True, selection=RowSelection(test_fraction=0.2))
     make = lambda: LibsvmSource(files / "a.svm")  # noqa: E731
     share(1, make, files / "whole.h5", recipe)
     append, appended = sink_module.Sinks.append, [0]
@@ -263,8 +271,8 @@ def test_queries_go_with_their_rows(files, recipe):
         said = share(ranks, make, files / "o.h5", recipe, force=True)
         found.append([sums(part["path"]) for part in said[0]["files"]])
     assert found[0] == found[1]
-    wanted = np.arange(1, 1 + (recipe.rows or ROWS)) * 10**15
-    drawn = recipe.drawn(0, len(wanted))
+    wanted = np.arange(1, 1 + (recipe.selection.rows or ROWS)) * 10**15
+    drawn = recipe.selection.drawn(0, len(wanted))
     for path, own in (("o.h5", ~drawn), ("o-test.h5", drawn)):
         if own.any():
             with h5py.File(files / path) as file:
@@ -313,8 +321,9 @@ def test_a_value_too_large_is_named_by_its_row_of_the_store(files, row, fraction
     lines = (files / "a.csv").read_bytes().split(b"\n\n")
     lines[row] = lines[row].rpartition(b",")[0] + b",70000"
     (files / "large.csv").write_bytes(b"\n\n".join(lines))
-    recipe = Recipe(element="fp16", test_fraction=fraction)
-    drawn = Recipe(test_fraction=fraction).drawn(0, row + 1)
+    selection = RowSelection(test_fraction=fraction)
+    recipe = Recipe(element="fp16", selection=selection)
+    drawn = selection.drawn(0, row + 1)
     name = "o-test.h5" if drawn[row] else "o.h5"
     place = int((drawn == drawn[row]).sum()) - 1
     said = f"{files / name}: 70000 at row {place} is too large for fp16"
@@ -332,7 +341,7 @@ def test_a_fault_of_the_writer_reaches_all(files):
         with pytest.raises(DataError, match=f"row {row} has the label 2"):
             share(ranks, lambda: CsvSource(files / "a.csv"), files / "o.h5", recipe)
     with pytest.raises(ConfigError, match="the source has 500"):
-        rows = Recipe(rows=501)
+        rows = Recipe(selection=RowSelection(rows=501))
         share(3, lambda: CsvSource(files / "a.csv"), files / "o.h5", rows)
     (files / "o.h5").write_text("")
     with pytest.raises(ConfigError, match="--force"):

@@ -11,7 +11,8 @@ from scipy.sparse import csr_array, random_array
 from hpcsgd.data.checksums import AT_ONCE, block_sum
 from hpcsgd.data.hdf5 import ELEMENTS, Hdf5Reader, StoreLayout
 from hpcsgd.data.inspection import inspect
-from hpcsgd.data.store import StoreWriter, verify_store
+from hpcsgd.data.preparation import Scales
+from hpcsgd.data.store import ColumnFacts, StoreWriter, verify_store
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers.store import (
     COLS,
@@ -69,7 +70,9 @@ def test_all_values_of_the_narrow_types(tmp_path):
     for element, bits in (("bf16", np.uint16), ("fp8-e4m3", np.uint8)):
         stored = np.arange(np.iinfo(bits).max + 1, dtype=bits).view(TYPES[element])
         values = stored.astype(np.float32)[None, :]
-        with StoreWriter(tmp_path / "a.h5", values.shape[1], element=element) as writer:
+        with StoreWriter(
+            tmp_path / "a.h5", StoreLayout(values.shape[1], element=element)
+        ) as writer:
             writer.append(values, [0.0])
         read = Hdf5Reader(tmp_path / "a.h5").read(slice(0, 1), slice(0, len(stored)))
         np.testing.assert_array_equal(read, values)
@@ -114,8 +117,7 @@ def test_attributes(tmp_path):
     path = write(
         tmp_path / "a.h5",
         attributes={"task": "binary", "source": "test", "classes": [0.0, 1.0]},
-        means=np.arange(11.0),
-        scales=np.ones(11),
+        facts=ColumnFacts(Scales(np.arange(11.0), np.ones(11))),
     )
     said = Hdf5Reader(path).describe()
     assert said["shape"] == [ROWS, COLS] and said["finished"] is True
@@ -156,12 +158,16 @@ def test_attributes_that_are_missing_are_refused(tmp_path, name):
         ({"scale": 0.0}, "scale"),
         ({"scale": float("nan")}, "scale"),
         ({"cols": 0}, "at least one"),
-        ({"columns": ("labels",)}, "sample_weight"),
     ],
 )
-def test_choices_that_cannot_be(tmp_path, options, said):
+def test_layouts_that_cannot_be(options, said):
     with pytest.raises(ConfigError, match=said):
-        StoreWriter(tmp_path / "a.h5", **{"cols": 3, **options})
+        StoreLayout(**{"cols": 3, **options})
+
+
+def test_an_unknown_side_column_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="sample_weight"):
+        StoreWriter(tmp_path / "a.h5", StoreLayout(3), columns=("labels",))
     assert os.listdir(tmp_path) == []
 
 
@@ -207,7 +213,9 @@ def test_a_small_store_is_about_as_large_as_its_values(tmp_path, name, is_counte
     X = csr_array(X) if is_sparse else X.toarray()
     size = 8 * rows + (8 * (X.nnz + rows) if is_sparse else X.nbytes)
     counted = rows if is_counted or rows > 1024 else None  # one block counts itself
-    with StoreWriter(path, cols, rows=counted, is_sparse=is_sparse) as writer:
+    with StoreWriter(
+        path, StoreLayout(cols, is_sparse=is_sparse), rows=counted
+    ) as writer:
         writer.append(X, np.arange(rows))
     assert os.path.getsize(path) <= size + more
     reader = Hdf5Reader(path)
@@ -248,7 +256,9 @@ def test_a_large_store_has_the_tiles_of_earlier_versions():
 def test_queries_are_whole_numbers_with_checksums(tmp_path, is_sparse):
     path, qid = tmp_path / "a.h5", np.array([2**62 + 1, 0, 7] * 2000)
     rows = np.ones((len(qid), 2))
-    with StoreWriter(path, 2, columns=("y", "qid"), is_sparse=is_sparse) as writer:
+    with StoreWriter(
+        path, StoreLayout(2, is_sparse=is_sparse), columns=("y", "qid")
+    ) as writer:
         for at in range(0, len(qid), 1000):
             part = slice(at, at + 1000)
             writer.append(rows[part], y=qid[part] * 0.0, qid=qid[part])

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd.data.hdf5 import Hdf5Reader
+from hpcsgd.data.hdf5 import Hdf5Reader, StoreLayout
 from hpcsgd.data.store import StoreWriter, verify_store
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers.limits import HANG
@@ -125,13 +125,14 @@ def test_truncated_and_unfinished_files_are_refused(tmp_path):
 
 FULL = """
 import sys, numpy as np, resource
+from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import DataError
 limit = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 X = np.ones((500, 100))
 try:
-    with StoreWriter(sys.argv[1], 100) as writer:
+    with StoreWriter(sys.argv[1], StoreLayout(100)) as writer:
         for _ in range(40):
             writer.append(X, X[:, 0])
 except DataError as error:
@@ -157,11 +158,11 @@ def test_a_full_disk_is_one_sentence(tmp_path, limit):
 
 
 def test_two_writers_of_one_file(tmp_path):
-    with StoreWriter(tmp_path / "a.h5", COLS) as writer:
+    with StoreWriter(tmp_path / "a.h5", StoreLayout(COLS)) as writer:
         part = tmp_path / ".a.h5.part"
         assert part.stat().st_mode & 0o777 == 0o600
         with pytest.raises(ConfigError, match="another program is writing it"):
-            StoreWriter(tmp_path / "a.h5", COLS)
+            StoreWriter(tmp_path / "a.h5", StoreLayout(COLS))
         writer.append(DENSE, Y)
     assert os.listdir(tmp_path) == ["a.h5"]
 

@@ -13,7 +13,7 @@ import pytest
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
-from hpcsgd.data.hdf5 import Hdf5Reader
+from hpcsgd.data.hdf5 import Hdf5Reader, StoreLayout
 from hpcsgd.data.sampling import Sampler
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.data.stream import WINDOWS, Route, StreamedMatrix
@@ -111,7 +111,9 @@ def test_what_the_file_says_reaches_whoever_waits():
 def test_blocks_come_without_a_copy_where_the_bits_agree(element, matrix, tmp_path):
     values = np.random.default_rng(0).normal(size=(100, 700))
     kind, scale = ("fp32", 0.5) if element == "scaled" else (element, 1.0)
-    with StoreWriter(tmp_path / "a.h5", 700, element=kind, scale=scale) as writer:
+    with StoreWriter(
+        tmp_path / "a.h5", StoreLayout(700, element=kind, scale=scale)
+    ) as writer:
         writer.append(values, values[:, 0])
     reader = Hdf5Reader(tmp_path / "a.h5")
     fill = reader.filler_of_blocks(matrix)
@@ -173,7 +175,7 @@ def test_streamed_rows_are_scaled_as_rows_in_memory(
 ):
     """A file that holds fp16 may not be copied as it is; values are counted once."""
     values = np.random.default_rng(0).normal(size=(900, 6)) * [1, 1e-3, 30, 1, 5, 1]
-    with StoreWriter(tmp_path / "a.h5", 6, element=element) as writer:
+    with StoreWriter(tmp_path / "a.h5", StoreLayout(6, element=element)) as writer:
         writer.append(values, (values[:, 0] > 0).astype(float))
     tables = {"precision": {"matrix": matrix, "scale": "none"}, "rate": {"value": 1e-4}}
     config = config_for(tmp_path / "a.h5", 0.0, products={"kind": "gram"}, **tables)

@@ -6,7 +6,7 @@ import pytest
 
 from hpcsgd.cli.study import account_text
 from hpcsgd.studies.account import account, is_expected
-from hpcsgd.studies.plan import StudyPlan
+from hpcsgd.studies.plan import StudyAxes, StudyPlan
 from hpcsgd.studies.run import waiting
 
 
@@ -135,14 +135,21 @@ def test_weak_counts_the_work_that_grew():
 
 
 def test_the_best_of_a_weak_study_does_most_in_its_time():
-    plan = StudyPlan("weak", (1, 4), rows=100, repeats=1, methods=("casgd",))
+    plan = StudyPlan(
+        "weak", (1, 4), rows=100, repeats=1, axes=StudyAxes(methods=("casgd",))
+    )
     assert found(plan, {("casgd", 1): [10], ("casgd", 4): [30]}).best.ranks == 4
     assert found(plan, {("casgd", 1): [10], ("casgd", 4): [50]}).best.ranks == 1
 
 
 def test_weak_with_a_batch_that_grows_finds_its_baselines():
     plan = StudyPlan(
-        "weak", (2, 4), rows=100, repeats=1, batch_grows=True, batch=(32, 64)
+        "weak",
+        (2, 4),
+        rows=100,
+        repeats=1,
+        batch_grows=True,
+        axes=StudyAxes(batch=(32, 64)),
     )
     took = {("sgd", 2): [8], ("sgd", 4): [16], ("casgd", 2): [10], ("casgd", 4): [10]}
     seen = {r.setting: r for r in found(plan, took).rows}
@@ -151,7 +158,7 @@ def test_weak_with_a_batch_that_grows_finds_its_baselines():
 
 
 def test_the_fewest_ranks_of_a_method_and_its_best_grid():
-    plan = StudyPlan("sweep", (4, 8), methods=("hybrid",), repeats=1)
+    plan = StudyPlan("sweep", (4, 8), repeats=1, axes=StudyAxes(methods=("hybrid",)))
     lines = {}
     for point in plan.runs():
         seconds = {(1, 4): 6.0, (2, 2): 4.0, (4, 1): 5.0}.get(point.grid, 2.0)
@@ -164,7 +171,12 @@ def test_the_fewest_ranks_of_a_method_and_its_best_grid():
 
 
 def test_the_baseline_is_sgd_in_the_first_recipe_at_the_same_batch():
-    plan = StudyPlan("strong", (1,), precision=("fp32", "c"), batch=(8, 16), repeats=1)
+    plan = StudyPlan(
+        "strong",
+        (1,),
+        repeats=1,
+        axes=StudyAxes(batch=(8, 16), precision=("fp32", "c")),
+    )
     took = {"fp32": {8: 8.0, 16: 16.0}, "c": {8: 2.0, 16: 2.0}}
     lines = {p.key: line_of(p, took[p.recipe][p.batch]) for p in plan.runs()}
     seen = {row.setting: row for row in account(plan, lines, "there").rows}
@@ -211,7 +223,9 @@ def test_one_wrong_ledger_of_many_is_seen(figure):
 
 
 def test_emulated_settings_are_never_the_best():
-    plan = StudyPlan("strong", (1,), emulated=(4,), repeats=1, methods=("casgd",))
+    plan = StudyPlan(
+        "strong", (1,), emulated=(4,), repeats=1, axes=StudyAxes(methods=("casgd",))
+    )
     whole = found(plan, {("casgd", 1): [3], ("casgd", 4): [1]}, loss=None)
     assert whole.best is not None and whole.best.ranks == 1
     assert rows(whole)["casgd", 4].speed_up == 3.0 and whole.rows[0].loss is None

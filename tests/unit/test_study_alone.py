@@ -8,7 +8,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError
 from hpcsgd.studies.folder import StudyFolder
-from hpcsgd.studies.plan import StudyPlan
+from hpcsgd.studies.plan import StudyAxes, StudyPlan
 from hpcsgd.studies.run import ENDS, crowded, read_config, train_point
 
 
@@ -16,7 +16,9 @@ from hpcsgd.studies.run import ENDS, crowded, read_config, train_point
 def folder(tmp_path):
     write_synthetic(tmp_path / "few.h5", "susy", 64, 18, 0)
     folder = StudyFolder(tmp_path / "study")
-    plan = StudyPlan("strong", (2,), methods=("casgd",), steps=(2,), repeats=1)
+    plan = StudyPlan(
+        "strong", (2,), repeats=1, axes=StudyAxes(methods=("casgd",), steps=(2,))
+    )
     (point,) = plan.runs()
     folder.open(plan, resume=False)
     folder.configure(point, str(tmp_path / "few.h5"))

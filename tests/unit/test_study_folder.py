@@ -8,7 +8,7 @@ import pytest
 from hpcsgd.data.synthetic import write_synthetic
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.studies.folder import PLAN, POINTS, StudyFolder, document_of, read_plan
-from hpcsgd.studies.plan import StudyPlan
+from hpcsgd.studies.plan import StudyAxes, StudyPlan
 from hpcsgd.studies.run import make_plan, waiting
 
 ASKED = {"ranks": [1, 2], "methods": ["sgd", "casgd"], "steps": [4], "repeats": 2}
@@ -26,9 +26,10 @@ def susy(tmp_path):
     return path
 
 
-def plan(**more):
+def plan(**axes):
     base = {"data": {"path": "/data/x.h5"}, "rate": {"value": 0.5}}
-    return StudyPlan("strong", (1, 2), rows=100, base=base, repeats=1, **more)
+    values = StudyAxes(**axes)
+    return StudyPlan("strong", (1, 2), values, rows=100, base=base, repeats=1)
 
 
 def lines_for(points, status="finished"):
@@ -159,7 +160,7 @@ def test_what_is_not_asked_for_comes_from_the_configuration(susy):
         "run": {"out": "somewhere", "network": "lan"},
     }
     asked = make_plan("strong", {"ranks": "1, 2"}, base)
-    assert (asked.steps, asked.batch, asked.precision) == ((4,), (32,), ("c",))
+    assert asked.axes == StudyAxes(steps=(4,), batch=(32,), precision=("c",))
     assert asked.ranks == (1, 2) and asked.repeats == 3 and asked.rows == 2000
     assert asked.base["schedule"] == {"epochs": 2}
     assert asked.base["run"] == {"network": "lan"} and "grid" not in asked.base

@@ -8,10 +8,10 @@ import pytest
 from hpcsgd.files import parse_object
 from hpcsgd.studies import run as module
 from hpcsgd.studies.folder import FIGURES, line
-from hpcsgd.studies.plan import StudyPlan
+from hpcsgd.studies.plan import StudyAxes, StudyPlan
 from hpcsgd.studies.run import command, last_sentence, launch
 
-POINT = next(StudyPlan("strong", (2,), methods=("casgd",)).runs())
+POINT = next(StudyPlan("strong", (2,), axes=StudyAxes(methods=("casgd",))).runs())
 
 
 @pytest.fixture
@@ -105,7 +105,11 @@ def test_a_failed_run_has_a_line_of_nulls():
     assert json.loads(json.dumps(said)) == said
     roomy = line(POINT, "x.h5", None, machine={"cores": 2})
     assert roomy["oversubscribed"] is False
-    eight = list(StudyPlan("strong", (1,), emulated=(8,), methods=("sgd",)).runs())[1]
+    eight = list(
+        StudyPlan(
+            "strong", (1,), emulated=(8,), axes=StudyAxes(methods=("sgd",))
+        ).runs()
+    )[1]
     assert line(eight, "x.h5", None, machine={"cores": 1})["oversubscribed"] is False
     wide = next(StudyPlan("strong", (2,), base={"run": {"threads": 2}}).runs())
     assert line(wide, "x.h5", None, machine={"cores": 3})["oversubscribed"] is True

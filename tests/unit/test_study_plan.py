@@ -1,5 +1,7 @@
 """The plan of a study: its points, their order, what is refused, what may change."""
 
+from dataclasses import fields
+
 import pytest
 
 from hpcsgd.config import METHODS as TABLE
@@ -9,6 +11,7 @@ from hpcsgd.studies.plan import (
     LOOP,
     METHODS,
     ROWS,
+    StudyAxes,
     StudyPlan,
     StudyPoint,
     both,
@@ -19,7 +22,9 @@ from hpcsgd.studies.plan import (
 
 
 def plan(kind="strong", ranks=(1, 2), **more):
-    return StudyPlan(kind, ranks, rows=1000, **more)
+    names = [field.name for field in fields(StudyAxes)]
+    axes = StudyAxes(**{name: more.pop(name) for name in names if name in more})
+    return StudyPlan(kind, ranks, axes, rows=1000, **more)
 
 
 def settings(asked):

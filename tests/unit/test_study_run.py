@@ -11,6 +11,7 @@ from scipy.sparse import random_array
 from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
+from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.readers import open_reader
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.data.synthetic import write_synthetic
@@ -179,7 +180,7 @@ def test_the_first_rows_are_the_same_bits(tmp_path, element, is_sparse):
     y, c, o = rng.normal(size=(3, rows))
     path, names = tmp_path / "x.h5", ("y", "sample_weight", "offset")
     with StoreWriter(
-        path, columns, element=element, is_sparse=is_sparse, columns=names
+        path, StoreLayout(columns, element=element, is_sparse=is_sparse), columns=names
     ) as writer:
         writer.append(X, y, abs(c), o)
     assert rows_in(str(path)) == rows

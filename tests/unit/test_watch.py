@@ -13,6 +13,7 @@ from hpcsgd.comm.watchdog import (
     RankLocation,
     Usage,
     Watchdog,
+    WatchedRank,
     judge,
     process_state,
 )
@@ -76,12 +77,9 @@ class Job:
         self.deaf = set()
         self.dogs = [
             Watchdog(
-                self.places[rank],
-                rank,
-                size,
+                WatchedRank(self.places[rank], rank, size, self._end),
                 timeout,
                 Box(self.office, rank) if mail else None,
-                self._end,
                 usage=self.usages[rank],
                 clock=lambda: self.now,
                 say=self.said.append,

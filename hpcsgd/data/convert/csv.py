@@ -19,7 +19,7 @@ from hpcsgd.data.convert.parsers import (
     parse_number,
     split_fields,
 )
-from hpcsgd.data.convert.sources import Outline, SourceRows
+from hpcsgd.data.convert.sources import Outline, SourceColumns, SourceRows
 from hpcsgd.data.convert.text import (
     SHOWN,
     Fault,
@@ -287,46 +287,70 @@ def _field(path: Path, head: Head, role: str, column: str | int) -> int:
 # Delimited text as a source of dense rows.
 
 
-class CsvSource(TextSource):
-    """Rows of a CSV file, plain or compressed; `X` is float64.
+@dataclass(frozen=True)
+class CsvOptions:
+    """The options for reading a CSV file.
 
-    Parameters
+    A column is given by its name, or by its number from 0; −1 and "last" are the last
+    column.
+
+    Attributes
     ----------
-    path : the text
-    label_column, weight_column, offset_column : name, or number from 0 (−1 or "last":
-        the last column), or None. The label column "auto" is the one whose name is in
-        `LABELS`, in any case, or the first column if there is no header
-    delimiter : auto, one of `DELIMITERS`, or the character itself
-    header : auto, yes or no
-    missing : "error", or "mean" for the mean of the column
-    categories : columns of text, encoded one-hot: a column of X for each level
-    label : (text, number) of each label, where labels are text
+    label_column : str, int or None
+        Column of the labels; None or "none" for a file without labels. "auto" is the
+        column whose name is in `LABELS`, in any case, or the first column if there is
+        no header.
+    delimiter : str
+        "auto", a key of `DELIMITERS`, or the character itself.
+    header : str or bool
+        Whether the first line has the names of the columns: "auto", "yes" or "no".
+    missing : {"error", "mean"}
+        Treatment of missing values; "mean" replaces them by the mean of the column.
+    weight_column : str, int or None
+        Column of the sample weights.
+    offset_column : str, int or None
+        Column of the offsets.
+    categories : sequence of str
+        Columns of text, which are encoded one-hot: a column of X for each level.
+    label : sequence of (str, float)
+        Text and number of each label, if the labels are text.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        label_column: Column = AUTO,
-        delimiter: str = "auto",
-        header: str | bool = "auto",
-        missing: str = "error",
-        weight_column: Column = None,
-        offset_column: Column = None,
-        categories: Sequence[str] = (),
-        label: Sequence[tuple[str, float]] = (),
-    ) -> None:
-        if missing not in ("error", "mean"):
-            raise ConfigError(f"--missing {missing!r} is unknown; use error or mean")
+    label_column: Column = AUTO
+    delimiter: str = "auto"
+    header: str | bool = "auto"
+    missing: str = "error"
+    weight_column: Column = None
+    offset_column: Column = None
+    categories: Sequence[str] = ()
+    label: Sequence[tuple[str, float]] = ()
+
+    def __post_init__(self) -> None:
+        if self.missing not in ("error", "mean"):
+            raise ConfigError(
+                f"--missing {self.missing!r} is unknown; use error or mean"
+            )
+
+    @property
+    def columns(self) -> tuple[Column, Column, Column]:
+        """Return the columns of labels, weights and offsets; None if there is none."""
+        label = None if self.label_column == "none" else self.label_column
+        return label, self.weight_column, self.offset_column
+
+
+class CsvSource(TextSource):
+    """Rows of a CSV file, plain or compressed; `X` is float64."""
+
+    def __init__(self, path: str | Path, options: CsvOptions = CsvOptions()) -> None:
         self.path = Path(path)
-        self.fills = missing == "mean"
-        self.options = (delimiter, header)
-        chosen = None if label_column == "none" else label_column
-        self.columns = (chosen, weight_column, offset_column)
+        self.options = options
+        self.fills = options.missing == "mean"
+        self.columns = options.columns
         self.label: str | None = None  # description of the label column of "auto"
-        self.categories = tuple(categories)
+        self.categories = tuple(options.categories)
         self.levels = {}
-        self.lacks_levels = bool(categories)
-        self.label_numbers = dict(label)
+        self.lacks_levels = bool(options.categories)
+        self.label_numbers = dict(options.label)
         self.like: Path | None = None  # the file whose levels these are
 
     def follow(self, like: Like) -> None:
@@ -349,7 +373,9 @@ class CsvSource(TextSource):
 
     def _read_head(self) -> None:
         """Determine delimiter, header and roles of the columns."""
-        self.head = head = read_head(self.path, *self.options)
+        self.head = head = read_head(
+            self.path, self.options.delimiter, self.options.header
+        )
         label, weight, offset = self.columns
         if label == AUTO:
             label, self.label = find_label(self.path, head, weight, offset)
@@ -428,17 +454,19 @@ class CsvSource(TextSource):
         if not tally.rows:
             raise DataError(f"{self.path} has a header and no rows; give it some")
         is_labelled = self.columns[0] is not None
-        means = moments.of_columns(0, self.cols).mean if self.fills else None
-        return Outline(
-            tally.rows,
-            self.cols,
-            None,
-            is_labelled,
-            tally.end,
-            means=means,
+        columns = SourceColumns(
+            means=moments.of_columns(0, self.cols).mean if self.fills else None,
             names=self.names,
-            label=self.label,
             categories=self.levels or None,
+        )
+        return Outline(
+            rows=tally.rows,
+            cols=self.cols,
+            nnz=None,
+            labelled=is_labelled,
+            size=tally.end,
+            columns=columns,
+            label=self.label,
             label_numbers=self.label_numbers or None,
         )
 
@@ -450,8 +478,9 @@ class CsvSource(TextSource):
         """Return the rows of a piece: dense X, and targets, weights and offsets."""
         X, other, spans = self._parse(piece)
         X = self._encoded(piece, X, spans)
-        if outline.means is not None:
-            X = np.where(np.isnan(X), outline.means, X)
+        means = outline.columns.means
+        if means is not None:
+            X = np.where(np.isnan(X), means, X)
         sides = dict(zip(self.roles.extras, other.T.copy(), strict=True))
         if self.roles.label_text is not None:
             sides["label"] = self._labels(piece, spans[:, -1])

@@ -1,7 +1,6 @@
 """LIBSVM files as sources of rows; `parsers.py` parses their lines."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import scipy.sparse
 
 from hpcsgd.data.convert import parsers
 from hpcsgd.data.convert.parsers import Pairs
-from hpcsgd.data.convert.sources import Outline, SourceRows
+from hpcsgd.data.convert.sources import Outline, SourceColumns, SourceRows
 from hpcsgd.data.convert.text import Fault, PassCounts, TextChunk, TextSource, pieces
 from hpcsgd.data.convert.transform import ColumnMoments
 from hpcsgd.errors import ConfigError, DataError
@@ -76,20 +75,26 @@ class LibsvmSource(TextSource):
                 f"{self.path} has {cols} columns and --cols says {self.cols}; give a"
                 f" number of at least {cols}"
             )
-        outline = Outline(tally.rows, cols, tally.stored, True, tally.end, base)
-        return outline if self.cols is None else replace(outline, cols=self.cols)
+        return Outline(
+            rows=tally.rows,
+            cols=self.cols or cols,
+            nnz=tally.stored,
+            labelled=True,
+            size=tally.end,
+            columns=SourceColumns(index_base=base),
+        )
 
     def moments_of(self, outline: Outline, moments: ColumnMoments) -> ColumnMoments:
         """Return the moments of the columns of X.
 
         Values that the file leaves out count as 0.
         """
-        first = (outline.index_base or 0) - self.least
+        first = (outline.columns.index_base or 0) - self.least
         return moments.of_columns(first, outline.cols).with_zeros()
 
     def rows(self, piece: TextChunk, outline: Outline) -> SourceRows:
         """Return the rows of a piece: sparse X, labels, and qids if there are any."""
-        base = outline.index_base or 0
+        base = outline.columns.index_base or 0
         pairs = self._parse(piece, base, keep=True)
         if pairs.highest - base >= outline.cols:
             raise DataError(

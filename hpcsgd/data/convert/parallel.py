@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcsgd.data.convert.sink import StoreFile, held
 from hpcsgd.data.convert.sources import SourceRows
-from hpcsgd.data.convert.transform import Parts, Recipe, choose, pack, unpack
+from hpcsgd.data.convert.transform import Parts, RowSelection, choose, pack, unpack
 from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.matrix import Csr
 from hpcsgd.data.preparation import count_test
@@ -363,17 +363,17 @@ class Encoder:
         self,
         files: Sequence[StoreFile],
         layout: StoreLayout,
-        recipe: Recipe,
+        selection: RowSelection,
     ) -> None:
         self.files = files
         self.layout = layout
-        self.recipe = recipe
+        self.selection = selection
         self._at = self._drawn = 0  # rows counted, and the test rows among them
 
     def encode(self, first: int, rows: SourceRows) -> EncodedRows:
         """Return rows of the source from number `first` on, encoded for every store."""
         count = rows.X.shape[0]
-        test = self.recipe.drawn(first, count)
+        test = self.selection.drawn(first, count)
         stores = [self._of(k, first, rows, test) for k in range(len(self.files))]
         return EncodedRows(first, count, rows.end, stores)
 
@@ -390,12 +390,12 @@ class Encoder:
 
     def _before(self, row: int, test: bool) -> int:
         """Return the number of test rows before this row, or of other rows."""
-        if not self.recipe.test_fraction:
+        if not self.selection.test_fraction:
             return row
         if row < self._at:
             self._at = self._drawn = 0
-        fraction = self.recipe.test_fraction
-        seed = self.recipe.seed
+        fraction = self.selection.test_fraction
+        seed = self.selection.seed
         self._drawn += count_test(row, fraction, seed, self._at)
         self._at = row
         return self._drawn if test else row - self._drawn

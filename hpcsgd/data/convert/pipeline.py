@@ -48,6 +48,7 @@ from hpcsgd.data.convert.transform import (
     Like,
     Parts,
     Recipe,
+    RowSelection,
     choose,
     first_rows,
     measure,
@@ -57,12 +58,12 @@ from hpcsgd.data.convert.transform import (
 from hpcsgd.data.hdf5 import StoreLayout
 from hpcsgd.data.preparation import (
     LABELS,
-    RAW,
     Preparation,
     Scales,
     count_test,
     unit_rows,
 )
+from hpcsgd.data.store import ColumnFacts
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError, TransportError
 from hpcsgd.formats import Array
 
@@ -83,7 +84,7 @@ class Survey:
     @property
     def names(self) -> list[str] | None:
         """Return the names of the columns in stored order; None if they have none."""
-        names = self.outline.names
+        names = self.outline.columns.names
         if names is None or self.order is None:
             return None if names is None else list(names)
         return [names[number] for number in self.order]
@@ -119,9 +120,10 @@ def survey_rows(
         return Survey(outline, is_sparse, scales, unit_rows=recipe.unit_rows)
     moments = ColumnMoments(outline.cols)
     progress.begin("measuring columns", outline.size)
-    for first, block in numbered(source.blocks(outline, recipe.block, 0), 0, recipe):
-        refuse_non_finite(block, first, source.path, outline.names)
-        moments.add_block(recipe.trained_on(block.X, first))
+    blocks = source.blocks(outline, recipe.block)
+    for first, block in numbered(blocks, 0, recipe.selection):
+        refuse_non_finite(block, first, source.path, outline.columns.names)
+        moments.add_block(recipe.selection.trained_on(block.X, first))
         progress.at(block.end)
     full = moments.with_means() if outline.nnz is None else moments.with_zeros()
     scales = full.scales(centred=not is_sparse)
@@ -152,21 +154,23 @@ def survey_like(
     outline = like.widened(outline, source.path)
     order = like.order(outline, source.path)
     scales = like.preparation.scales
-    if outline.means is not None and scales is not None and scales.mean is not None:
+    columns = outline.columns
+    if columns.means is not None and scales is not None and scales.mean is not None:
         # Missing values become the means of the training, in the order of the source.
         means = np.empty_like(scales.mean)
         means[slice(None) if order is None else order] = scales.mean
-        outline = replace(outline, means=means)
-    elif outline.means is not None:
+        columns = replace(columns, means=means)
+    elif columns.means is not None:
         raise ConfigError(
             f"missing values of {source.path} cannot become the means of the training"
             f" rows, because {like.path} does not store them; convert the training rows"
             " with --standardize, or fill in the missing values and leave --missing out"
         )
-    if order is None and outline.names is None and like.names is not None:
-        outline = replace(outline, names=tuple(like.names))
-    if outline.categories is None:
-        outline = replace(outline, categories=like.categories)
+    if order is None and columns.names is None and like.names is not None:
+        columns = replace(columns, names=tuple(like.names))
+    if columns.categories is None:
+        columns = replace(columns, categories=like.categories)
+    outline = replace(outline, columns=columns)
     is_sparse = like.is_sparse
     if recipe.layout != "auto":
         is_sparse = recipe.layout == "sparse"
@@ -207,7 +211,7 @@ def survey_text(
 
     def finish(scans: list[_Scan], said: list[tuple[int, int]]) -> list[Parts]:
         firsts = findings.heard(said)
-        return [scan.parts(recipe, firsts[scan.position]) for scan in scans]
+        return [scan.parts(recipe.selection, firsts[scan.position]) for scan in scans]
 
     crew.share(
         source.tasks(),
@@ -229,7 +233,7 @@ class _Scan:
     tally: PassCounts
     X: Any
 
-    def parts(self, recipe: Recipe, first: int) -> Parts:
+    def parts(self, selection: RowSelection, first: int) -> Parts:
         """Return the counts and moments of the piece, as a message to rank 0.
 
         `first` is the number of the piece's first row.
@@ -237,7 +241,7 @@ class _Scan:
         counts = {"position": self.position, **asdict(self.tally)}
         if self.X is None:
             return counts
-        X = recipe.trained_on(self.X, first)
+        X = selection.trained_on(self.X, first)
         measured = measure(X).parts() if X.shape[0] else {}
         return {**counts, "measured": X.shape[0], **measured}
 
@@ -509,11 +513,11 @@ def fill_from_rows(source: Source, pouring: StoreFiller) -> None:
     """Append all rows of a source that one rank reads alone."""
     survey = pouring.survey
     recipe = pouring.recipe
-    if pouring.row >= recipe.wanted(0, survey.outline.rows):
+    if pouring.row >= recipe.selection.wanted(0, survey.outline.rows):
         return
     blocks = source.blocks(survey.outline, recipe.block, pouring.position)
-    for first, block in numbered(blocks, pouring.row, recipe):
-        refuse_non_finite(block, first, source.path, survey.outline.names)
+    for first, block in numbered(blocks, pouring.row, recipe.selection):
+        refuse_non_finite(block, first, source.path, survey.outline.columns.names)
         pouring.take(RowBatch(first, prepared(block, first, survey, recipe)))
 
 
@@ -532,7 +536,7 @@ def fill_from_text(
     order.
     """
     places = survey.places
-    if places is None or row >= recipe.wanted(0, survey.outline.rows):
+    if places is None or row >= recipe.selection.wanted(0, survey.outline.rows):
         return
 
     def work(task: int | TextChunk) -> list[Parts]:
@@ -541,14 +545,14 @@ def fill_from_text(
         if not rows.X.shape[0]:
             return []
         first = _first_row(source, places, piece)
-        rows = first_rows(rows, recipe.wanted(first, rows.X.shape[0]))
+        rows = first_rows(rows, recipe.selection.wanted(first, rows.X.shape[0]))
         rows = prepared(rows, first, survey, recipe)
         if is_too_wide(rows, survey, recipe):
             return [RowBatch(first, rows).parts()]
         return [encoder.encode(first, rows).parts()]
 
     crew.share(
-        source.tasks(*_range(places, recipe, row)),
+        source.tasks(*_range(places, recipe.selection, row)),
         work,
         take,
         WorkShares(workers(crew, recipe), _at_once(survey, recipe, crew)),
@@ -571,15 +575,15 @@ def _at_once(survey: Survey, recipe: Recipe, crew: Crew) -> int:
     return max(min(MOST, recipe.block // (crew.size * max(size, 1))), 1)
 
 
-def _range(places: Places, recipe: Recipe, row: int) -> tuple[int, int]:
+def _range(places: Places, selection: RowSelection, row: int) -> tuple[int, int]:
     """Return the byte of the piece that begins with row `row`, and the end byte.
 
     The end is that of the rows that are converted.
     """
     piece = int(np.searchsorted(places[:, 1], row))
     last = len(places)
-    if recipe.rows is not None:
-        last = int(np.searchsorted(places[:, 1], recipe.rows))
+    if selection.rows is not None:
+        last = int(np.searchsorted(places[:, 1], selection.rows))
     stop = int(places[last, 0]) if last < len(places) else ENDLESS
     return int(places[piece, 0]), stop
 
@@ -606,14 +610,14 @@ def test_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}-test{path.suffix}")
 
 
-def parts(path: Path, rows: int, recipe: Recipe) -> list[StoreFile]:
+def parts(path: Path, rows: int, selection: RowSelection) -> list[StoreFile]:
     """Return the files to write, each with its number of rows."""
-    if not recipe.test_fraction:
+    if not selection.test_fraction:
         return [StoreFile(path, rows, False)]
-    drawn = count_test(rows, recipe.test_fraction, recipe.seed)
+    drawn = count_test(rows, selection.test_fraction, selection.seed)
     if drawn in (0, rows):
         raise ConfigError(
-            f"--test-fraction {recipe.test_fraction} of {rows} rows leaves"
+            f"--test-fraction {selection.test_fraction} of {rows} rows leaves"
             f" {rows - drawn} for training and {drawn} for the test; choose another"
             " share"
         )
@@ -623,37 +627,53 @@ def parts(path: Path, rows: int, recipe: Recipe) -> list[StoreFile]:
     ]
 
 
-def requested_rows(outline: Outline, recipe: Recipe) -> int:
-    """Return how many rows of the source are converted: `recipe.rows`, or all."""
-    if recipe.rows is not None and recipe.rows > outline.rows:
+def requested_rows(outline: Outline, selection: RowSelection) -> int:
+    """Return how many rows of the source are converted: `selection.rows`, or all."""
+    if selection.rows is not None and selection.rows > outline.rows:
         raise ConfigError(
-            f"--rows {recipe.rows} is too large: the source has {outline.rows} rows;"
+            f"--rows {selection.rows} is too large: the source has {outline.rows} rows;"
             " give at most that many"
         )
-    return recipe.rows or outline.rows
+    return selection.rows or outline.rows
 
 
 def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]:
     """Return the facts that must be equal to resume an interrupted conversion.
 
-    They are the recipe (without `memory`), the file of the source and its outline.
+    They are the recipe (without `memory`), the file of the source, and its outline
+    (without the preparation, which the file itself contains).
     """
-    settings = asdict(replace(recipe, like=None))
-    del settings["memory"]
-    settings["like"] = None if recipe.like is None else recipe.like.fingerprint()
-    settings["labels"] = [list(pair) for pair in recipe.labels]
-    counted = asdict(replace(outline, preparation=RAW))
-    del counted["preparation"]  # the source's own, which stays while it does
-    counted["names"] = None if outline.names is None else list(outline.names)
-    counted["means"] = None if outline.means is None else outline.means.tolist()
+    settings = {
+        "element": recipe.element,
+        "standardize": recipe.standardize,
+        "unit_rows": recipe.unit_rows,
+        **vars(recipe.selection),
+        "layout": recipe.layout,
+        "labels": [list(pair) for pair in recipe.labels],
+        "like": None if recipe.like is None else recipe.like.fingerprint(),
+    }
+    columns = outline.columns
+    counted = {
+        "rows": outline.rows,
+        "cols": outline.cols,
+        "nnz": outline.nnz,
+        "labelled": outline.labelled,
+        "size": outline.size,
+        "index_base": columns.index_base,
+        "means": None if columns.means is None else columns.means.tolist(),
+        "names": None if columns.names is None else list(columns.names),
+        "label": outline.label,
+        "categories": columns.categories,
+        "label_numbers": outline.label_numbers,
+    }
     status = source.path.stat()
     file_facts = {"source": str(source.path.resolve()), "source_bytes": status.st_size}
     return {**settings, **file_facts, "source_changed": status.st_mtime_ns, **counted}
 
 
-def check_target(path: Path, recipe: Recipe, force: bool) -> None:
+def check_target(path: Path, selection: RowSelection, force: bool) -> None:
     """Raise ConfigError if a file cannot be written, or exists without `force`."""
-    for target in [path, test_path(path)] if recipe.test_fraction else [path]:
+    for target in [path, test_path(path)] if selection.test_fraction else [path]:
         if target.is_dir():
             raise ConfigError(f"cannot write {target}: it is a folder; name a file")
         if target.exists() and not force:
@@ -742,7 +762,7 @@ class Conversion:
     def check(self) -> None:
         """Raise an error if the source cannot be read or the target not written."""
         goes_on = self.resume and self.sealed.exist
-        check_target(self.target, self.recipe, self.force or goes_on)
+        check_target(self.target, self.recipe.selection, self.force or goes_on)
         check_source(self.source.path, self.target)
 
     def kept(self, outline: Outline) -> Scales | None:
@@ -765,16 +785,20 @@ class Conversion:
     def files(self, outline: Outline) -> list[StoreFile]:
         """Return the files that are written, with their numbers of rows."""
         if not self._files:
-            rows = requested_rows(outline, self.recipe)
-            self._files = parts(self.target, rows, self.recipe)
+            selection = self.recipe.selection
+            rows = requested_rows(outline, selection)
+            self._files = parts(self.target, rows, selection)
         return self._files
 
     def encoder(self, survey: Survey) -> Encoder:
         """Return the encoder of rows for the stores."""
-        layout = StoreLayout(
+        files = self.files(survey.outline)
+        return Encoder(files, self._layout(survey), self.recipe.selection)
+
+    def _layout(self, survey: Survey) -> StoreLayout:
+        return StoreLayout(
             survey.outline.cols, self.recipe.element, is_sparse=survey.is_sparse
         )
-        return Encoder(self.files(survey.outline), layout, self.recipe)
 
     def open(self, survey: Survey, encoder: Encoder) -> StoreFiller:
         """Open the stores; if the conversion resumes, append the saved rows."""
@@ -825,9 +849,7 @@ class Conversion:
         preparation = survey.preparation
         first = next(iter(self.source.blocks(survey.outline, PEEK, 0)))
         return ConversionPlan(
-            cols=survey.outline.cols,
-            element=self.recipe.element,
-            is_sparse=survey.is_sparse,
+            layout=self._layout(survey),
             sides=tuple(held(first)),
             attributes={
                 "source": self.source.path.name,
@@ -835,9 +857,9 @@ class Conversion:
                 **_index_base(survey.outline),
                 **_label_numbers(survey.outline),
             },
-            preparation=preparation,
-            names=survey.names,
-            categories=survey.outline.categories,
+            column_facts=ColumnFacts(
+                preparation.scales, survey.names, survey.outline.columns.categories
+            ),
         )
 
 
@@ -846,7 +868,7 @@ def _index_base(outline: Outline) -> dict[str, Any]:
 
     `--like` reads it. Return an empty dict for other sources.
     """
-    base = outline.index_base
+    base = outline.columns.index_base
     return {} if base is None else {INDEX_BASE: base}
 
 
@@ -903,10 +925,9 @@ def _said(files: Sequence[StoreFile], survey: Survey, recipe: Recipe) -> dict[st
     column_facts: dict[str, Any] = {}
     if outline.label is not None:
         column_facts["label_column"] = outline.label
-    if outline.categories:
-        column_facts["categories"] = {
-            k: len(of) for k, of in outline.categories.items()
-        }
+    categories = outline.columns.categories
+    if categories:
+        column_facts["categories"] = {k: len(of) for k, of in categories.items()}
     if outline.label_numbers:
         column_facts["label_numbers"] = outline.label_numbers
     return {

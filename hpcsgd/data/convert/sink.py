@@ -20,9 +20,9 @@ import numpy as np
 
 from hpcsgd.data.convert.sources import SourceRows
 from hpcsgd.data.convert.transform import Parts, pack, packed, unpack
-from hpcsgd.data.hdf5 import COLUMNS
-from hpcsgd.data.preparation import Preparation, Scales
-from hpcsgd.data.store import StoredRows, StoreWriter
+from hpcsgd.data.hdf5 import COLUMNS, StoreLayout
+from hpcsgd.data.preparation import Scales
+from hpcsgd.data.store import ColumnFacts, StoredRows, StoreWriter
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import own_folder, publish, replace_file
 from hpcsgd.formats import Array
@@ -44,14 +44,10 @@ class StoreFile:
 class ConversionPlan:
     """The properties that the files of one conversion have in common."""
 
-    cols: int
-    element: str
-    is_sparse: bool
+    layout: StoreLayout
     sides: tuple[str, ...]  # columns that come with X, of COLUMNS
     attributes: dict[str, Any]
-    preparation: Preparation
-    names: list[str] | None
-    categories: dict[str, list[str]] | None
+    column_facts: ColumnFacts
 
 
 class SealedParts:
@@ -240,17 +236,11 @@ def held(rows: SourceRows) -> dict[str, Array]:
 
 
 def _create(part: StoreFile, plan: ConversionPlan) -> StoreWriter:
-    scales = plan.preparation.scales
     return StoreWriter(
         part.path,
-        plan.cols,
+        plan.layout,
         rows=part.rows,
-        element=plan.element,
-        is_sparse=plan.is_sparse,
         columns=plan.sides,
         attributes=plan.attributes,
-        means=None if scales is None else scales.mean,
-        scales=None if scales is None else scales.scale,
-        names=plan.names,
-        categories=plan.categories,
+        column_facts=plan.column_facts,
     )

@@ -42,21 +42,60 @@ class SourceRows:
 
 
 @dataclass(frozen=True)
+class SourceColumns:
+    """The facts about the columns of a source, beside their number.
+
+    Attributes
+    ----------
+    index_base : int or None
+        Number of the first column in a LIBSVM text; None for other sources.
+    means : ndarray of shape (cols,), or None
+        Values that replace missing values; None if none may be missing.
+    names : tuple of str, or None
+        Names of the columns, if they have any.
+    categories : dict or None
+        Levels of each column of text, by the name of the column.
+    """
+
+    index_base: int | None = None
+    means: Array | None = None
+    names: tuple[str, ...] | None = None
+    categories: dict[str, list[str]] | None = None
+
+
+@dataclass(frozen=True)
 class Outline:
-    """The result of a first pass over a source: sizes, names and attributes."""
+    """The result of a first pass over a source: sizes, columns and labels.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Numbers of rows and columns.
+    nnz : int or None
+        Number of stored values of a sparse source; None for a dense one.
+    labelled : bool
+        Whether the rows have labels.
+    size : int
+        Size of the source as `SourceRows.end` counts it, for progress.
+    columns : SourceColumns
+        Facts about the columns.
+    label : str or None
+        Description of the column of labels, if it was guessed.
+    label_numbers : dict or None
+        Number of each label, if the labels are text.
+    preparation : Preparation
+        Preparation of the rows in the source.
+    """
 
     rows: int
     cols: int
-    nnz: int | None  # stored values of a sparse source; None for a dense one
+    nnz: int | None
     labelled: bool
-    size: int  # of the source as `SourceRows.end` counts it, for progress
-    index_base: int | None = None  # number of the first column in a LIBSVM text
-    means: Array | None = None  # (cols,) that replace missing values
-    names: tuple[str, ...] | None = None  # of the columns, if they have any
-    label: str | None = None  # the column of labels, if it was guessed
-    preparation: Preparation = RAW  # of the rows in the source
-    categories: dict[str, list[str]] | None = None  # column of text -> its levels
-    label_numbers: dict[str, float] | None = None  # label in the text -> its number
+    size: int
+    columns: SourceColumns = SourceColumns()
+    label: str | None = None
+    label_numbers: dict[str, float] | None = None
+    preparation: Preparation = RAW
 
 
 class Source(Protocol):
@@ -76,7 +115,7 @@ class Source(Protocol):
         """Yield rows from position `start` on, in blocks of about `budget` bytes."""
 
 
-# format -> class, which is called with the path and the options of the format
+# format -> class of its sources, which is called with the path and the options
 SOURCES: dict[str, str] = {
     "libsvm": "hpcsgd.data.convert.libsvm:LibsvmSource",
     "csv": "hpcsgd.data.convert.csv:CsvSource",
@@ -84,16 +123,28 @@ SOURCES: dict[str, str] = {
     "npz": "hpcsgd.data.convert.sources:NpzSource",
     "hdf5": "hpcsgd.data.convert.sources:Hdf5Source",
 }
+# format -> class of the options, if the class of the sources takes them as one value
+OPTIONS: dict[str, str] = {"csv": "hpcsgd.data.convert.csv:CsvOptions"}
 
 
-def open_source(path: Path, kind: str, **options: Any) -> Source:
+def _load(place: str) -> Any:
+    """Return the attribute of a module at `place`, "module:attribute"."""
+    module, attribute = place.split(":")
+    return getattr(import_module(module), attribute)
+
+
+def open_source(path: Path, kind: str, options: dict[str, Any]) -> Source:
     """Return the source of a file in the format `kind`, opened with its options."""
     if kind not in SOURCES:
         raise ConfigError(
             f"--format {kind} is unknown; use one of {', '.join(SOURCES)}"
         )
-    module, attribute = SOURCES[kind].split(":")
-    source: Source = getattr(import_module(module), attribute)(path, **options)
+    source_class = _load(SOURCES[kind])
+    source: Source = (
+        source_class(path, _load(OPTIONS[kind])(**options))
+        if kind in OPTIONS
+        else source_class(path, **options)
+    )
     return source
 
 
@@ -395,14 +446,14 @@ def open_any(path: Path, kind: str, options: dict[str, Any]) -> Source:
                 f"{flag} is not for {kind} files; the flags for them are:"
                 f" {', '.join('--' + n.replace('_', '-') for n in names) or 'none'}"
             )
-    return open_source(path, kind, **arguments)
+    return open_source(path, kind, arguments)
 
 
 def options_of(kind: str) -> list[str]:
-    """Return the names of a format's options: its source's arguments but the path."""
-    module, attribute = SOURCES[kind].split(":")
-    parameters = inspect.signature(getattr(import_module(module), attribute)).parameters
-    return [name for name in parameters if name != "path"]
+    """Return the names of the options of a format."""
+    options_class = _load(OPTIONS.get(kind, SOURCES[kind]))
+    names = inspect.signature(options_class).parameters
+    return [name for name in names if name != "path"]
 
 
 # A .npy matrix as a source of rows.
@@ -813,16 +864,18 @@ class Hdf5Source:
 
 def _outline_of(reader: Hdf5Reader) -> Outline:
     names = reader.column_names
+    columns = SourceColumns(
+        names=None if names is None else tuple(names), categories=reader.categories
+    )
     return Outline(
         rows=reader.rows,
         cols=reader.cols,
         nnz=reader.nnz if reader.is_sparse else None,
         labelled="y" in reader.file,
         size=reader.rows,
-        names=None if names is None else tuple(names),
-        preparation=reader.preparation,
-        categories=reader.categories,
+        columns=columns,
         label_numbers=reader.label_numbers,
+        preparation=reader.preparation,
     )
 
 

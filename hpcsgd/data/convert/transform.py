@@ -57,8 +57,8 @@ class Like:
         Return None if the source's columns are in this order already, or if the source
         or this file has no names of columns.
         """
-        if self.names is not None and outline.names is not None:
-            names = list(outline.names)
+        if self.names is not None and outline.columns.names is not None:
+            names = list(outline.columns.names)
             lacking, unknown = differing(self.names, names)
             if lacking or unknown or len(names) != self.cols:
                 raise other_columns(lacking, unknown, f"{path}, beside {self.path},")
@@ -77,7 +77,7 @@ class Like:
 
         These last columns are zeros in all of its rows. Other sources are unchanged.
         """
-        base = outline.index_base
+        base = outline.columns.index_base
         if base is None:
             return outline
         if self.index_base is not None and self.index_base != base:
@@ -87,7 +87,8 @@ class Like:
                     " whose indices begin at 1; number columns alike in both, or"
                     " convert both with --index-base 0"
                 )
-            outline = replace(outline, index_base=0, cols=outline.cols + 1)
+            columns = replace(outline.columns, index_base=0)
+            outline = replace(outline, cols=outline.cols + 1, columns=columns)
         cols = max(outline.cols, self.cols)
         return replace(outline, cols=cols)
 
@@ -122,19 +123,22 @@ DENSE_PAYS = 0.05  # density above which rows of text train faster as dense rows
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The options of a conversion: choice of rows, their changes, their storage."""
+class RowSelection:
+    """The rows of a source that a conversion takes, and which of them are test rows.
 
-    element: str = "fp32"  # how X is stored
-    standardize: bool = False
-    unit_rows: bool = False
-    test_fraction: float = 0.0  # share of rows for a separate file
-    seed: int = 0  # of the choice of those rows
-    rows: int | None = None  # number of rows, from the first on; None: all
-    layout: str = "auto"  # sparse or dense rows
-    labels: tuple[tuple[float, float], ...] = ()  # (old, new)
-    memory: int = 512 * 2**20
-    like: Like | None = None  # a file whose columns and scales these rows get
+    Attributes
+    ----------
+    test_fraction : float
+        Share of the rows that a separate file of test rows gets.
+    seed : int
+        Seed of the draw of the test rows.
+    rows : int or None
+        Number of rows that are taken, from the first on; None takes all rows.
+    """
+
+    test_fraction: float = 0.0
+    seed: int = 0
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_fraction < 1:
@@ -145,6 +149,47 @@ class Recipe:
             raise ConfigError(f"--rows {self.rows} must be at least 1")
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} must be at least 0; 0 will do")
+
+    @property
+    def chooses(self) -> bool:
+        """Return whether some rows are left out or go to a file of test rows."""
+        return self.rows is not None or bool(self.test_fraction)
+
+    def wanted(self, first: int, count: int) -> int:
+        """Return how many of `count` rows from `first` on are converted."""
+        return count if self.rows is None else min(max(self.rows - first, 0), count)
+
+    def drawn(self, first: int, count: int) -> Array:
+        """Return which of `count` rows from `first` on are test rows, (count,) bool."""
+        if not self.test_fraction:
+            return np.zeros(count, dtype=bool)
+        from hpcsgd.data.preparation import is_test  # loads SciPy
+
+        numbers = np.arange(first, first + count)
+        return is_test(numbers, self.test_fraction, self.seed)
+
+    def trained_on(self, X: Any, first: int) -> Any:
+        """Return the rows of X, from number `first` on, that determine the scales."""
+        if not self.chooses:
+            return X
+        count = self.wanted(first, X.shape[0])
+        return X[:count][~self.drawn(first, count)]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The options of a conversion: choice of rows, their changes, their storage."""
+
+    element: str = "fp32"  # how X is stored
+    standardize: bool = False
+    unit_rows: bool = False
+    selection: RowSelection = RowSelection()
+    layout: str = "auto"  # sparse or dense rows
+    labels: tuple[tuple[float, float], ...] = ()  # (old, new)
+    memory: int = 512 * 2**20
+    like: Like | None = None  # a file whose columns and scales these rows get
+
+    def __post_init__(self) -> None:
         if self.memory < LEAST_MEMORY:
             raise ConfigError(
                 f"--memory {self.memory / 2**20:g} MiB is too little; 16 is the least"
@@ -174,31 +219,6 @@ class Recipe:
     def block(self) -> int:
         """Return the bytes of one block of rows."""
         return self.memory // SHARE
-
-    @property
-    def chooses(self) -> bool:
-        """Return whether some rows are left out or go to a file of test rows."""
-        return self.rows is not None or bool(self.test_fraction)
-
-    def wanted(self, first: int, count: int) -> int:
-        """Return how many of `count` rows from `first` on are converted."""
-        return count if self.rows is None else min(max(self.rows - first, 0), count)
-
-    def drawn(self, first: int, count: int) -> Array:
-        """Return which of `count` rows from `first` on are test rows, (count,) bool."""
-        if not self.test_fraction:
-            return np.zeros(count, dtype=bool)
-        from hpcsgd.data.preparation import is_test  # loads SciPy
-
-        numbers = np.arange(first, first + count)
-        return is_test(numbers, self.test_fraction, self.seed)
-
-    def trained_on(self, X: Any, first: int) -> Any:
-        """Return the rows of X, from number `first` on, that determine the scales."""
-        if not self.chooses:
-            return X
-        count = self.wanted(first, X.shape[0])
-        return X[:count][~self.drawn(first, count)]
 
 
 # The progress of passes over a file.
@@ -257,14 +277,14 @@ def retain_freed_memory(size: int) -> bool:
 
 
 def numbered(
-    blocks: Iterator[SourceRows], row: int, recipe: Recipe
+    blocks: Iterator[SourceRows], row: int, selection: RowSelection
 ) -> Iterator[tuple[int, SourceRows]]:
     """Yield (number of the first row, block), up to the last row to be converted."""
     for block in blocks:
         count = block.X.shape[0]
-        yield row, first_rows(block, recipe.wanted(row, count))
+        yield row, first_rows(block, selection.wanted(row, count))
         row += count
-        if recipe.rows is not None and row >= recipe.rows:
+        if selection.rows is not None and row >= selection.rows:
             return
 
 

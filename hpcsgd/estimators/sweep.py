@@ -739,6 +739,13 @@ def _check(config: RunConfig) -> None:
             f"a race of rates cannot be used with update.kind = {kind!r}, but only with"
             f" {', '.join(RACED)}; give a rate, or rate = 'auto'"
         )
+    agreement = config.agreement
+    if agreement.requires.one_model:
+        raise ConfigError(
+            "a race of rates trains several models together, and"
+            f" {agreement.method or agreement.kind} trains one; give a rate, or rate ="
+            " 'auto'"
+        )
 
 
 def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:

@@ -160,6 +160,9 @@ def test_only_the_same_conversion_is_gone_on_with(source, tmp_path):
     with pytest.raises(ConfigError, match="had another seed; give"):
         other = Recipe(selection=RowSelection(seed=1))
         convert(source, tmp_path / "a.h5", other, Quiet(), resume=True)
+    with pytest.raises(ConfigError, match="had another requested_rows; give"):
+        fewer = Recipe(selection=RowSelection(rows=300))
+        convert(source, tmp_path / "a.h5", fewer, Quiet(), resume=True)
 
 
 def interrupted(source, target, recipe, break_at=320):

@@ -666,6 +666,8 @@ def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]
         "categories": columns.categories,
         "label_numbers": outline.label_numbers,
     }
+    if recipe.selection.rows is not None:  # `rows` are those of the source
+        counted["requested_rows"] = recipe.selection.rows
     status = source.path.stat()
     file_facts = {"source": str(source.path.resolve()), "source_bytes": status.st_size}
     return {**settings, **file_facts, "source_changed": status.st_mtime_ns, **counted}

@@ -14,7 +14,9 @@ from hpcsgd.products import PRODUCTS, get_product
 from hpcsgd.products.base import (
     ExchangeMessage,
     ExchangeShape,
+    GramSize,
     MemoryShape,
+    ReplicaSize,
     product_facts,
 )
 from hpcsgd.settings import Settings, setting
@@ -78,22 +80,56 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class CostInputs:
-    """The sizes and formats of a run on which the time of a step depends."""
+class ValueBytes:
+    """The bytes of a value of each kind that is read from memory or sent.
 
-    members: int  # ranks of the modelled messages, also of an emulated network
-    rows: int  # of a replica
-    columns: int  # of the whole matrix
-    local_columns: int  # of a member
+    Attributes
+    ----------
+    matrix : float
+        Bytes of a value of the rows as it is stored; a mean over columns if sparse.
+    gram_wire : int
+        Bytes of a word of G in messages.
+    margin_sum : int
+        Bytes of a word of z in messages.
+    """
+
+    matrix: float
+    gram_wire: int
+    margin_sum: int
+
+
+@dataclass(frozen=True)
+class CostInputs:
+    """The sizes and formats of a run on which the time of a step depends.
+
+    Attributes
+    ----------
+    replica : ReplicaSize
+        Rows, columns and members of a replica.
+    value_bytes : ValueBytes
+        Bytes of the values that are read and sent.
+    batch : int
+        Rows of a batch.
+    epochs : int
+        Epochs of the run.
+    comes_again : bool
+        Whether the same groups come in every epoch.
+    apart : bool
+        Whether G and z travel in two messages.
+    scores : int
+        K, columns of weights.
+    states : int
+        Arrays of the update: 1, or 2 with momentum.
+    """
+
+    replica: ReplicaSize
+    value_bytes: ValueBytes
     batch: int
     epochs: int
-    comes_again: bool  # the same groups in every epoch
-    matrix: float  # bytes of a value as it is stored; a mean over columns where sparse
-    gram_wire: int  # bytes of a word of G on the wire
-    margin_sum: int  # and of z
-    apart: bool = False  # G and z travel in two messages
-    scores: int = 1  # columns of weights, K
-    states: int = 1  # S
+    comes_again: bool
+    apart: bool = False
+    scores: int = 1
+    states: int = 1
 
 
 def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> float:
@@ -112,11 +148,12 @@ def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> floa
 def kept_bytes(product: str, steps: int, job: CostInputs) -> int:
     """Return the bytes that a member stores in the first epoch for all later ones."""
     shape = MemoryShape(
-        columns=job.columns,
-        matrix=job.matrix,
-        gram_size=max(job.gram_wire, COMPUTED),
-        all_rows=job.rows,
-        all_gram_words=job.rows * job.batch * (steps - 1) // 2,
+        replica=job.replica,
+        gram=GramSize(
+            all_words=job.replica.rows * job.batch * (steps - 1) // 2,
+            itemsize=max(job.value_bytes.gram_wire, COMPUTED),
+        ),
+        matrix=job.value_bytes.matrix,
     )
     return int(dict(get_product(product).holds(shape)).get("kept", 0))
 
@@ -151,7 +188,7 @@ class _Exchange:
         shape = ExchangeShape(
             sizes=(job.batch,) * self.steps,
             scores=job.scores * job.states,
-            local_columns=job.columns,  # a gather has those of all members
+            local_columns=job.replica.columns,  # a gather has those of all members
             one_message=False,  # each of two formats has its own time
             is_kept=is_kept,
         )
@@ -162,9 +199,9 @@ class _Exchange:
 
         A Gram matrix that is sent together with the margins has no latency of its own.
         """
-        members = self.job.members
+        members = self.job.replica.members
         machine = self.machine
-        size = getattr(self.job, message.field)
+        size = getattr(self.job.value_bytes, message.field)
         if message.is_gathered:
             wire_bytes = communicator.gather_bytes(int(message.words * size), members)
             return machine.latency + machine.per_byte * wire_bytes
@@ -182,7 +219,7 @@ class _Exchange:
         The pass reads `rate` bytes a second, unless arithmetic takes longer.
         """
         job = self.job
-        work = self.rows * columns * job.matrix * job.states
+        work = self.rows * columns * job.value_bytes.matrix * job.states
         # More columns of weights: the same rows, more arithmetic.
         return max(work / rate, work * job.scores / self.machine.again)
 
@@ -200,7 +237,7 @@ class _Exchange:
         During each step, the next rows are fetched from memory.
         """
         job = self.job
-        work = self.rows * columns * job.matrix * job.states
+        work = self.rows * columns * job.value_bytes.matrix * job.states
         least = 2 * work * job.scores / self.machine.again
         return max(work / self.machine.plain, least) + self.links
 
@@ -217,12 +254,12 @@ class _Exchange:
         """
         words = self.gram_words
         work = words * self.job.scores / self.machine.inner
-        return max(work, words * max(self.job.gram_wire, COMPUTED) / rate)
+        return max(work, words * max(self.job.value_bytes.gram_wire, COMPUTED) / rate)
 
 
 def _direct(x: _Exchange) -> float:
-    steps = x.plain(x.job.local_columns) + x.machine.exchange
-    if x.job.members == 1:
+    steps = x.plain(x.job.replica.local_columns) + x.machine.exchange
+    if x.job.replica.members == 1:
         return steps + x.steps * x.machine.alone
     return steps + x.messages("direct") + x.steps * x.machine.step
 
@@ -233,11 +270,11 @@ def _recurrence(x: _Exchange, rate: float) -> float:
     The recurrence reads `rate` bytes of the Gram matrix a second.
     """
     around = x.machine.exchange + x.steps * x.machine.turn
-    return x.twice(x.job.local_columns) + x.inner(rate) + around
+    return x.twice(x.job.replica.local_columns) + x.inner(rate) + around
 
 
 def _gram(x: _Exchange) -> float:
-    flops = x.gram_words * x.job.local_columns
+    flops = x.gram_words * x.job.replica.local_columns
     sent = x.messages("gram")
     return sent + _recurrence(x, x.machine.again) + flops / x.machine.gram
 
@@ -249,7 +286,7 @@ def _cached(x: _Exchange) -> float:
 
 
 def _gather(x: _Exchange) -> float:
-    size = x.rows * x.job.columns * x.job.matrix
+    size = x.rows * x.job.replica.columns * x.job.value_bytes.matrix
     moved = 2 * size / x.machine.read  # picked, and put side by side
     return x.messages("gather") + moved + _once(x)
 
@@ -257,7 +294,7 @@ def _gather(x: _Exchange) -> float:
 def _once(x: _Exchange) -> float:
     """Return the seconds of plain steps on rows with the columns of all members."""
     around = x.machine.exchange + x.steps * x.machine.alone
-    return x.plain(x.job.columns) + around
+    return x.plain(x.job.replica.columns) + around
 
 
 def _gather_once(x: _Exchange) -> float:
@@ -359,7 +396,7 @@ def candidates(
 def _products(kind: str, job: CostInputs, of_one: tuple[str, ...]) -> list[str]:
     if kind != "auto":
         return [kind]
-    several = of_one if job.members == 1 else OF_SEVERAL
+    several = of_one if job.replica.members == 1 else OF_SEVERAL
     return [k for k in several if job.comes_again or not product_facts(k).keeps_batches]
 
 
@@ -368,7 +405,7 @@ def _steps(product: str, job: CostInputs) -> list[int]:
 
     An exchange has at most the rows of an epoch, and at most `MOST_ROWS`.
     """
-    most = max(min(job.rows, MOST_ROWS) // job.batch, 1)
+    most = max(min(job.replica.rows, MOST_ROWS) // job.batch, 1)
     return [s for s in STEPS if s <= most]
 
 

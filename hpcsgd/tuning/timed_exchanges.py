@@ -141,7 +141,8 @@ class Stage:
         opened = self.opened
         config = self.config.with_values({"schedule.epochs": epochs})
         job = job_of(config, opened)
-        return replace(job, rows=max(rows // opened.grid.replicas.size, 1))
+        rows = max(rows // opened.grid.replicas.size, 1)
+        return replace(job, replica=replace(job.replica, rows=rows))
 
     def fits(self, setting: TimedSetting) -> bool:
         """Return whether an epoch of the sample has exchanges of this size."""

@@ -489,7 +489,8 @@ class CandidateGroup:
 
     def _may_look_ahead(self, question: TuningQuestion, product: str) -> bool:
         look_ahead = question.config.products.look_ahead
-        if product != "gram" or self.model.job.members == 1 or look_ahead == "off":
+        has_messages = self.model.job.replica.members > 1
+        if product != "gram" or not has_messages or look_ahead == "off":
             return False
         return look_ahead == "on" or self.figures.directions[0].latency >= WORTH_HIDING
 
@@ -497,7 +498,7 @@ class CandidateGroup:
         """Return the seconds of a step by the model, with averages of replicas."""
         seconds = self.model.step(replace(setting, period=0))
         replicas = self.figures.directions[1]
-        words = self.model.job.local_columns
+        words = self.model.job.replica.local_columns
         if replicas.ranks == 1 or not setting.period:
             return seconds
         size = WORD * words * self.model.job.scores * self.model.job.states

@@ -5,32 +5,39 @@ from dataclasses import replace
 import pytest
 
 from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.products.base import ReplicaSize
 from hpcsgd.products.cost import (
     CostInputs,
+    ValueBytes,
     candidates,
     kept_bytes,
     machine_from,
     seconds,
 )
 from hpcsgd.runs.settle import BUDGET, OF_ONE, assumed
+from tests.helpers.cost import with_values
 
 JOB = CostInputs(
-    members=4,
-    rows=400_000,
-    columns=2000,
-    local_columns=500,
+    replica=ReplicaSize(
+        rows=400_000,
+        columns=2000,
+        local_columns=500,
+        members=4,
+    ),
+    value_bytes=ValueBytes(
+        matrix=2,
+        gram_wire=4,
+        margin_sum=4,
+    ),
     batch=32,
     epochs=10,
     comes_again=True,
-    matrix=2,
-    gram_wire=4,
-    margin_sum=4,
 )
 
 
 def chosen(steps=0, **how):
     """The product that `auto` is for such a job."""
-    job = replace(JOB, **how)
+    job = with_values(JOB, **how)
     machine = assumed(job, SerialCommunicator())
     found = candidates("auto", steps, job, machine, OF_ONE, BUDGET)
     return min(found, key=lambda one: one.seconds)
@@ -59,12 +66,12 @@ def test_one_member_need_not_gather():
 def test_what_is_kept_has_room():
     big = {"rows": 10**8, "columns": 18, "local_columns": 5, "batch": 64}
     best = chosen(**big, steps=32)
-    assert kept_bytes(best.product, 32, replace(JOB, **big)) <= BUDGET
+    assert kept_bytes(best.product, 32, with_values(JOB, **big)) <= BUDGET
 
 
 @pytest.mark.parametrize("product", ["direct", "gather", "gram"])
 def test_time_around_a_step_counts_once_a_step(product):
-    job = replace(JOB, members=1)
+    job = with_values(JOB, members=1)
     machine = assumed(job, SerialCommunicator())
     slower = replace(machine, alone=machine.alone + 1.0, turn=machine.turn + 2.0)
     more = seconds(product, 16, job, slower) - seconds(product, 16, job, machine)

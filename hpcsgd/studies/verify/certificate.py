@@ -253,7 +253,8 @@ def _checks(
 ) -> Iterator[VerifiedItem]:
     yield _model(scene)
     source = None
-    if (reader.rows, reader.cols) == (scene.shape.rows, scene.shape.columns):
+    size = scene.shape.data
+    if (reader.rows, reader.cols) == (size.rows, size.columns):
         source = open_source(
             reader,
             scene.family,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import RunShape
+from hpcsgd.agreements.base import DataSize, GridSize, RunShape
 from hpcsgd.backends.base import ColumnExponents, make_scaling
 from hpcsgd.backends.numpy_rows import weigh
 from hpcsgd.config import RunConfig, agreement_in
@@ -443,12 +443,14 @@ class RecordedRun:
         return RunShape(
             config=self.config,
             precision=self.precision,
-            rows=report["rows"],
-            columns=report["columns"],
+            data=DataSize(
+                rows=report["rows"],
+                columns=report["columns"],
+                sparse=bool(report.get("sparse")),
+            ),
+            grid=GridSize(report["grid"]["replicas"]),
             classes=report["classes"],
             states=1 if update == "sgd" else 2,
-            replicas=report["grid"]["replicas"],
-            sparse=bool(report.get("sparse")),
         )
 
     def model(self) -> tuple[Array, Array]:
@@ -513,7 +515,7 @@ class RecordedRun:
         """Return rows, batch sizes and rates of exchange `number`, from 0."""
         shape = self.shape
         if self.agrees_on_gradients:
-            union = Union(self.config, shape.rows, shape.replicas)
+            union = Union(self.config, shape.data.rows, shape.replicas)
             rows = union.taken(number)
             return rows, (len(rows),), union.rates(number)
         groups = shape.groups()
@@ -529,7 +531,8 @@ class RecordedRun:
                 lengths[columns] = source.lengths(columns)
             return int(lengths[columns][self._rows(number)].sum())
 
-        return replace(self.shape, stored=stored)
+        shape = self.shape
+        return replace(shape, data=replace(shape.data, stored=stored))
 
     def _rows(self, number: int) -> Array:
         """Return the rows of exchange `number`, from 0, of replica 0."""
@@ -546,12 +549,12 @@ class RecordedRun:
 
     def _order(self, epoch: int) -> Array:
         """Return the order of the rows of replica 0 in an epoch."""
-        rows = split_range(self.shape.rows, self.shape.replicas, 0).stop
+        rows = self.shape.own_rows
         return order_of(self.config.sampling, rows, 0, epoch)
 
     def _rates(self, epoch: int, index: int) -> Array:
         schedule = self.config.schedule
-        rows = split_range(self.shape.rows, self.shape.replicas, 0).stop
+        rows = self.shape.own_rows
         steps = [len(g) for g in plan_groups(rows, schedule.batch, schedule.steps)]
         epochs = schedule.epochs
         rate = make_rate(self.config.rate, epochs * sum(steps), epochs)

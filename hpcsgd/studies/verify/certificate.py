@@ -356,7 +356,7 @@ def _exchange(scene: RecordedRun, source: RecordedSource, number: int) -> Verifi
     difference = compare(exchange, before, after, parts)
     figures = {
         "number": number,
-        "steps": len(exchange.sizes),
+        "steps": len(exchange.steps.sizes),
         "rows": len(exchange.rows),
         "part": difference.part,
         "deviation": difference.deviation,

@@ -1,7 +1,7 @@
 """The cost model of a step, and the choice of a product by it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,28 @@ RATES = ("gram", "read", "again", "plain", "inner")  # of a machine: more is fas
 
 
 @dataclass(frozen=True)
+class Overheads:
+    """The seconds that a rank spends around its kernels.
+
+    Attributes
+    ----------
+    exchange : float
+        c_0, seconds around an exchange.
+    step : float
+        c_1, seconds around a step that sends a message.
+    alone : float
+        c_2, seconds around a plain step without a message.
+    turn : float
+        c_3, seconds around a step of the recurrence.
+    """
+
+    exchange: float = 25e-6
+    step: float = 4e-6
+    alone: float = 0.0
+    turn: float = 0.0
+
+
+@dataclass(frozen=True)
 class Machine:
     """The speeds of one rank and its network, which `hpcsgd.runs.machine` measures.
 
@@ -58,25 +80,23 @@ class Machine:
     plain: float = 7.5e9  # and of rows in plain steps, both passes together
     inner: float = 1e10  # words of Gram a second in the recurrence
     link: float = 5e-9  # seconds a row for its residual
-    exchange: float = 25e-6  # c_0, seconds around an exchange
-    step: float = 4e-6  # c_1, seconds around a step that messages part
-    alone: float = 0.0  # c_2, seconds around a plain step that none parts
-    turn: float = 0.0  # c_3, seconds around a step of the recurrence
+    overheads: Overheads = Overheads()  # c_0 to c_3
 
     def slowest(self, other: "Machine") -> "Machine":
         """Return the slower value of each speed: ranks wait for each other."""
-        return Machine(
-            **{
-                f.name: (min if f.name in RATES else max)(
-                    getattr(self, f.name), getattr(other, f.name)
-                )
-                for f in fields(Machine)
+        others = other.as_dict()
+        return machine_from(
+            {
+                name: (min if name in RATES else max)(speed, others[name])
+                for name, speed in self.as_dict().items()
             }
         )
 
     def as_dict(self) -> dict[str, float]:
         """Return the speeds by name, for a machine file."""
-        return asdict(self)
+        speeds = {**vars(self), **vars(self.overheads)}
+        del speeds["overheads"]
+        return speeds
 
 
 @dataclass(frozen=True)
@@ -258,10 +278,11 @@ class _Exchange:
 
 
 def _direct(x: _Exchange) -> float:
-    steps = x.plain(x.job.replica.local_columns) + x.machine.exchange
+    overheads = x.machine.overheads
+    steps = x.plain(x.job.replica.local_columns) + overheads.exchange
     if x.job.replica.members == 1:
-        return steps + x.steps * x.machine.alone
-    return steps + x.messages("direct") + x.steps * x.machine.step
+        return steps + x.steps * overheads.alone
+    return steps + x.messages("direct") + x.steps * overheads.step
 
 
 def _recurrence(x: _Exchange, rate: float) -> float:
@@ -269,7 +290,8 @@ def _recurrence(x: _Exchange, rate: float) -> float:
 
     The recurrence reads `rate` bytes of the Gram matrix a second.
     """
-    around = x.machine.exchange + x.steps * x.machine.turn
+    overheads = x.machine.overheads
+    around = overheads.exchange + x.steps * overheads.turn
     return x.twice(x.job.replica.local_columns) + x.inner(rate) + around
 
 
@@ -293,7 +315,8 @@ def _gather(x: _Exchange) -> float:
 
 def _once(x: _Exchange) -> float:
     """Return the seconds of plain steps on rows with the columns of all members."""
-    around = x.machine.exchange + x.steps * x.machine.alone
+    overheads = x.machine.overheads
+    around = overheads.exchange + x.steps * overheads.alone
     return x.plain(x.job.replica.columns) + around
 
 
@@ -314,7 +337,9 @@ _PRODUCTS: dict[str, Callable[[_Exchange], float]] = {
 def machine_from(table: dict[str, Any]) -> Machine:
     """Return the `Machine` from a table as `Machine.as_dict` returns it."""
     constants = {"alone": 0.0, "turn": 0.0, **table}  # older files have neither
-    return Machine(**{f.name: float(constants[f.name]) for f in fields(Machine)})
+    speeds = {name: float(constants[name]) for name in NAMES}
+    overheads = {f.name: speeds.pop(f.name) for f in fields(Overheads)}
+    return Machine(**speeds, overheads=Overheads(**overheads))
 
 
 # Which product, and how many steps: the fewest seconds that fit in memory.
@@ -442,7 +467,7 @@ def look_ahead_reason(config: ProductsConfig, kind: str, is_ahead: bool) -> str:
 # Which part of the machine the time of a step is spent on, by the cost model.
 
 Array = NDArray[np.float64]
-NAMES = tuple(field.name for field in fields(Machine))
+NAMES = tuple(Machine().as_dict())
 STEP = 1e-4  # relative change of a constant, for difference quotients
 SMALL = 1e-6  # seconds: the assumed size of a constant that is 0
 # The names of the parts in reports, and the constants of each part.
@@ -493,8 +518,8 @@ def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
 
 def costs_of(machine: Machine) -> Array:
     """Return the constants of a machine as costs, in seconds: rates are inverted."""
-    values = [(name, getattr(machine, name)) for name in NAMES]
-    return np.array([1.0 / v if name in RATES else v for name, v in values])
+    speeds = machine.as_dict().items()
+    return np.array([1.0 / v if name in RATES else v for name, v in speeds])
 
 
 def machine_of(costs: Array) -> Machine:
@@ -502,4 +527,4 @@ def machine_of(costs: Array) -> Machine:
     table = dict(zip(NAMES, costs.tolist(), strict=True))
     for name in RATES:
         table[name] = 1.0 / max(table[name], 1e-30)
-    return Machine(**table)
+    return machine_from(table)

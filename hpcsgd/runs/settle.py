@@ -23,6 +23,7 @@ from hpcsgd.products.cost import (
     Choice,
     CostInputs,
     Machine,
+    Overheads,
     ValueBytes,
     candidates,
     uses_look_ahead,
@@ -292,10 +293,7 @@ ASSUMED = Machine(
     plain=1.5e12,
     inner=2.5e10,  # one processor reads tiles
     link=1e-11,
-    exchange=20e-6,
-    step=40e-6,
-    alone=5e-6,
-    turn=1.5e-6,
+    overheads=Overheads(exchange=20e-6, step=40e-6, alone=5e-6, turn=1.5e-6),
 )
 ON_CORES = 5e13  # multiply-adds a second of tensor cores on tiles of 64 rows
 STAGED = {"latency": 40e-6, "per_byte": 1e-10}  # sums by way of the host
@@ -327,12 +325,16 @@ def assumed(job: CostInputs, members: Communicator) -> Machine:
     machine = ASSUMED
     if job.value_bytes.matrix < 4:
         machine = replace(machine, gram=ON_CORES)
+    overheads = machine.overheads
     if job.scores * job.states > 1:
-        machine = replace(machine, alone=EACH)
+        overheads = replace(overheads, alone=EACH)
     elif job.batch * job.replica.columns * job.value_bytes.matrix <= ONE_BLOCK:
-        machine = replace(machine, alone=NARROW)
+        overheads = replace(overheads, alone=NARROW)
+    machine = replace(machine, overheads=overheads)
     if getattr(members, "kind", "") == BY_HOST:
-        machine = replace(machine, **STAGED)
+        machine = replace(
+            machine, latency=STAGED["latency"], per_byte=STAGED["per_byte"]
+        )
     return machine
 
 

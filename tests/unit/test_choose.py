@@ -8,6 +8,7 @@ from hpcsgd.products.base import ReplicaSize
 from hpcsgd.products.cost import (
     CostInputs,
     Machine,
+    Overheads,
     ProductsConfig,
     ValueBytes,
     candidates,
@@ -48,7 +49,7 @@ def test_one_member_has_nothing_to_sum():
 
 
 def test_a_free_network_leaves_nothing_to_save():
-    free = Machine(latency=1e-9, per_byte=0.0, step=0.0)
+    free = Machine(latency=1e-9, per_byte=0.0, overheads=Overheads(step=0.0))
     assert pick(free, steps=0).product == "direct"
 
 

@@ -3,7 +3,15 @@
 import pytest
 
 from hpcsgd.products.base import ReplicaSize
-from hpcsgd.products.cost import CostInputs, Machine, ValueBytes, kept_bytes, seconds
+from hpcsgd.products.cost import (
+    CostInputs,
+    Machine,
+    Overheads,
+    ValueBytes,
+    kept_bytes,
+    machine_from,
+    seconds,
+)
 from tests.helpers.cost import with_values
 
 FREE = Machine(
@@ -15,8 +23,7 @@ FREE = Machine(
     plain=float("inf"),
     inner=float("inf"),
     link=0.0,
-    exchange=0.0,
-    step=0.0,
+    overheads=Overheads(exchange=0.0, step=0.0),
 )
 JOB = CostInputs(
     replica=ReplicaSize(
@@ -39,7 +46,7 @@ RING = 2 * 3 / 4
 
 
 def only(**constants):
-    return Machine(**{**FREE.as_dict(), **constants})
+    return machine_from({**FREE.as_dict(), **constants})
 
 
 def step(product, job=JOB, **constants):
@@ -132,7 +139,7 @@ def test_what_is_kept():
 def test_the_slowest_of_two_machines():
     one, two = only(latency=1.0, gram=5.0), only(latency=3.0, gram=7.0, step=2.0)
     both = one.slowest(two)
-    assert (both.latency, both.gram, both.step) == (3.0, 5.0, 2.0)
+    assert (both.latency, both.gram, both.overheads.step) == (3.0, 5.0, 2.0)
     assert both == two.slowest(one)
 
 

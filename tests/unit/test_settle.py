@@ -10,7 +10,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.base import ReplicaSize
-from hpcsgd.products.cost import CostInputs, Machine, ValueBytes
+from hpcsgd.products.cost import CostInputs, Machine, Overheads, ValueBytes
 from hpcsgd.runs import build as assembly
 from hpcsgd.runs.machine import MeasuredFigures
 from hpcsgd.runs.settle import (
@@ -39,7 +39,9 @@ JOB = CostInputs(
     comes_again=False,
 )
 SLOW_NETWORK = Machine(latency=1.0)
-FREE_NETWORK = Machine(latency=0.0, per_byte=0.0, exchange=1.0, step=0.0)
+FREE_NETWORK = Machine(
+    latency=0.0, per_byte=0.0, overheads=Overheads(exchange=1.0, step=0.0)
+)
 
 
 def facts(machine=None, **more):

@@ -11,6 +11,7 @@ from hpcsgd.products.cost import (
     TERMS,
     CostInputs,
     Machine,
+    Overheads,
     ValueBytes,
     costs_of,
     machine_of,
@@ -36,9 +37,7 @@ TRUE = Machine(
     plain=4e9,
     inner=5e9,
     link=8e-9,
-    exchange=6e-5,
-    step=1e-5,
-    turn=2e-6,
+    overheads=Overheads(exchange=6e-5, step=1e-5, turn=2e-6),
 )
 JOB = CostInputs(
     replica=ReplicaSize(
@@ -95,7 +94,8 @@ def test_planted_rates_come_back():
     wide = with_values(JOB, local_columns=1600)
     taken = times("gram", (2, 6, 20, 48), (8, 16, 32))
     taken += times("gram", (2, 6, 20, 48), (8, 16, 32), job=wide)
-    start = replace(TRUE, gram=4e10, exchange=1e-5)
+    around = replace(TRUE.overheads, exchange=1e-5)
+    start = replace(TRUE, gram=4e10, overheads=around)
     found = fit_machine(taken, start)
     assert found.gram == pytest.approx(TRUE.gram, rel=0.1)
     for timed in times("gram", (4, 12, 32), (12, 24)):

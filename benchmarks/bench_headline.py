@@ -33,7 +33,8 @@ from benchmarks.peers.notebook import Notebook
 from benchmarks.run import HERE, machine
 from hpcsgd.comm import communicator
 from hpcsgd.comm.network_model import parse_network
-from hpcsgd.products.cost import CostInputs, kept_bytes
+from hpcsgd.products.base import ReplicaSize
+from hpcsgd.products.cost import CostInputs, ValueBytes, kept_bytes
 
 Figures = dict[str, Any]
 ROWS, BATCH, EPOCHS, REPEATS, MANY = 20000, 32, 10, 5, 64
@@ -223,16 +224,20 @@ class ShapeBench:
         """Return the bytes that a rank retains from epoch to epoch for its product."""
         columns = self.shape.columns
         job = CostInputs(
-            members=members,
-            rows=ROWS,
-            columns=columns,
-            local_columns=-(-columns // members),
+            replica=ReplicaSize(
+                rows=ROWS,
+                columns=columns,
+                local_columns=-(-columns // members),
+                members=members,
+            ),
+            value_bytes=ValueBytes(
+                matrix=BYTES_OF_A_VALUE[setting.recipe],
+                gram_wire=4,
+                margin_sum=4,
+            ),
             batch=BATCH,
             epochs=EPOCHS,
             comes_again=True,
-            matrix=BYTES_OF_A_VALUE[setting.recipe],
-            gram_wire=4,
-            margin_sum=4,
         )
         return kept_bytes(setting.product, setting.steps, job)
 

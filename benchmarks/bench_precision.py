@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcsgd.backends.base import StepBatch
 from hpcsgd.data.shard import split_range
 from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS
-from hpcsgd.tuning.bound import ExactExchange, term
-from hpcsgd.tuning.exact_exchange import largest_safe_rate
+from hpcsgd.tuning.bound import term
+from hpcsgd.tuning.exact_exchange import ExactExchange, SgdSteps, largest_safe_rate
 from hpcsgd.tuning.pilots import held, relative_error, with_one_field
 
 FORMAT = "bf16"
@@ -46,14 +47,14 @@ def make_exchange(
     t = X @ rng.normal(size=(columns, 1)) / np.sqrt(columns)
     exchange = ExactExchange(
         rows=X,
-        sizes=(batch,) * steps,
-        targets=(t > 0).astype(float) if name == "logistic" else t,
+        batch=StepBatch((t > 0).astype(float) if name == "logistic" else t, None, None),
+        steps=SgdSteps(sizes=(batch,) * steps, rates=(1e-6,) * steps),
         before=w,
-        rates=(1e-6,) * steps,
         family=get_family(name),
         parts=tuple(split_range(columns, members, c) for c in range(members)),
     )
-    return replace(exchange, rates=(0.1 * largest_safe_rate(exchange),) * steps)
+    rates = (0.1 * largest_safe_rate(exchange),) * steps
+    return replace(exchange, steps=replace(exchange.steps, rates=rates))
 
 
 def medians(batch: int, steps: int, columns: int, members: int) -> dict[str, list]:

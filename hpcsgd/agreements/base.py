@@ -1251,6 +1251,61 @@ def tiles_of(columns: int, count: int, alignment: int = 1) -> list[slice]:
 # What a run sends and holds, from sizes and settings alone.
 
 
+@dataclass(frozen=True)
+class DataSize:
+    """The size of the data of a run.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Rows and columns of the data.
+    sparse : bool
+        Whether rows are sparse.
+    stored : callable or None
+        (exchange from 0, columns) -> values of sparse rows in these columns.
+    """
+
+    rows: int
+    columns: int
+    sparse: bool = False
+    stored: Callable[[int, int], int] | None = None
+
+
+@dataclass(frozen=True)
+class GridSize:
+    """The size of a grid of ranks.
+
+    Attributes
+    ----------
+    replicas : int
+        Replicas of the grid.
+    members : int
+        Members of each replica.
+    circles : tuple of int
+        Sizes of the nested groups of replicas to which rank 0 belongs.
+    """
+
+    replicas: int
+    members: int = 1
+    circles: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The sizes of tiles of weights that a run has chosen.
+
+    Attributes
+    ----------
+    count : int
+        Tiles of slices, if a device has chosen their number; else 0.
+    columns : int
+        Columns of a tile of weights on disk.
+    """
+
+    count: int = 0
+    columns: int = 1
+
+
 @dataclass(frozen=True, eq=False)
 class RunShape:
     """The settings and sizes that decide what rank 0 sends.
@@ -1261,45 +1316,41 @@ class RunShape:
         The settings that run.
     precision : Precision
         The number formats.
-    rows, columns : int
+    data : DataSize
         Rows and columns of the data.
+    grid : GridSize
+        Replicas and members.
     classes : int
         K, columns of the gradient.
     states : int
         Arrays of the update: 1, or 2 with momentum.
-    replicas, members : int
-        Sizes of the grid.
     gathers : bool
         Whether every member holds all columns.
-    sparse : bool
-        Whether rows are sparse.
     reproducible : bool
         Whether a sum takes two collectives.
-    circles : tuple of int
-        Sizes of the nested groups of rank 0.
-    tiles : int
-        Tiles of slices, if a device has chosen their number; else 0.
-    tile_columns : int
-        Columns of a tile of weights on disk.
-    stored : callable or None
-        (exchange from 0, columns) -> values of sparse rows in these columns.
+    tiling : Tiling
+        Number and size of the tiles of weights.
     """
 
     config: Any
     precision: Precision
-    rows: int
-    columns: int
+    data: DataSize
+    grid: GridSize
     classes: int
     states: int
-    replicas: int
-    members: int = 1
     gathers: bool = False
-    sparse: bool = False
     reproducible: bool = False
-    circles: tuple[int, ...] = ()
-    tiles: int = 0
-    tile_columns: int = 1
-    stored: Callable[[int, int], int] | None = None
+    tiling: Tiling = Tiling()
+
+    @property
+    def replicas(self) -> int:
+        """Return the number of replicas."""
+        return self.grid.replicas
+
+    @property
+    def members(self) -> int:
+        """Return the number of members of a replica."""
+        return self.grid.members
 
     @property
     def settings(self) -> Any:
@@ -1319,17 +1370,17 @@ class RunShape:
     @property
     def own_rows(self) -> int:
         """Return the number of rows of replica 0, which has the most rows."""
-        return int(split_range(self.rows, self.replicas, 0).stop)
+        return int(split_range(self.data.rows, self.replicas, 0).stop)
 
     @property
     def member_columns(self) -> int:
         """Return the number of columns of the rows of member 0."""
-        return int(split_range(self.columns, self.members, 0).stop)
+        return int(split_range(self.data.columns, self.members, 0).stop)
 
     @cached_property
     def local_columns(self) -> int:
         """Return the number of columns of the weights of rank 0."""
-        return self.columns if self.gathers else self.member_columns
+        return self.data.columns if self.gathers else self.member_columns
 
     @cached_property
     def itemsize(self) -> int:
@@ -1389,10 +1440,10 @@ class RunShape:
 
         It is 1 for one replica, and for sparse rows without slices.
         """
-        if self.replicas == 1 or (self.sparse and not self.settings.slices):
+        if self.replicas == 1 or (self.data.sparse and not self.settings.slices):
             return 1
         words = self.local_columns, self.classes, self.itemsize
-        return self.tiles or bucket_count(*words, self.settings.bucket)
+        return self.tiling.count or bucket_count(*words, self.settings.bucket)
 
     @property
     def alignment(self) -> int:

@@ -284,10 +284,10 @@ class Hierarchical(AverageVariant):
         """Return what the average after exchange `exchanges` sends.
 
         The average is that of the widest group that is due. The list is empty where no
-        group is due, or where that group is one replica. `shape.circles` has the sizes
-        of the groups of rank 0.
+        group is due, or where that group is one replica. `shape.grid.circles` has the
+        sizes of the groups of rank 0.
         """
-        sizes = zip(shape.circles, _periods(shape), strict=True)
+        sizes = zip(shape.grid.circles, _periods(shape), strict=True)
         due = [size for size, period in sizes if exchanges % period == 0]
         return sent_for_average(shape, due[-1]) if due else []
 

@@ -121,23 +121,78 @@ VECTORS = 4  # margins, residuals, scaled ones, targets: words of a row and stat
 
 
 @dataclass(frozen=True)
-class MemoryShape:
-    """The sizes that decide how many bytes a member stores for its exchanges."""
+class ReplicaSize:
+    """The numbers of rows, columns and members of one replica.
 
-    rows: int = 0  # m, of one exchange
-    local_columns: int = 0
-    columns: int = 0  # of all members
+    Attributes
+    ----------
+    rows : int
+        Rows that are dealt to the replica.
+    columns : int
+        Columns of the whole matrix.
+    local_columns : int
+        Columns that are dealt to one member.
+    members : int
+        Members of the replica, or those of an emulated network.
+    """
+
+    rows: int
+    columns: int
+    local_columns: int
+    members: int
+
+
+@dataclass(frozen=True)
+class GramSize:
+    """The size of the packed Gram matrix, and its formats.
+
+    Attributes
+    ----------
+    words : int
+        Words of the Gram matrix of one exchange.
+    all_words : int
+        Words of the Gram matrices of all exchanges of an epoch.
+    itemsize : int
+        Bytes of a word in which it is computed.
+    wire : str
+        Format in which members sum it.
+    """
+
+    words: int = 0
+    all_words: int = 0
+    itemsize: int = 4
+    wire: str = "fp32"
+
+
+@dataclass(frozen=True)
+class MemoryShape:
+    """The sizes that decide how many bytes a member stores for its exchanges.
+
+    Attributes
+    ----------
+    replica : ReplicaSize
+        Rows of an epoch, columns and members.
+    gram : GramSize
+        The Gram matrix of one exchange, and those of an epoch.
+    rows : int
+        Rows m of one exchange.
+    states : int
+        Arrays of the update: 1, or 2 with momentum.
+    working : int
+        Bytes of a value that is computed with.
+    matrix : float
+        Bytes of a value of the rows as it is stored.
+    density : float or None
+        Share of the values that sparse rows store.
+    """
+
+    replica: ReplicaSize
+    gram: GramSize
+    rows: int = 0
     states: int = 1
-    members: int = 1
-    working: int = 4  # bytes of a value that is computed with
-    matrix: float = 4  # bytes of a value as it is stored
-    density: float | None = None  # share of the values that sparse rows store
-    gram_words: int = 0
-    gram_size: int = 4  # bytes of a word of Gram that is computed with
-    gram_wire: str = "fp32"  # format in which members sum it
-    # Of all exchanges of an epoch:
-    all_rows: int = 0
-    all_gram_words: int = 0
+    working: int = 4
+    matrix: float = 4
+    density: float | None = None
 
     def sampled(self, columns: int) -> int:
         """Return the bytes of sampled sparse rows in `columns` columns, with copies."""
@@ -147,9 +202,9 @@ class MemoryShape:
     def own_rows(self) -> int:
         """Return the bytes of sampled rows in local columns, as stored and widened."""
         if self.density is not None:
-            return self.sampled(self.local_columns)
+            return self.sampled(self.replica.local_columns)
         narrow = self.matrix if self.matrix < self.working else 0
-        return int(self.rows * self.local_columns * (self.working + narrow))
+        return int(self.rows * self.replica.local_columns * (self.working + narrow))
 
     def vectors(self) -> tuple[str, int]:
         """Return ("vectors", bytes) of the arrays with a word for each row and state.
@@ -165,11 +220,12 @@ class MemoryShape:
         ranks of a node share, the bytes are those of the slot of this rank, of the
         total, and of a slice of the slots of all other ranks.
         """
-        word = float(bytes_of_word(self.gram_wire, self.members))
+        members = self.replica.members
+        word = float(bytes_of_word(self.gram.wire, members))
         second = 2 * word if ahead else 0.0
-        if self.members > 1 and word == self.gram_size:
-            word *= 3 - 1 / self.members
-        return "messages", int(self.gram_words * max(word, second))
+        if members > 1 and word == self.gram.itemsize:
+            word *= 3 - 1 / members
+        return "messages", int(self.gram.words * max(word, second))
 
 
 class Product(Protocol):

@@ -1,7 +1,7 @@
 """The cost model of a step, and the choice of a product by it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ from hpcsgd.products import PRODUCTS, get_product
 from hpcsgd.products.base import (
     ExchangeMessage,
     ExchangeShape,
+    GramSize,
     MemoryShape,
+    ReplicaSize,
     product_facts,
 )
 from hpcsgd.settings import Settings, setting
@@ -41,6 +43,28 @@ RATES = ("gram", "read", "again", "plain", "inner")  # of a machine: more is fas
 
 
 @dataclass(frozen=True)
+class Overheads:
+    """The seconds that a rank spends around its kernels.
+
+    Attributes
+    ----------
+    exchange : float
+        c_0, seconds around an exchange.
+    step : float
+        c_1, seconds around a step that sends a message.
+    alone : float
+        c_2, seconds around a plain step without a message.
+    turn : float
+        c_3, seconds around a step of the recurrence.
+    """
+
+    exchange: float = 25e-6
+    step: float = 4e-6
+    alone: float = 0.0
+    turn: float = 0.0
+
+
+@dataclass(frozen=True)
 class Machine:
     """The speeds of one rank and its network, which `hpcsgd.runs.machine` measures.
 
@@ -56,44 +80,76 @@ class Machine:
     plain: float = 7.5e9  # and of rows in plain steps, both passes together
     inner: float = 1e10  # words of Gram a second in the recurrence
     link: float = 5e-9  # seconds a row for its residual
-    exchange: float = 25e-6  # c_0, seconds around an exchange
-    step: float = 4e-6  # c_1, seconds around a step that messages part
-    alone: float = 0.0  # c_2, seconds around a plain step that none parts
-    turn: float = 0.0  # c_3, seconds around a step of the recurrence
+    overheads: Overheads = Overheads()  # c_0 to c_3
 
     def slowest(self, other: "Machine") -> "Machine":
         """Return the slower value of each speed: ranks wait for each other."""
-        return Machine(
-            **{
-                f.name: (min if f.name in RATES else max)(
-                    getattr(self, f.name), getattr(other, f.name)
-                )
-                for f in fields(Machine)
+        others = other.as_dict()
+        return machine_from(
+            {
+                name: (min if name in RATES else max)(speed, others[name])
+                for name, speed in self.as_dict().items()
             }
         )
 
     def as_dict(self) -> dict[str, float]:
         """Return the speeds by name, for a machine file."""
-        return asdict(self)
+        speeds = {**vars(self), **vars(self.overheads)}
+        del speeds["overheads"]
+        return speeds
+
+
+@dataclass(frozen=True)
+class ValueBytes:
+    """The bytes of a value of each kind that is read from memory or sent.
+
+    Attributes
+    ----------
+    matrix : float
+        Bytes of a value of the rows as it is stored; a mean over columns if sparse.
+    gram_wire : int
+        Bytes of a word of G in messages.
+    margin_sum : int
+        Bytes of a word of z in messages.
+    """
+
+    matrix: float
+    gram_wire: int
+    margin_sum: int
 
 
 @dataclass(frozen=True)
 class CostInputs:
-    """The sizes and formats of a run on which the time of a step depends."""
+    """The sizes and formats of a run on which the time of a step depends.
 
-    members: int  # ranks of the modelled messages, also of an emulated network
-    rows: int  # of a replica
-    columns: int  # of the whole matrix
-    local_columns: int  # of a member
+    Attributes
+    ----------
+    replica : ReplicaSize
+        Rows, columns and members of a replica.
+    value_bytes : ValueBytes
+        Bytes of the values that are read and sent.
+    batch : int
+        Rows of a batch.
+    epochs : int
+        Epochs of the run.
+    comes_again : bool
+        Whether the same groups come in every epoch.
+    apart : bool
+        Whether G and z travel in two messages.
+    scores : int
+        K, columns of weights.
+    states : int
+        Arrays of the update: 1, or 2 with momentum.
+    """
+
+    replica: ReplicaSize
+    value_bytes: ValueBytes
     batch: int
     epochs: int
-    comes_again: bool  # the same groups in every epoch
-    matrix: float  # bytes of a value as it is stored; a mean over columns where sparse
-    gram_wire: int  # bytes of a word of G on the wire
-    margin_sum: int  # and of z
-    apart: bool = False  # G and z travel in two messages
-    scores: int = 1  # columns of weights, K
-    states: int = 1  # S
+    comes_again: bool
+    apart: bool = False
+    scores: int = 1
+    states: int = 1
 
 
 def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> float:
@@ -112,11 +168,12 @@ def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> floa
 def kept_bytes(product: str, steps: int, job: CostInputs) -> int:
     """Return the bytes that a member stores in the first epoch for all later ones."""
     shape = MemoryShape(
-        columns=job.columns,
-        matrix=job.matrix,
-        gram_size=max(job.gram_wire, COMPUTED),
-        all_rows=job.rows,
-        all_gram_words=job.rows * job.batch * (steps - 1) // 2,
+        replica=job.replica,
+        gram=GramSize(
+            all_words=job.replica.rows * job.batch * (steps - 1) // 2,
+            itemsize=max(job.value_bytes.gram_wire, COMPUTED),
+        ),
+        matrix=job.value_bytes.matrix,
     )
     return int(dict(get_product(product).holds(shape)).get("kept", 0))
 
@@ -151,7 +208,7 @@ class _Exchange:
         shape = ExchangeShape(
             sizes=(job.batch,) * self.steps,
             scores=job.scores * job.states,
-            local_columns=job.columns,  # a gather has those of all members
+            local_columns=job.replica.columns,  # a gather has those of all members
             one_message=False,  # each of two formats has its own time
             is_kept=is_kept,
         )
@@ -162,9 +219,9 @@ class _Exchange:
 
         A Gram matrix that is sent together with the margins has no latency of its own.
         """
-        members = self.job.members
+        members = self.job.replica.members
         machine = self.machine
-        size = getattr(self.job, message.field)
+        size = getattr(self.job.value_bytes, message.field)
         if message.is_gathered:
             wire_bytes = communicator.gather_bytes(int(message.words * size), members)
             return machine.latency + machine.per_byte * wire_bytes
@@ -182,7 +239,7 @@ class _Exchange:
         The pass reads `rate` bytes a second, unless arithmetic takes longer.
         """
         job = self.job
-        work = self.rows * columns * job.matrix * job.states
+        work = self.rows * columns * job.value_bytes.matrix * job.states
         # More columns of weights: the same rows, more arithmetic.
         return max(work / rate, work * job.scores / self.machine.again)
 
@@ -200,7 +257,7 @@ class _Exchange:
         During each step, the next rows are fetched from memory.
         """
         job = self.job
-        work = self.rows * columns * job.matrix * job.states
+        work = self.rows * columns * job.value_bytes.matrix * job.states
         least = 2 * work * job.scores / self.machine.again
         return max(work / self.machine.plain, least) + self.links
 
@@ -217,14 +274,15 @@ class _Exchange:
         """
         words = self.gram_words
         work = words * self.job.scores / self.machine.inner
-        return max(work, words * max(self.job.gram_wire, COMPUTED) / rate)
+        return max(work, words * max(self.job.value_bytes.gram_wire, COMPUTED) / rate)
 
 
 def _direct(x: _Exchange) -> float:
-    steps = x.plain(x.job.local_columns) + x.machine.exchange
-    if x.job.members == 1:
-        return steps + x.steps * x.machine.alone
-    return steps + x.messages("direct") + x.steps * x.machine.step
+    overheads = x.machine.overheads
+    steps = x.plain(x.job.replica.local_columns) + overheads.exchange
+    if x.job.replica.members == 1:
+        return steps + x.steps * overheads.alone
+    return steps + x.messages("direct") + x.steps * overheads.step
 
 
 def _recurrence(x: _Exchange, rate: float) -> float:
@@ -232,12 +290,13 @@ def _recurrence(x: _Exchange, rate: float) -> float:
 
     The recurrence reads `rate` bytes of the Gram matrix a second.
     """
-    around = x.machine.exchange + x.steps * x.machine.turn
-    return x.twice(x.job.local_columns) + x.inner(rate) + around
+    overheads = x.machine.overheads
+    around = overheads.exchange + x.steps * overheads.turn
+    return x.twice(x.job.replica.local_columns) + x.inner(rate) + around
 
 
 def _gram(x: _Exchange) -> float:
-    flops = x.gram_words * x.job.local_columns
+    flops = x.gram_words * x.job.replica.local_columns
     sent = x.messages("gram")
     return sent + _recurrence(x, x.machine.again) + flops / x.machine.gram
 
@@ -249,15 +308,16 @@ def _cached(x: _Exchange) -> float:
 
 
 def _gather(x: _Exchange) -> float:
-    size = x.rows * x.job.columns * x.job.matrix
+    size = x.rows * x.job.replica.columns * x.job.value_bytes.matrix
     moved = 2 * size / x.machine.read  # picked, and put side by side
     return x.messages("gather") + moved + _once(x)
 
 
 def _once(x: _Exchange) -> float:
     """Return the seconds of plain steps on rows with the columns of all members."""
-    around = x.machine.exchange + x.steps * x.machine.alone
-    return x.plain(x.job.columns) + around
+    overheads = x.machine.overheads
+    around = overheads.exchange + x.steps * overheads.alone
+    return x.plain(x.job.replica.columns) + around
 
 
 def _gather_once(x: _Exchange) -> float:
@@ -277,7 +337,9 @@ _PRODUCTS: dict[str, Callable[[_Exchange], float]] = {
 def machine_from(table: dict[str, Any]) -> Machine:
     """Return the `Machine` from a table as `Machine.as_dict` returns it."""
     constants = {"alone": 0.0, "turn": 0.0, **table}  # older files have neither
-    return Machine(**{f.name: float(constants[f.name]) for f in fields(Machine)})
+    speeds = {name: float(constants[name]) for name in NAMES}
+    overheads = {f.name: speeds.pop(f.name) for f in fields(Overheads)}
+    return Machine(**speeds, overheads=Overheads(**overheads))
 
 
 # Which product, and how many steps: the fewest seconds that fit in memory.
@@ -359,7 +421,7 @@ def candidates(
 def _products(kind: str, job: CostInputs, of_one: tuple[str, ...]) -> list[str]:
     if kind != "auto":
         return [kind]
-    several = of_one if job.members == 1 else OF_SEVERAL
+    several = of_one if job.replica.members == 1 else OF_SEVERAL
     return [k for k in several if job.comes_again or not product_facts(k).keeps_batches]
 
 
@@ -368,7 +430,7 @@ def _steps(product: str, job: CostInputs) -> list[int]:
 
     An exchange has at most the rows of an epoch, and at most `MOST_ROWS`.
     """
-    most = max(min(job.rows, MOST_ROWS) // job.batch, 1)
+    most = max(min(job.replica.rows, MOST_ROWS) // job.batch, 1)
     return [s for s in STEPS if s <= most]
 
 
@@ -405,7 +467,7 @@ def look_ahead_reason(config: ProductsConfig, kind: str, is_ahead: bool) -> str:
 # Which part of the machine the time of a step is spent on, by the cost model.
 
 Array = NDArray[np.float64]
-NAMES = tuple(field.name for field in fields(Machine))
+NAMES = tuple(Machine().as_dict())
 STEP = 1e-4  # relative change of a constant, for difference quotients
 SMALL = 1e-6  # seconds: the assumed size of a constant that is 0
 # The names of the parts in reports, and the constants of each part.
@@ -456,8 +518,8 @@ def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
 
 def costs_of(machine: Machine) -> Array:
     """Return the constants of a machine as costs, in seconds: rates are inverted."""
-    values = [(name, getattr(machine, name)) for name in NAMES]
-    return np.array([1.0 / v if name in RATES else v for name, v in values])
+    speeds = machine.as_dict().items()
+    return np.array([1.0 / v if name in RATES else v for name, v in speeds])
 
 
 def machine_of(costs: Array) -> Machine:
@@ -465,4 +527,4 @@ def machine_of(costs: Array) -> Machine:
     table = dict(zip(NAMES, costs.tolist(), strict=True))
     for name in RATES:
         table[name] = 1.0 / max(table[name], 1e-30)
-    return Machine(**table)
+    return machine_from(table)

@@ -49,10 +49,10 @@ class Gather(Product):
         Dense rows count three times: as sent, as received, and in the working format.
         """
         if shape.density is not None:
-            yield "rows", shape.sampled(shape.columns)
+            yield "rows", shape.sampled(shape.replica.columns)
         else:
-            received = shape.columns * (2 * shape.matrix + shape.working)
-            local_bytes = shape.local_columns * shape.matrix
+            received = shape.replica.columns * (2 * shape.matrix + shape.working)
+            local_bytes = shape.replica.local_columns * shape.matrix
             yield "rows", int(shape.rows * (local_bytes + received))
         yield shape.vectors()
 
@@ -93,4 +93,5 @@ class GatherOnce(Gather):
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
         """Yield name and bytes of the arrays of `gather`, and of all gathered rows."""
         yield from Gather.holds(shape)
-        yield "kept", int(shape.all_rows * shape.columns * shape.matrix)
+        size = shape.replica
+        yield "kept", int(size.rows * size.columns * shape.matrix)

@@ -141,7 +141,7 @@ class CachedGram(Product):
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
         """Yield name and bytes of the arrays of `gram`, and of the kept Grams."""
         yield from Gram.holds(shape)
-        yield "kept", shape.all_gram_words * shape.gram_size
+        yield "kept", shape.gram.all_words * shape.gram.itemsize
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Take s steps with the kept Gram of these rows, or first sum and keep it.

@@ -35,7 +35,7 @@ from hpcsgd.formats import Array
 from hpcsgd.glm import make_update
 from hpcsgd.glm.unrolling import Blocks, uniform_blocks
 from hpcsgd.products.base import Planner
-from hpcsgd.products.cost import RATES, Machine, machine_from
+from hpcsgd.products.cost import RATES, Machine, Overheads, machine_from
 from hpcsgd.products.direct import take_each_step
 from hpcsgd.products.gram import Gram
 
@@ -134,7 +134,7 @@ class Hardware:
         values = {name: number.value for name, number in self.rank.items()}
         fast = values.pop("gram_narrow")
         values["gram"] = fast if narrow else values["gram"]
-        return Machine(latency=0.0, per_byte=0.0, **values)
+        return machine_from({"latency": 0.0, "per_byte": 0.0, **values})
 
     def spans(self, ranks: int) -> list[tuple[NetworkLevel, int]]:
         """Return the network levels that `ranks` ranks use, from the nearest.
@@ -773,8 +773,7 @@ def measure_rates(task: Task, batch: int) -> Machine:
         plain=size / max(steps - rows * link, steps / 4),
         inner=max(blocks.gram_words, 1) / inner,
         link=link,
-        exchange=exchange,
-        step=step,
+        overheads=Overheads(exchange=exchange, step=step),
     )
 
 

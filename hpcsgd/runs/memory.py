@@ -25,7 +25,7 @@ from hpcsgd.files import format_bytes
 from hpcsgd.formats import get_format
 from hpcsgd.precision import Precision
 from hpcsgd.products import get_product
-from hpcsgd.products.base import MemoryShape, product_facts
+from hpcsgd.products.base import GramSize, MemoryShape, ReplicaSize, product_facts
 from hpcsgd.products.cost import CACHE_BUDGET, OF_SEVERAL, ProductsConfig
 from hpcsgd.runs.load import SCAN_BYTES, TILE_BYTES, bytes_of_filling
 from hpcsgd.solvers.lbfgs import bytes_of_lbfgs
@@ -331,18 +331,20 @@ class ExchangeSizes:
     def rows_of_gram(self) -> int:
         """Rows m of the batches of one recurrence."""
         schedule = self.config.schedule
-        return max(min(schedule.batch * schedule.most_steps, self.epoch.all_rows), 1)
+        most = schedule.batch * schedule.most_steps
+        return max(min(most, self.epoch.replica.rows), 1)
 
     @property
     def rows(self) -> int:
         """Rows m of all batches that are taken together."""
         most = self.rows_of_gram * batches_at_once(self.config)
-        return max(min(most, self.epoch.all_rows), 1)
+        return max(min(most, self.epoch.replica.rows), 1)
 
     @property
     def is_monitored(self) -> bool:
         """True where a run is long enough that the recurrence is checked."""
-        count = self.config.schedule.most_epochs * -(-self.epoch.all_rows // self.rows)
+        each = -(-self.epoch.replica.rows // self.rows)
+        count = self.config.schedule.most_epochs * each
         kind = self.products.kind
         checks = product_facts(kind).is_monitored or (kind == "auto" and self._has_gram)
         return checks and 0 < self.config.run.gap_every <= count
@@ -353,14 +355,14 @@ class ExchangeSizes:
         Sparse rows touch some of `marked` columns.
         """
         peak = self._workspace(self.rows)
-        rest = self.epoch.all_rows % self.rows
+        rest = self.epoch.replica.rows % self.rows
         if rest:
             peak = max(peak, self._buffers(rest) + self._workspace(rest))
         if self.is_monitored:
             # A check repeats the recurrence in float64, a block row at a time. The
             # products are multiplied by then.
             words = self._words(self.rows_of_gram)
-            peak = max(peak, words * self.epoch.gram_size * 3 // 2)
+            peak = max(peak, words * self.epoch.gram.itemsize * 3 // 2)
         peak += self._buffers(self.rows)
         # A mark for each column and its place among those that are touched.
         return peak + (0 if self.epoch.density is None else marked * (1 + COLUMN))
@@ -373,18 +375,21 @@ class ExchangeSizes:
     def shape(self, m: int) -> MemoryShape:
         """Return the sizes of an exchange of m rows, and of an epoch."""
         of_gram = self.rows_of_gram
-        all_rows = self.epoch.all_rows
+        all_rows = self.epoch.replica.rows
         return replace(
             self.epoch,
             rows=m,
-            gram_words=self._words(min(m, of_gram)),
-            all_gram_words=self._words(of_gram) * -(-all_rows // of_gram),
+            gram=replace(
+                self.epoch.gram,
+                words=self._words(min(m, of_gram)),
+                all_words=self._words(of_gram) * -(-all_rows // of_gram),
+            ),
         )
 
     @property
     def _is_open(self) -> bool:
         """True if it is chosen later whether members gather rows or sum a Gram."""
-        return self.products.kind == "auto" and self.epoch.members > 1
+        return self.products.kind == "auto" and self.epoch.replica.members > 1
 
     @property
     def _has_gram(self) -> bool:
@@ -441,7 +446,7 @@ class ExchangeSizes:
             return 0
         if shape.density is None:
             return dense_gram_workspace(m, self.precision, on_gpu)
-        columns = shape.local_columns
+        columns = shape.replica.local_columns
         density = shape.density
         return sparse_gram_workspace(m, columns, density, self.precision, on_gpu)
 
@@ -536,16 +541,20 @@ def predict(
         density = None
         matrix, reading = bytes_of_block(reader, rows, cols, form)
     epoch = MemoryShape(
-        local_columns=cols,
-        columns=reader.cols,
+        replica=ReplicaSize(
+            rows=rows,
+            columns=reader.cols,
+            local_columns=cols,
+            members=grid.members.size,
+        ),
+        gram=GramSize(
+            itemsize=get_format(precision.gram_wire).carrier.itemsize,
+            wire=precision.gram_wire,
+        ),
         states=states,
-        members=grid.members.size,
         working=precision.working.itemsize,
         matrix=form.dtype.itemsize,
         density=density,
-        gram_size=get_format(precision.gram_wire).carrier.itemsize,
-        gram_wire=precision.gram_wire,
-        all_rows=rows,
     )
     products = products or config.products
     exchanges = ExchangeSizes(config, precision, epoch, products)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 from typing import Any
 
-from hpcsgd.agreements.base import RunShape
+from hpcsgd.agreements.base import DataSize, GridSize, RunShape, Tiling
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.config import FOREIGN, RunConfig, is_in, is_read, value_of
@@ -449,14 +449,18 @@ def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
     shape = RunShape(
         config=config,
         precision=live.task.precision,
-        rows=shard.total_rows,
-        columns=shard.total_columns,
+        data=DataSize(
+            rows=shard.total_rows,
+            columns=shard.total_columns,
+            sparse=shard.is_sparse,
+        ),
+        grid=GridSize(grid.replicas.size),
         classes=live.task.columns,
         states=live.task.states,
-        replicas=grid.replicas.size,
-        sparse=shard.is_sparse,
-        tiles=agreement.facts()["buckets"] if settings.zero_stage else 0,
-        tile_columns=agreement.height if settings.on_disk else 1,
+        tiling=Tiling(
+            count=agreement.facts()["buckets"] if settings.zero_stage else 0,
+            columns=agreement.height if settings.on_disk else 1,
+        ),
     )
     is_watched = live.task.monitor is not None
     leg = {

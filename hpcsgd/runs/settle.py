@@ -18,11 +18,13 @@ from hpcsgd.data.shard import split_range
 from hpcsgd.formats import get_format
 from hpcsgd.glm.unrolling import OPEN_EPOCHS
 from hpcsgd.glm.updates import RateConfig
-from hpcsgd.products.base import may_clip, product_facts, refuse
+from hpcsgd.products.base import ReplicaSize, may_clip, product_facts, refuse
 from hpcsgd.products.cost import (
     Choice,
     CostInputs,
     Machine,
+    Overheads,
+    ValueBytes,
     candidates,
     uses_look_ahead,
 )
@@ -291,10 +293,7 @@ ASSUMED = Machine(
     plain=1.5e12,
     inner=2.5e10,  # one processor reads tiles
     link=1e-11,
-    exchange=20e-6,
-    step=40e-6,
-    alone=5e-6,
-    turn=1.5e-6,
+    overheads=Overheads(exchange=20e-6, step=40e-6, alone=5e-6, turn=1.5e-6),
 )
 ON_CORES = 5e13  # multiply-adds a second of tensor cores on tiles of 64 rows
 STAGED = {"latency": 40e-6, "per_byte": 1e-10}  # sums by way of the host
@@ -324,14 +323,18 @@ def assumed(job: CostInputs, members: Communicator) -> Machine:
     from hpcsgd.backends.cuda.exchange import ONE_BLOCK
 
     machine = ASSUMED
-    if job.matrix < 4:  # bytes of a value
+    if job.value_bytes.matrix < 4:
         machine = replace(machine, gram=ON_CORES)
+    overheads = machine.overheads
     if job.scores * job.states > 1:
-        machine = replace(machine, alone=EACH)
-    elif job.batch * job.columns * job.matrix <= ONE_BLOCK:
-        machine = replace(machine, alone=NARROW)
+        overheads = replace(overheads, alone=EACH)
+    elif job.batch * job.replica.columns * job.value_bytes.matrix <= ONE_BLOCK:
+        overheads = replace(overheads, alone=NARROW)
+    machine = replace(machine, overheads=overheads)
     if getattr(members, "kind", "") == BY_HOST:
-        machine = replace(machine, **STAGED)
+        machine = replace(
+            machine, latency=STAGED["latency"], per_byte=STAGED["per_byte"]
+        )
     return machine
 
 
@@ -461,16 +464,20 @@ def job_of(config: RunConfig, opened: OpenedRun) -> CostInputs:
     word = get_format(precision.matrix).dtype.itemsize
     each = (word + 4) * opened.loaded.density if shard.is_sparse else word
     return CostInputs(
-        members=modelled_ranks(members),
-        rows=largest.stop,
-        columns=shard.total_columns,
-        local_columns=max(part.stop - part.start for part in shard.parts),
+        replica=ReplicaSize(
+            rows=largest.stop,
+            columns=shard.total_columns,
+            local_columns=max(part.stop - part.start for part in shard.parts),
+            members=modelled_ranks(members),
+        ),
+        value_bytes=ValueBytes(
+            matrix=each,
+            gram_wire=get_format(precision.gram_wire).dtype.itemsize,
+            margin_sum=get_format(precision.margin_sum).dtype.itemsize,
+        ),
         batch=schedule.batch,
         epochs=schedule.most_epochs,
         comes_again=config.sampling.mode == "shuffle-once" and schedule.most_epochs > 1,
-        matrix=each,
-        gram_wire=get_format(precision.gram_wire).dtype.itemsize,
-        margin_sum=get_format(precision.margin_sum).dtype.itemsize,
         apart=not precision.one_message,
         scores=score_columns(config, opened.loaded.columns),
         states=opened.words.update.states,
@@ -518,7 +525,7 @@ def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> Machi
     kind = config.products.kind
     steps = open_steps(config, None)
     best = min(c.seconds for c in candidates(kind, steps, job, assumed.machine))
-    if best * job.rows / job.batch * job.epochs < WORTH_MEASURING:
+    if best * job.replica.rows / job.batch * job.epochs < WORTH_MEASURING:
         return MachineFacts(assumed, ASSUMED_FIGURES)
     return MachineFacts(measure(), MEASURED_FIGURES)
 
@@ -548,7 +555,7 @@ def assumed_machine(opened: OpenedRun, job: CostInputs) -> Machine:
 def _key(config: RunConfig, opened: OpenedRun, job: CostInputs) -> str:
     """Return the key of a run in the machine file: all that its speed depends on."""
     precision = opened.words.precision
-    width = 2 ** round(log2(max(job.local_columns, 1)))
+    width = 2 ** round(log2(max(job.replica.local_columns, 1)))
     parts = (
         compiled_calls.instructions() or "numpy",
         "sparse" if opened.loaded.shard.is_sparse else "dense",
@@ -558,7 +565,7 @@ def _key(config: RunConfig, opened: OpenedRun, job: CostInputs) -> str:
         f"K{job.scores}",
         f"b{job.batch}",
         f"d{width}",
-        f"C{job.members}",
+        f"C{job.replica.members}",
         config.run.network or "no network",
     )
     return " ".join(parts)

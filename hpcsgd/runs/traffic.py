@@ -45,10 +45,13 @@ def of_leg(shape: RunShape, leg: Leg) -> RunShape:
     """
     return replace(
         shape,
-        members=leg["members"],
+        grid=replace(
+            shape.grid,
+            members=leg["members"],
+            circles=tuple(leg.get("circles", ())),
+        ),
         gathers=product_facts(leg["product"]).holds_all_columns,
         reproducible=leg["reproducible"],
-        circles=tuple(leg.get("circles", ())),
     )
 
 
@@ -77,7 +80,7 @@ def why_uncounted(shape: RunShape, leg: Leg, update: Mapping[str, Any]) -> str:
     members = leg["members"]
     settings = shape.settings
     gathers = product_facts(leg["product"]).holds_all_columns
-    if shape.sparse and members > 1 and (gathers or shape.replicas > 1):
+    if shape.data.sparse and members > 1 and (gathers or shape.replicas > 1):
         return "members store different numbers of values"
     shapes_gradients = (
         update["clip"] in ("norm", "percentile")
@@ -139,6 +142,7 @@ def _products(shape: RunShape, leg: Leg, at_end: bool) -> Iterator[SentWords]:
     leg = _by_batches(shape, leg)
     groups = shape.groups()
     product = get_product(leg["product"], leg["look_ahead"])
+    stored = shape.data.stored
     seen: set[int] = set()
     last = _before(shape, leg["first"])
     for number in range(leg["first"], leg["last"]):
@@ -152,7 +156,7 @@ def _products(shape: RunShape, leg: Leg, at_end: bool) -> Iterator[SentWords]:
             scores=shape.classes,
             states=shape.states,
             local_columns=shape.member_columns,
-            stored=shape.stored and shape.stored(number, shape.member_columns),
+            stored=stored and stored(number, shape.member_columns),
             one_message=shape.precision.one_message,
             monitor_words=_monitored(leg, groups, before, _before(shape, before)),
             epoch=epoch,

@@ -13,7 +13,13 @@ from tempfile import gettempdir
 from typing import Any
 from uuid import uuid4
 
-from hpcsgd.agreements.base import AgreementSettings, RunShape
+from hpcsgd.agreements.base import (
+    AgreementSettings,
+    DataSize,
+    GridSize,
+    RunShape,
+    Tiling,
+)
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, without_retired
 from hpcsgd.data.hdf5 import COLUMNS, StoreLayout
@@ -265,14 +271,18 @@ def _shape(report: Report) -> RunShape:
     return RunShape(
         config=config,
         precision=Precision(**report["precision"]),
-        rows=report["rows"],
-        columns=report["columns"],
+        data=DataSize(
+            rows=report["rows"],
+            columns=report["columns"],
+            sparse=report["sparse"],
+        ),
+        grid=GridSize(report["grid"]["replicas"]),
         classes=report["classes"],
         states=1 if config.update.kind == "sgd" else 2,
-        replicas=report["grid"]["replicas"],
-        sparse=report["sparse"],
-        tiles=agreement.get("buckets", 0) if "stage" in agreement else 0,
-        tile_columns=agreement.get("tile_columns", 1),
+        tiling=Tiling(
+            count=agreement.get("buckets", 0) if "stage" in agreement else 0,
+            columns=agreement.get("tile_columns", 1),
+        ),
     )
 
 

@@ -366,7 +366,7 @@ def study(
         fields=tuple(fields),
         recipes=tuple(recipes),
         safe_rate=min(largest_safe_rate(exchange) for exchange in exchanges),
-        rate=max(max(exchange.rates) for exchange in exchanges),
+        rate=max(max(exchange.steps.rates) for exchange in exchanges),
     )
 
 

@@ -11,7 +11,15 @@ from hpcsgd.comm import communicator
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import get_format
 from hpcsgd.precision import make_precision
-from hpcsgd.products.cost import Choice, CostInputs, Machine, candidates, terms
+from hpcsgd.products.base import ReplicaSize
+from hpcsgd.products.cost import (
+    Choice,
+    CostInputs,
+    Machine,
+    ValueBytes,
+    candidates,
+    terms,
+)
 from hpcsgd.runs.figures import STYLES, html, make_figure, new_axes, saved, to_frame
 from hpcsgd.runs.machine import Hardware, Sum, sums_over
 
@@ -336,30 +344,30 @@ def job_on(asked: PredictedRun, grid: tuple[int, int]) -> CostInputs:
     """Return the inputs of the cost model for a run on a grid."""
     precision = make_precision(asked.recipe)
     replicas, members = grid
-    sizes = {f: get_format(getattr(precision, f)).dtype.itemsize for f in FIELDS}
     return CostInputs(
-        members=members,
-        rows=ceil(asked.rows / replicas),
-        columns=asked.columns,
-        local_columns=ceil(asked.columns / members),
+        replica=ReplicaSize(
+            rows=ceil(asked.rows / replicas),
+            columns=asked.columns,
+            local_columns=ceil(asked.columns / members),
+            members=members,
+        ),
+        value_bytes=ValueBytes(
+            matrix=get_format(precision.matrix).dtype.itemsize,
+            gram_wire=get_format(precision.gram_wire).dtype.itemsize,
+            margin_sum=get_format(precision.margin_sum).dtype.itemsize,
+        ),
         batch=asked.batch,
         epochs=asked.epochs,
         comes_again=asked.epochs > 1,
-        matrix=sizes["matrix"],
-        gram_wire=sizes["gram_wire"],
-        margin_sum=sizes["margin_sum"],
         apart=not precision.one_message,
         scores=asked.scores,
     )
 
 
-FIELDS = ("matrix", "gram_wire", "margin_sum")
-
-
 def _point(hardware: Hardware, asked: PredictedRun, ranks: int) -> PredictedPoint:
     grid = grid_of(asked, ranks)
     job = job_on(asked, grid)
-    alone = hardware.machine(narrow=job.matrix < WORD)
+    alone = hardware.machine(narrow=job.value_bytes.matrix < WORD)
     machines = {
         s.way: replace(alone, latency=s.latency, per_byte=s.per_byte)
         for s in sums_over(hardware, grid[1])
@@ -397,7 +405,7 @@ def _avoiding(
     asked: PredictedRun, job: CostInputs, machine: Machine
 ) -> Iterator[Choice]:
     """Return the choices of CA-SGD, which is plain SGD on one member."""
-    if job.members == 1:
+    if job.replica.members == 1:
         return candidates("direct", asked.steps, job, machine)
     return (
         choice
@@ -413,7 +421,8 @@ def _agreement(
     replicas = grid[0]
     if replicas == 1:
         return 0.0
-    size = communicator.sum_bytes(WORD * job.local_columns * asked.scores, replicas)
+    words = job.replica.local_columns * asked.scores
+    size = communicator.sum_bytes(WORD * words, replicas)
     sums = _sums_of_replicas(hardware, grid)
     return min(s.latency + s.per_byte * size for s in sums)
 

@@ -101,14 +101,15 @@ class Case:
         batch size, l bounds ∂r/∂t, and ρ = 1 − rate · λ. It is inf if some θ_j ≥ 1.
         """
         of = self.exchange
-        rho = 1.0 - np.array(of.rates) * of.l2
-        if rho.min() <= 0 or (of.l2 > 0 and of.intercept is not None):
+        steps = of.steps
+        rho = 1.0 - np.array(steps.rates) * steps.l2
+        if rho.min() <= 0 or (steps.l2 > 0 and of.intercept is not None):
             return float("inf")
-        share = of.per_row * of.steepest * of.norms.values**2 / (2.0 * rho)
+        share = steps.per_row * of.steepest * of.norms.values**2 / (2.0 * rho)
         if share.max() >= 1:
             return float("inf")
         squares = self._norms(np.sqrt(of.slopes) * errors) ** 2
-        return float(np.sqrt(np.sum(rho * of.per_row * squares / (2 * (1 - share)))))
+        return float(np.sqrt(np.sum(rho * steps.per_row * squares / (2 * (1 - share)))))
 
     def from_residuals(self, errors: Array) -> float:
         """Return a bound of ‖δw‖ for errors of the residuals, (m, K)."""
@@ -120,15 +121,16 @@ class Case:
         h_j is the rate of step j over its batch size.
         """
         size = np.array([np.linalg.norm(error) for error in errors])
-        return float((self.exchange.growth * self.exchange.per_row) @ size)
+        return float((self.exchange.growth * self.exchange.steps.per_row) @ size)
 
     def _reach(self) -> Array:
         of = self.exchange
-        reach: Array = of.growth * of.per_row * of.norms.values
+        reach: Array = of.growth * of.steps.per_row * of.norms.values
         return reach
 
     def _norms(self, errors: Array) -> Array:
-        return np.array([np.linalg.norm(errors[part]) for part in self.exchange.slices])
+        slices = self.exchange.steps.slices
+        return np.array([np.linalg.norm(errors[part]) for part in slices])
 
 
 # Bounds of the errors of sums: the constants of rounding error analysis.
@@ -213,9 +215,9 @@ def matrix(case: Case) -> float:
     of = case.exchange
     path = case.exchange.path
     size = _stored_size(case)
-    parts = list(zip(of.slices, path.iterates, strict=True))
+    parts = list(zip(of.steps.slices, path.iterates, strict=True))
     scores = np.concatenate([size[part] @ np.abs(w) for part, w in parts])
-    steps = [size[part].T @ np.abs(path.residuals[part]) for part in of.slices]
+    steps = [size[part].T @ np.abs(path.residuals[part]) for part in of.steps.slices]
     return case.unit * (case.from_scores(scores) + case.from_steps(steps))
 
 
@@ -237,7 +239,7 @@ def margin(case: Case) -> float:
     The errors of the margins are u |z|.
     """
     z = rounded(case.exchange.path.margins, case.form)
-    return case.unit * case.from_scores(case.exchange.lead * z)
+    return case.unit * case.from_scores(case.exchange.steps.lead * z)
 
 
 def margin_sum(case: Case) -> float:
@@ -249,7 +251,7 @@ def margin_sum(case: Case) -> float:
     of = case.exchange
     factor = gamma(case.width, case.unit) + case.depth * case.unit
     reach = np.abs(of.rows) @ np.abs(of.before)
-    return factor * case.from_scores(of.lead * reach)
+    return factor * case.from_scores(of.steps.lead * reach)
 
 
 def gram_sum(case: Case) -> float:
@@ -260,7 +262,7 @@ def gram_sum(case: Case) -> float:
     """
     of = case.exchange
     size = np.abs(of.rows)
-    sums = (np.abs(of.coupling) * (size @ size.T)) @ np.abs(of.path.residuals)
+    sums = (np.abs(of.steps.coupling) * (size @ size.T)) @ np.abs(of.path.residuals)
     return gamma(case.width, case.unit) * case.from_scores(sums)
 
 
@@ -295,7 +297,7 @@ def correction(case: Case, gram: Array) -> Array:
     C_ji is the coupling of step j with step i.
     """
     of = case.exchange
-    sums: Array = (np.abs(of.coupling) * gram) @ np.abs(of.path.residuals)
+    sums: Array = (np.abs(of.steps.coupling) * gram) @ np.abs(of.path.residuals)
     return sums
 
 
@@ -308,11 +310,12 @@ def inner(case: Case) -> float:
     """
     of = case.exchange
     path = case.exchange.path
+    steps = case.exchange.steps
     summed = correction(case, np.abs(of.gram))
-    led = of.lead * np.abs(path.margins)
-    size = (of.begins + 2 + (of.l2 > 0)) * summed + np.abs(path.scores)
-    size = size + (led if of.l2 > 0 else 0.0)
-    added = (of.offsets, None if of.intercept is None else path.intercepts)
+    led = steps.lead * np.abs(path.margins)
+    size = (steps.begins + 2 + (steps.l2 > 0)) * summed + np.abs(path.scores)
+    size = size + (led if steps.l2 > 0 else 0.0)
+    added = (of.batch.offsets, None if of.intercept is None else path.intercepts)
     more = [np.abs(term) for term in added if term is not None]
     if more:
         size = size + len(more) * (led + summed + np.sum(np.broadcast_arrays(*more), 0))
@@ -328,13 +331,14 @@ def residual(case: Case) -> float:
     """
     of = case.exchange
     path = case.exchange.path
-    c = np.ones((len(of.rows), 1)) if of.weights is None else of.weights
+    batch = case.exchange.batch
+    c = np.ones((len(of.rows), 1)) if batch.weights is None else batch.weights
     size = c * (LIBRARY * mean_size(case) + np.abs(path.bare))
-    size = size + (0.0 if of.weights is None else np.abs(path.residuals))
-    rounded_targets = of.targets.astype(np.float64)
+    size = size + (0.0 if batch.weights is None else np.abs(path.residuals))
+    rounded_targets = batch.targets.astype(np.float64)
     round_through(rounded_targets, case.form.name)
-    if (rounded_targets != of.targets).any():
-        size = size + c * np.abs(of.targets)
+    if (rounded_targets != batch.targets).any():
+        size = size + c * np.abs(batch.targets)
     scores = case.from_scores(np.abs(path.scores))
     return case.unit * (scores + case.from_residuals(size))
 
@@ -348,7 +352,7 @@ def mean_size(case: Case) -> Array:
     family = case.exchange.family
     if family.name in CANONICAL:
         return np.asarray(np.abs(family.mean(of.path.scores.copy())))
-    return np.abs(of.path.bare) + np.maximum(np.abs(of.targets), 1.0)
+    return np.abs(of.path.bare) + np.maximum(np.abs(of.batch.targets), 1.0)
 
 
 def gradient_sum(case: Case) -> float:
@@ -358,7 +362,7 @@ def gradient_sum(case: Case) -> float:
     factor h_i P_{i+1..s} of step i, with m rows of the exchange.
     """
     of = case.exchange
-    sums = np.abs(of.rows).T @ np.abs(of.gain * of.path.residuals)
+    sums = np.abs(of.rows).T @ np.abs(of.steps.gain * of.path.residuals)
     return gamma(len(of.rows) + 1, case.unit) * float(np.linalg.norm(sums))
 
 
@@ -369,10 +373,10 @@ def weights(case: Case) -> float:
     Δ = Σ_i h_i P_{i+1..s} Y_iᵀ r_i; λ > 0 adds u |P w|, w the weights before.
     """
     of = case.exchange
-    carried = float(of.unrolled.carry[0, 0]) * of.before
+    carried = float(of.steps.unrolled.carry[0, 0]) * of.before
     size = np.linalg.norm(rounded(of.path.after, case.form))
     size += np.linalg.norm(of.path.after - carried)
-    size += np.linalg.norm(carried) if of.l2 > 0 else 0.0
+    size += np.linalg.norm(carried) if of.steps.l2 > 0 else 0.0
     return case.unit * float(size)
 
 
@@ -410,7 +414,7 @@ def emulated_margin_sum(case: Case) -> float:
     parts = [of.rows[:, part] @ of.before[part] for part in of.parts]
     if len(parts) > 1:
         error = error + reduction(case, parts, error)
-    return case.from_scores(of.lead * error)
+    return case.from_scores(of.steps.lead * error)
 
 
 def reduction(case: Case, parts: list[Array], error: Array) -> Array:
@@ -482,10 +486,10 @@ def emulated_inner(case: Case) -> float:
     of = case.exchange
     path = case.exchange.path
     u = case.unit
-    products = of.coupling * of.gram
+    products = of.steps.coupling * of.gram
     G = rounded(of.gram, case.form)
-    size = np.abs(of.coupling) * G
-    floor = 2.0**case.form.least * G * (of.coupling != 0)
+    size = np.abs(of.steps.coupling) * G
+    floor = 2.0**case.form.least * G * (of.steps.coupling != 0)
     total = error = np.zeros_like(path.scores)
     for piece in chunks(slice(0, len(of.rows)), TOGETHER):
         r = path.residuals[piece]
@@ -496,7 +500,7 @@ def emulated_inner(case: Case) -> float:
         off = (2 * u + u * u + gamma(TOGETHER + 1, case.hidden)) * off + 2 * u * lost
         last = u * (rounded(total, case.form) + error + off)
         moved = error + off + np.minimum(last, np.abs(part) + off)
-        error = np.where(of.begins > piece.start, moved, error)
+        error = np.where(of.steps.begins > piece.start, moved, error)
     return case.from_scores(error + u * (rounded(path.scores, case.form) + error))
 
 
@@ -508,16 +512,17 @@ def emulated_residual(case: Case) -> float:
     """
     of = case.exchange
     path = case.exchange.path
+    batch = case.exchange.batch
     u = case.unit
     if case.form.is_wide:
         return residual(case)
     scores = u * rounded(path.scores, case.form) + 2 * CARRIED * np.abs(path.scores)
-    c = 1.0 if of.weights is None else np.abs(of.weights)
+    c = 1.0 if batch.weights is None else np.abs(batch.weights)
     scale = of.loss_scale if case.form.wants_scale else 1.0
     size = u * rounded(path.bare * scale, case.form) / scale
     wide = LIBRARY * mean_size(case) + np.abs(path.bare)
-    size = size + 2 * CARRIED * (wide + np.abs(of.targets))
-    if of.weights is not None:
+    size = size + 2 * CARRIED * (wide + np.abs(batch.targets))
+    if batch.weights is not None:
         last = rounded(path.residuals * scale, case.form) / scale
         size = c * size + u * (last + c * size)
     return case.from_scores(scores) + case.from_residuals(size)
@@ -530,7 +535,7 @@ def emulated_gradient_sum(case: Case) -> float:
     `TOGETHER` rows at a time.
     """
     of = case.exchange
-    scaled = of.gain * of.path.residuals
+    scaled = of.steps.gain * of.path.residuals
     pieces = chunks(slice(0, len(of.rows)), TOGETHER)
     sums = (of.rows[piece].T @ scaled[piece] for piece in pieces)
     spread = _spread(case, np.abs(of.rows.T), np.abs(scaled))
@@ -593,18 +598,17 @@ def bound(
     --------
     >>> import numpy as np
     >>> import hpcsgd
+    >>> from hpcsgd.backends.base import StepBatch
     >>> from hpcsgd.glm import get_family
     >>> from hpcsgd.tuning.bound import bound
-    >>> from hpcsgd.tuning.exact_exchange import ExactExchange
+    >>> from hpcsgd.tuning.exact_exchange import ExactExchange, SgdSteps
     >>> rng = np.random.default_rng(0)
     >>> exchange = ExactExchange(
     ...     rows=rng.normal(size=(8, 3)),
-    ...     sizes=(4, 4),
-    ...     targets=(rng.random((8, 1)) > 0.5).astype(float),
+    ...     batch=StepBatch((rng.random((8, 1)) > 0.5).astype(float), None, None),
+    ...     steps=SgdSteps(sizes=(4, 4), rates=(0.1, 0.1), l2=1e-4),
     ...     before=np.zeros((3, 1)),
-    ...     rates=(0.1, 0.1),
     ...     family=get_family("logistic"),
-    ...     l2=1e-4,
     ... )
     >>> terms = bound(exchange, hpcsgd.RECIPES["c"])
     >>> max(terms.values(), key=lambda term: term.relative).field

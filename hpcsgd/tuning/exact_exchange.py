@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from hpcsgd.backends.base import StepBatch
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm import make_update, unroll
@@ -21,39 +22,20 @@ ROOM = 0.5  # how far a score may be off where the curvature of the loss has no 
 
 
 @dataclass(frozen=True)
-class ExactExchange:
-    """The s batches of one exchange, and the weights that they meet.
+class SgdSteps:
+    """The s steps of one exchange of plain SGD, and their coefficients.
 
     Parameters
     ----------
-    rows : (m, d), the sampled rows, all columns
-    sizes : b_0 .. b_{s-1}, which add up to m
-    targets : (m, 1), encoded for the family
-    before : (d, K), the weights as they are held before the exchange
+    sizes : b_0 .. b_{s-1}, the rows of each batch
     rates : η_0 .. η_{s-1}
-    family : the GLM
     l2 : λ
-    weights, offsets : (m, 1), or None
-    intercept : (K,), or None
-    parts : the columns of every member, in rank order; all of them where empty
-    exponents : (d,), powers of two that columns are stored times, or None
-    loss_scale : what residuals of a format with few exponents are stored times
     momentum : must be 0: the theory covers plain SGD
     """
 
-    rows: Array
     sizes: tuple[int, ...]
-    targets: Array
-    before: Array
     rates: tuple[float, ...]
-    family: Family
     l2: float = 0.0
-    weights: Array | None = None
-    offsets: Array | None = None
-    intercept: Array | None = None
-    parts: tuple[slice, ...] = ()
-    exponents: Array | None = None
-    loss_scale: float = 1.0
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
@@ -62,14 +44,6 @@ class ExactExchange:
                 "the error bound covers plain SGD only, since with momentum errors may"
                 " grow in ways that it does not include; use [update] kind = 'sgd'"
             )
-        if self.rows.shape != (sum(self.sizes), len(self.before)):
-            raise ConfigError(
-                f"rows of shape {self.rows.shape} do not match batches of"
-                f" {sum(self.sizes)} rows and {len(self.before)} weights; give a row"
-                " for each row of the batches and a column for each weight"
-            )
-        if not self.parts:
-            object.__setattr__(self, "parts", (slice(0, len(self.before)),))
 
     @property
     def blocks(self) -> Blocks:
@@ -121,14 +95,53 @@ class ExactExchange:
         return np.repeat(self.unrolled.gain[:, 0], self.sizes)[:, None]
 
     @cached_property
-    def gram(self) -> Array:
-        """Return the whole Gram G = Y Yᵀ of the rows, (m, m)."""
-        return self.rows @ self.rows.T
-
-    @cached_property
     def begins(self) -> Array:
         """Return for every row the number of rows before its batch, (m, 1)."""
         return np.repeat(self.blocks.starts[:-1], self.sizes)[:, None]
+
+
+@dataclass(frozen=True)
+class ExactExchange:
+    """The rows of the s batches of one exchange, and the weights that they meet.
+
+    Parameters
+    ----------
+    rows : (m, d), the sampled rows, all columns
+    batch : targets of the rows, encoded for the family, with weights and offsets
+    steps : batch sizes, which add up to m, rates and penalty
+    before : (d, K), the weights as they are held before the exchange
+    family : the GLM
+    intercept : (K,), or None
+    parts : the columns of every member, in rank order; all of them where empty
+    exponents : (d,), powers of two that columns are stored times, or None
+    loss_scale : what residuals of a format with few exponents are stored times
+    """
+
+    rows: Array
+    batch: StepBatch
+    steps: SgdSteps
+    before: Array
+    family: Family
+    intercept: Array | None = None
+    parts: tuple[slice, ...] = ()
+    exponents: Array | None = None
+    loss_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        count = sum(self.steps.sizes)
+        if self.rows.shape != (count, len(self.before)):
+            raise ConfigError(
+                f"rows of shape {self.rows.shape} do not match batches of {count} rows"
+                f" and {len(self.before)} weights; give a row for each row of the"
+                " batches and a column for each weight"
+            )
+        if not self.parts:
+            object.__setattr__(self, "parts", (slice(0, len(self.before)),))
+
+    @cached_property
+    def gram(self) -> Array:
+        """Return the whole Gram G = Y Yᵀ of the rows, (m, m)."""
+        return self.rows @ self.rows.T
 
     @cached_property
     def norms(self) -> "Norms":
@@ -146,7 +159,7 @@ class ExactExchange:
     @cached_property
     def steepest(self) -> Array:
         """Return l_j, the largest bound l_i of the rows of every batch, (s,)."""
-        return np.array([self.slopes[part].max() for part in self.slices])
+        return np.array([self.slopes[part].max() for part in self.steps.slices])
 
     @cached_property
     def growth(self) -> Array:
@@ -185,16 +198,18 @@ def run_exact_steps(exchange: ExactExchange) -> ExactPath:
         name: [] for name in ("scores", "residuals", "bare", "intercepts")
     }
     iterates = []
-    for part, rate in zip(exchange.slices, exchange.rates, strict=True):
+    steps = exchange.steps
+    for part, rate in zip(steps.slices, steps.rates, strict=True):
         Y = exchange.rows[part]
-        t = Y @ w + beta + (0 if exchange.offsets is None else exchange.offsets[part])
-        bare = exchange.family.residual(t.copy(), exchange.targets[part])
-        r = bare if exchange.weights is None else bare * exchange.weights[part]
+        batch = exchange.batch.part(part)
+        t = Y @ w + beta + (0 if batch.offsets is None else batch.offsets)
+        bare = exchange.family.residual(t.copy(), batch.targets)
+        r = bare if batch.weights is None else bare * batch.weights
         arrays = (t, r, bare, np.broadcast_to(beta, t.shape))
         for name, values in zip(history, arrays, strict=True):
             history[name].append(values)
         iterates.append(w)
-        w = (1 - rate * exchange.l2) * w - rate / len(Y) * (Y.T @ r)
+        w = (1 - rate * steps.l2) * w - rate / len(Y) * (Y.T @ r)
         if exchange.intercept is not None:
             beta = beta - rate / len(Y) * r.sum(axis=0)
     joined = {name: np.concatenate(v).reshape(shape) for name, v in history.items()}
@@ -212,7 +227,7 @@ class Norms:
 
 def norms_of(exchange: ExactExchange) -> Norms:
     """Return the spectral norm of every batch; an intercept is a column of ones."""
-    norms = [_norm(_extended(exchange, part)) for part in exchange.slices]
+    norms = [_norm(_extended(exchange, part)) for part in exchange.steps.slices]
     return Norms(np.array([value for value, _ in norms]), all(ok for _, ok in norms))
 
 
@@ -240,10 +255,11 @@ def slopes_of(exchange: ExactExchange) -> Array:
     """
     family = exchange.family
     path = exchange.path
-    c = np.ones_like(exchange.targets) if exchange.weights is None else exchange.weights
+    batch = exchange.batch
+    c = np.ones_like(batch.targets) if batch.weights is None else batch.weights
     if np.isfinite(family.curvature):
         return c * family.curvature
-    return c * steepest_slopes(family, path.scores, exchange.targets, ROOM)
+    return c * steepest_slopes(family, path.scores, batch.targets, ROOM)
 
 
 def largest_safe_rate(exchange: ExactExchange) -> float:
@@ -252,8 +268,8 @@ def largest_safe_rate(exchange: ExactExchange) -> float:
     Up to this rate every step I − η(λ + YᵀDY/b) has a norm of at most 1, where D
     contains the slopes of the rows, at most l.
     """
-    squares = exchange.norms.values**2 / np.array(exchange.sizes)
-    steepest = exchange.l2 + exchange.steepest * squares
+    squares = exchange.norms.values**2 / np.array(exchange.steps.sizes)
+    steepest = exchange.steps.l2 + exchange.steepest * squares
     return float(2.0 / steepest.max()) if steepest.max() > 0 else float("inf")
 
 
@@ -263,8 +279,9 @@ def growth_of(exchange: ExactExchange) -> Array:
     One step multiplies an error by at most max(ρ, |ρ − h l ‖Y‖²|), where ρ = 1 − ηλ and
     h = η/b. An intercept is not penalised, so that the first ρ is then 1.
     """
-    rho = 1.0 - np.array(exchange.rates) * exchange.l2
-    low = rho - exchange.per_row * exchange.steepest * exchange.norms.values**2
+    steps = exchange.steps
+    rho = 1.0 - np.array(steps.rates) * steps.l2
+    low = rho - steps.per_row * exchange.steepest * exchange.norms.values**2
     high = rho if exchange.intercept is None else np.ones_like(rho)
     stretch = np.maximum(np.abs(high), np.abs(low))
     return np.append(np.cumprod(stretch[::-1])[::-1][1:], 1.0)

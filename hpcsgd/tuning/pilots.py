@@ -46,7 +46,7 @@ from hpcsgd.runs.result import Result
 from hpcsgd.runs.resume import CheckpointedRun
 from hpcsgd.runs.session import RunSettings, Session
 from hpcsgd.runs.settle import RESUMED
-from hpcsgd.tuning.exact_exchange import ExactExchange
+from hpcsgd.tuning.exact_exchange import ExactExchange, SgdSteps
 
 log = logging.getLogger(__name__)
 
@@ -327,7 +327,7 @@ def perform(exchange: ExactExchange, precision: Precision) -> Outcome:
     crew = [_member(exchange, precision, part) for part in exchange.parts]
     gram, margins = _products(exchange, precision, crew)
     for member in crew:
-        plan = member.backend.prepare(exchange.unrolled, exchange.blocks)
+        plan = member.backend.prepare(exchange.steps.unrolled, exchange.steps.blocks)
         beta = exchange.intercept
         residuals = member.backend.corrected_residuals(
             margins.copy(),
@@ -383,10 +383,10 @@ def _member(exchange: ExactExchange, precision: Precision, part: slice) -> Membe
 def _batch(exchange: ExactExchange, precision: Precision) -> StepBatch:
     """Return targets, weights and offsets of the rows, in the working format."""
     kind = precision.working
-    c = exchange.weights
-    offsets = exchange.offsets
+    c = exchange.batch.weights
+    offsets = exchange.batch.offsets
     return StepBatch(
-        exchange.targets.astype(kind),
+        exchange.batch.targets.astype(kind),
         None if c is None else c.astype(kind),
         None if offsets is None else offsets.astype(kind),
     )
@@ -403,7 +403,7 @@ def _products(
         sum_parts(parts, name) for parts, name in _messages(exchange, precision, crew)
     ]
     if precision.one_message:
-        sums = np.split(sums[0], [exchange.blocks.gram_words])
+        sums = np.split(sums[0], [exchange.steps.blocks.gram_words])
     gram, margins = sums
     margins = margins.reshape(len(exchange.rows), -1)
     summed = get_format(precision.margin_sum).unit_roundoff
@@ -419,11 +419,12 @@ def _messages(
     summed = precision.margin_sum
     wire = precision.gram_wire
     shape = (len(exchange.rows), exchange.before.shape[1])
+    blocks = exchange.steps.blocks
     grams = []
     margins = []
     for member in crew:
-        gram = np.empty(exchange.blocks.gram_words, dtype=get_format(wire).carrier)
-        grams.append(member.backend.strict_gram(member.rows, exchange.blocks, gram))
+        gram = np.empty(blocks.gram_words, dtype=get_format(wire).carrier)
+        grams.append(member.backend.strict_gram(member.rows, blocks, gram))
         z = np.empty(shape, dtype=get_format(summed).carrier)
         margins.append(member.backend.scores(member.rows, member.weights, z).ravel())
     if precision.one_message:
@@ -520,14 +521,18 @@ class SamplePath:
         offsets = self.sample.offsets
         return ExactExchange(
             rows=self._dense(rows),
-            sizes=sizes,
-            targets=self._encoded[0][rows],
+            batch=StepBatch(
+                targets=self._encoded[0][rows],
+                weights=None if self._weights is None else self._weights[rows],
+                offsets=None if offsets is None else offsets[rows][:, None],
+            ),
+            steps=SgdSteps(
+                sizes=sizes,
+                rates=tuple(rate.at(epoch * steps + before, len(sizes)).tolist()),
+                l2=self.config.problem.l2,
+            ),
             before=weights,
-            rates=tuple(rate.at(epoch * steps + before, len(sizes)).tolist()),
             family=self._family,
-            l2=self.config.problem.l2,
-            weights=None if self._weights is None else self._weights[rows],
-            offsets=None if offsets is None else offsets[rows][:, None],
             intercept=intercept,
             parts=self._parts,
         )
@@ -552,8 +557,8 @@ class SamplePath:
 def _advanced(exchange: ExactExchange) -> Array:
     """Return the intercept after the exact exchange, (K,)."""
     path = exchange.path
-    h = exchange.per_row
-    sums = [path.residuals[part].sum(axis=0) for part in exchange.slices]
+    h = exchange.steps.per_row
+    sums = [path.residuals[part].sum(axis=0) for part in exchange.steps.slices]
     assert exchange.intercept is not None
     moved: Array = exchange.intercept - np.tensordot(h, np.array(sums), axes=1)
     return moved
@@ -620,7 +625,7 @@ def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
         "weights": 2 * width * scores,
     }
     if len(exchange.parts) > 1:
-        shape = ExchangeShape(exchange.blocks.sizes, scores, one_message=False)
+        shape = ExchangeShape(exchange.steps.blocks.sizes, scores, one_message=False)
         words |= {sent.field: sent.words for sent in Gram.messages(shape)}
     return {
         name: words.get(name, 0) * get_format(getattr(precision, name)).dtype.itemsize
@@ -683,13 +688,13 @@ def _once(
 
     Its argument is the numbers of the rows of `matrix` that the exchange takes.
     """
-    blocks, batch = exchange.blocks, _batch(exchange, precision)
+    blocks, batch = exchange.steps.blocks, _batch(exchange, precision)
     buffer = np.empty((blocks.rows, matrix.shape[1]), dtype=precision.working)
     gram = np.empty(blocks.gram_words, get_format(precision.gram_wire).carrier)
     shape = (blocks.rows, exchange.before.shape[1])
     margins = np.empty(shape, get_format(precision.margin_sum).carrier)
     weights = backend.zeros((matrix.shape[1], shape[1]))
-    plan = backend.prepare(exchange.unrolled, blocks)
+    plan = backend.prepare(exchange.steps.unrolled, blocks)
 
     def once(numbers: Array) -> float:
         began = perf_counter()

@@ -155,7 +155,8 @@ class Stage:
         """Return the inputs of the cost model for a run on `rows` rows in all."""
         opened = self.opened
         job = job_of(self.settings({"schedule.epochs": epochs}), opened)
-        return replace(job, rows=max(rows // opened.grid.replicas.size, 1))
+        rows = max(rows // opened.grid.replicas.size, 1)
+        return replace(job, replica=replace(job.replica, rows=rows))
 
     def fits(self, setting: TimedSetting) -> bool:
         """Return whether an epoch of the sample has exchanges of this size."""

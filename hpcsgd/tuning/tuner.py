@@ -323,7 +323,6 @@ BURST, SHORTEST = 0.05, 0.005  # most and least seconds of a burst
 FIRST = 6  # seconds of a first epoch of a product that stores batches, in bursts
 OVERHEAD = 2.0  # seconds of a burst with its preparation, in bursts
 ROUNDS = 3  # of bursts for a fit, in turns; their median is used
-AROUND = ("exchange", "step", "alone", "turn")
 WORD = 4  # bytes of a weight that replicas average
 WIDE = 4  # bytes of a value of the matrix; narrower ones have another rate of Gram
 
@@ -402,9 +401,7 @@ class CandidateGroup:
         Its rates are measured for each kernel separately, as a fit on one width of rows
         may confuse them. Overheads around kernels are fitted.
         """
-        fitted = self.model.start
-        around = {name: getattr(fitted, name) for name in AROUND}
-        return replace(self.figures.machine, **around)
+        return replace(self.figures.machine, overheads=self.model.start.overheads)
 
     def candidates(
         self, question: TuningQuestion, ways: Sequence[Learnt]
@@ -489,7 +486,8 @@ class CandidateGroup:
 
     def _may_look_ahead(self, question: TuningQuestion, product: str) -> bool:
         look_ahead = question.config.products.look_ahead
-        if product != "gram" or self.model.job.members == 1 or look_ahead == "off":
+        has_messages = self.model.job.replica.members > 1
+        if product != "gram" or not has_messages or look_ahead == "off":
             return False
         return look_ahead == "on" or self.figures.directions[0].latency >= WORTH_HIDING
 
@@ -497,7 +495,7 @@ class CandidateGroup:
         """Return the seconds of a step by the model, with averages of replicas."""
         seconds = self.model.step(replace(setting, period=0))
         replicas = self.figures.directions[1]
-        words = self.model.job.local_columns
+        words = self.model.job.replica.local_columns
         if replicas.ranks == 1 or not setting.period:
             return seconds
         size = WORD * words * self.model.job.scores * self.model.job.states

@@ -209,11 +209,12 @@ def test_the_constants_of_the_page_are_those_of_the_model():
         f"{power(device.inner)}, {1e12 * device.link:g} ps",
     ]
     assert rows["c₀, c₁"] == [
-        f"{1e6 * m.exchange:g} µs, {1e6 * m.step:g} µs" for m in (host, device)
+        f"{1e6 * m.overheads.exchange:g} µs, {1e6 * m.overheads.step:g} µs"
+        for m in (host, device)
     ]
     assert rows["c₂, c₃"] == [
-        f"{host.alone:g}, {host.turn:g}",
-        f"{1e6 * NARROW:g} to {1e6 * EACH:g} µs, {1e6 * device.turn:g} µs",
+        f"{host.overheads.alone:g}, {host.overheads.turn:g}",
+        f"{1e6 * NARROW:g} to {1e6 * EACH:g} µs, {1e6 * device.overheads.turn:g} µs",
     ]
     text = " ".join(text_of("learn/products").split())
     assert f"at most {CACHE_BUDGET >> 20} MiB ({BUDGET >> 30} GiB on a GPU)" in text

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpcsgd.backends.base import make_scaling
+from hpcsgd.backends.base import StepBatch, make_scaling
 from hpcsgd.data.shard import split_range
 from hpcsgd.formats import FOR_MATRICES, formats_of, get_format
 from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS
-from hpcsgd.tuning.bound import ExactExchange
-from hpcsgd.tuning.exact_exchange import largest_safe_rate
+from hpcsgd.tuning.exact_exchange import ExactExchange, SgdSteps, largest_safe_rate
 from hpcsgd.tuning.pilots import held, with_one_field
 
 LOW = ("fp32", "tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "int8")
@@ -20,7 +19,7 @@ TINY, SMALL, LARGE = (4, 3, 3), (48, 5, 8), (512, 8, 32)
 CALM = 1e-6  # a rate at which scores stay where they are
 
 
-def draw_exchange(seed, limits, family=None, **changes):
+def draw_exchange(seed, limits, family=None, l2=None):
     """Ragged batches, C in 1, 2 and 4, all that may be added to plain rows at times."""
     rng = np.random.default_rng([7, seed, *limits])
     d, s, b = (_size(rng, limit) for limit in limits)
@@ -28,20 +27,20 @@ def draw_exchange(seed, limits, family=None, **changes):
     name = family or FAMILIES[rng.integers(len(FAMILIES))]
     X, w, y = _data(rng, name, sum(sizes), d)
     column = (len(X), 1)
+    drawn = float(rng.choice([0.0, 0.0, 0.01, 0.2]))
     exchange = ExactExchange(
         rows=X,
-        sizes=sizes,
-        targets=y,
+        batch=StepBatch(
+            targets=y,
+            weights=rng.uniform(0.5, 2.0, column) if rng.random() < 0.3 else None,
+            offsets=rng.uniform(-0.3, 0.3, column) if rng.random() < 0.3 else None,
+        ),
+        steps=SgdSteps(sizes, (CALM,) * s, drawn if l2 is None else l2),
         before=w,
-        rates=(CALM,) * s,
         family=get_family(name),
-        l2=float(rng.choice([0.0, 0.0, 0.01, 0.2])),
-        weights=rng.uniform(0.5, 2.0, column) if rng.random() < 0.3 else None,
-        offsets=rng.uniform(-0.3, 0.3, column) if rng.random() < 0.3 else None,
         intercept=rng.uniform(-0.2, 0.2, w.shape[1]) if rng.random() < 0.3 else None,
         parts=parts_of(d, min(int(rng.choice([1, 2, 4])), d)),
     )
-    exchange = replace(exchange, **changes)
     return at_share_of_safe_rate(exchange, rng.uniform(0.1, 0.9), rng)
 
 
@@ -52,9 +51,15 @@ def parts_of(d, members):
 
 def at_share_of_safe_rate(exchange, share, rng=None):
     """Rates below the limit, equal or not."""
-    scale = np.ones(len(exchange.sizes)) if rng is None else rng.uniform(0.5, 1, 99)
+    s = len(exchange.steps.sizes)
+    scale = np.ones(s) if rng is None else rng.uniform(0.5, 1, 99)
     rate = share * largest_safe_rate(exchange)
-    return replace(exchange, rates=tuple(rate * scale[: len(exchange.sizes)]))
+    return with_rates(exchange, tuple(rate * scale[:s]))
+
+
+def with_rates(exchange, rates):
+    """The exchange with other rates."""
+    return replace(exchange, steps=replace(exchange.steps, rates=rates))
 
 
 def scaled_for(exchange, name):

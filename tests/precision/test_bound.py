@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hpcsgd.backends.base import StepBatch
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import formats_of
 from hpcsgd.glm import get_family
 from hpcsgd.precision import FIELDS, RECIPES, make_precision
 from hpcsgd.tuning import bound as bounds
-from hpcsgd.tuning.bound import ExactExchange, bound, gamma, term
-from hpcsgd.tuning.exact_exchange import largest_safe_rate
+from hpcsgd.tuning.bound import bound, gamma, term
+from hpcsgd.tuning.exact_exchange import ExactExchange, SgdSteps, largest_safe_rate
 from hpcsgd.tuning.pilots import EXACT, perform, relative_error, with_one_field
 from tests.precision import draws
 
@@ -87,8 +88,9 @@ def test_underflow_is_within_the_bound(field):
     passed = 0
     for seed in range(40):
         drawn = draws.draw_exchange(seed, draws.SMALL, "logistic")
-        rates = (2.0**-4,) * len(drawn.sizes)
-        small = replace(drawn, rows=drawn.rows * 2.0**-20, rates=rates)
+        rates = (2.0**-4,) * len(drawn.steps.sizes)
+        small = draws.with_rates(drawn, rates)
+        small = replace(small, rows=drawn.rows * 2.0**-20)
         for name in ("fp16", "fp8-e4m3", "fp8-e5m2"):
             precision = with_one_field(field, name)
             said = term(small, precision, field).relative
@@ -107,7 +109,8 @@ def test_one_message_of_loud_and_soft_values_is_within_the_bound(name):
         drawn = draws.draw_exchange(seed, draws.SMALL, "logistic")
         parts = draws.parts_of(drawn.rows.shape[1], min(2, drawn.rows.shape[1]))
         loud = replace(drawn, rows=drawn.rows * 512, before=drawn.before / 2**16)
-        loud = replace(loud, parts=parts, rates=(2.0**-34,) * len(loud.sizes))
+        loud = replace(loud, parts=parts)
+        loud = draws.with_rates(loud, (2.0**-34,) * len(loud.steps.sizes))
         said = sum(one.relative for one in bound(loud, precision).values())
         assert relative_error(loud, precision) <= said, seed
 
@@ -119,10 +122,12 @@ def test_sums_that_stall_are_within_the_bound(field):
     rows = np.full((1025, 1) if tall else (2, 1024), 2.0**-4)
     exchange = ExactExchange(
         rows=rows,
-        sizes=(1024, 1) if tall else (1, 1),
-        targets=np.full((len(rows), 1), -1.0),
+        batch=StepBatch(np.full((len(rows), 1), -1.0), None, None),
+        steps=SgdSteps(
+            sizes=(1024, 1) if tall else (1, 1),
+            rates=(64.0, 0.25) if tall else (0.25, 0.25),
+        ),
         before=np.full((rows.shape[1], 1), 0.0 if tall else 2.0**-4),
-        rates=(64.0, 0.25) if tall else (0.25, 0.25),
         family=get_family("gaussian"),
     )
     precision = with_one_field(field, "fp8-e4m3")
@@ -137,10 +142,9 @@ def test_small_terms_after_a_large_one_are_lost(field):
     terms = np.repeat([1.0] + [u * 31 / 32] * 15, 16)[:, None] / 16
     exchange = ExactExchange(
         rows=np.ones((257, 1)),
-        sizes=(256, 1),
-        targets=np.vstack([-256 * terms, [[0.0]]]),
+        batch=StepBatch(np.vstack([-256 * terms, [[0.0]]]), None, None),
+        steps=SgdSteps(sizes=(256, 1), rates=(1.0, 0.25)),
         before=np.zeros((1, 1)),
-        rates=(1.0, 0.25),
         family=get_family("gaussian"),
     )
     precision = with_one_field(field, "bf16")
@@ -154,10 +158,9 @@ def test_parts_and_totals_are_rounded_both():
     u = 2.0**-8
     exchange = ExactExchange(
         rows=np.array([[1.0, 1.0], [1 + 0.99 * u, 1 + 2.99 * u]]),
-        sizes=(1, 1),
-        targets=np.array([[-1.0], [0.0]]),
+        batch=StepBatch(np.array([[-1.0], [0.0]]), None, None),
+        steps=SgdSteps(sizes=(1, 1), rates=(0.1, 0.1)),
         before=np.zeros((2, 1)),
-        rates=(0.1, 0.1),
         family=get_family("gaussian"),
         parts=draws.parts_of(2, 2),
     )
@@ -197,7 +200,7 @@ def test_a_short_format_has_no_bound_for_long_sums_in_any_order():
 
 def test_momentum_is_refused():
     with pytest.raises(ConfigError, match="covers plain SGD"):
-        replace(draws.draw_exchange(0, draws.SMALL), momentum=0.9)
+        SgdSteps(sizes=(1,), rates=(0.1,), momentum=0.9)
 
 
 def test_unknown_models_are_refused():
@@ -209,7 +212,7 @@ def test_unknown_models_are_refused():
 def test_shapes_that_do_not_match_are_refused():
     drawn = draws.draw_exchange(0, draws.SMALL)
     with pytest.raises(ConfigError, match="do not match"):
-        replace(drawn, sizes=(*drawn.sizes, 1))
+        replace(drawn, steps=replace(drawn.steps, sizes=(*drawn.steps.sizes, 1)))
 
 
 @pytest.mark.parametrize("intercept", [None, np.zeros(1)])
@@ -219,9 +222,11 @@ def test_up_to_the_safe_rate_no_step_stretches(l2, intercept):
     rng = np.random.default_rng(4)
     Y = rng.normal(size=(6, 4))
     exchange = ExactExchange(
-        *(Y, (6,), np.zeros((6, 1)), np.ones((4, 1)), (0.1,)),
+        rows=Y,
+        batch=StepBatch(np.zeros((6, 1)), None, None),
+        steps=SgdSteps((6,), (0.1,), l2),
+        before=np.ones((4, 1)),
         family=get_family("gaussian"),
-        l2=l2,
         intercept=intercept,
     )
     if intercept is not None:

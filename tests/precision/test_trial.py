@@ -43,11 +43,12 @@ def by_ranks(exchange, precision):
         if isinstance(backend, RoundedBackend) and backend.loss_scale:
             backend.loss_scale.value = exchange.loss_scale
         columns = exchange.before.shape[1]
+        batch = exchange.batch
         shard = Shard(
             DenseMatrix(backend.store(np.ascontiguousarray(exchange.rows[:, part]))),
             *(
                 None if values is None else values.astype(kind)
-                for values in (exchange.targets, exchange.weights, exchange.offsets)
+                for values in (batch.targets, batch.weights, batch.offsets)
             ),
             rows=slice(0, len(exchange.rows)),
             columns=part,
@@ -63,8 +64,8 @@ def by_ranks(exchange, precision):
         beta = exchange.intercept
         state = State(weights, None if beta is None else beta[None].copy())
         coefficients = ExchangeCoefficients(
-            *(make_update("sgd", 0.0), exchange.l2, backend),
-            *(list(exchange.rates), exchange.sizes),
+            *(make_update("sgd", 0.0), exchange.steps.l2, backend),
+            *(list(exchange.steps.rates), exchange.steps.sizes),
         )
         order = np.arange(len(exchange.rows))
         group = Group(0, 0, order, coefficients, order, first=0)

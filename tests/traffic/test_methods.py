@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcsgd.agreements.base import RunShape
+from hpcsgd.agreements.base import DataSize, GridSize, RunShape, Tiling
 from hpcsgd.config import METHODS
 from hpcsgd.precision import Precision
 from hpcsgd.runs.traffic import expected
@@ -74,12 +74,11 @@ def summed_messages(config, result):
     shape = RunShape(
         config=config,
         precision=Precision(**report["precision"]),
-        rows=ROWS,
-        columns=COLUMNS,
+        data=DataSize(ROWS, COLUMNS),
+        grid=GridSize(config.grid.replicas),
         classes=report["classes"],
         states=1,
-        replicas=config.grid.replicas,
-        tile_columns=told.get("tile_columns", 1),
+        tiling=Tiling(columns=told.get("tile_columns", 1)),
     )
     leg = {
         "first": 0,

@@ -12,7 +12,7 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
-from hpcsgd.products.cost import Machine
+from hpcsgd.products.cost import Machine, Overheads, machine_from
 from hpcsgd.runs import machine, settle
 from hpcsgd.runs.build import build
 from hpcsgd.runs.machine import MachineFile, MeasuredFigures, measure_machine
@@ -139,7 +139,9 @@ def test_all_replicas_choose_alike(monkeypatch):
     slow = threading.local()
 
     def rates(task, batch):
-        return Machine(step=10.0 if slow.here else 0.0, exchange=1.0)
+        return Machine(
+            overheads=Overheads(step=10.0 if slow.here else 0.0, exchange=1.0)
+        )
 
     monkeypatch.setattr(machine, "measure_rates", rates)
     config = config_for(
@@ -178,7 +180,7 @@ def test_a_run_that_goes_on_keeps_its_choice(tmp_path, monkeypatch):
     config = config_for(problem, **sections)
     whole = train_on(2, config_for(problem, **{**sections, "run": {}}), problem)
     train_on(2, config, problem, callbacks=[StopAt(2)])
-    swift = Machine(latency=0.0, per_byte=0.0, step=0.0)
+    swift = Machine(latency=0.0, per_byte=0.0, overheads=Overheads(step=0.0))
     monkeypatch.setattr(settle, "assumed_machine", lambda opened, job: swift)
     fresh = config_for(problem, **{**sections, "run": {}})
     assert train_on(2, fresh, problem).report["products"] == "direct"
@@ -237,7 +239,7 @@ def test_a_wrong_machine_file_corrects_itself(tmp_path, monkeypatch):
     (key,) = read_toml(path)["kinds"]
     free = dict.fromkeys(("gram", "read", "again", "plain", "inner"), 1e30)
     free |= dict.fromkeys(("latency", "per_byte", "link", "exchange", "alone"), 0.0)
-    wrong = Machine(**{**free, "step": 1e-9, "turn": 0.0})
+    wrong = machine_from({**free, "step": 1e-9, "turn": 0.0})
     file = MachineFile(path)
     file.write(key, MeasuredFigures(wrong))
     monkeypatch.setattr(settle, "SURE", 0.0)

@@ -4,32 +4,40 @@ import pytest
 
 from hpcsgd.errors import ConfigError
 from hpcsgd.products import PRODUCTS, cost, get_product
+from hpcsgd.products.base import ReplicaSize
 from hpcsgd.products.cost import (
     CostInputs,
     Machine,
+    Overheads,
     ProductsConfig,
+    ValueBytes,
     candidates,
     uses_look_ahead,
 )
+from tests.helpers.cost import with_values
 from tests.helpers.harness import config_for, make_problem, train_on
 
 WIDE = CostInputs(
-    members=2,
-    rows=20000,
-    columns=2000,
-    local_columns=1000,
+    replica=ReplicaSize(
+        rows=20000,
+        columns=2000,
+        local_columns=1000,
+        members=2,
+    ),
+    value_bytes=ValueBytes(
+        matrix=4,
+        gram_wire=4,
+        margin_sum=4,
+    ),
     batch=32,
     epochs=1,
     comes_again=False,
-    matrix=4,
-    gram_wire=4,
-    margin_sum=4,
 )
 LAN = Machine(latency=60e-6, per_byte=1e-9)
 
 
 def job(**changes):
-    return CostInputs(**{**vars(WIDE), **changes})
+    return with_values(WIDE, **changes)
 
 
 def pick(machine=LAN, steps=8, kind="auto", **changes):
@@ -41,7 +49,7 @@ def test_one_member_has_nothing_to_sum():
 
 
 def test_a_free_network_leaves_nothing_to_save():
-    free = Machine(latency=1e-9, per_byte=0.0, step=0.0)
+    free = Machine(latency=1e-9, per_byte=0.0, overheads=Overheads(step=0.0))
     assert pick(free, steps=0).product == "direct"
 
 

@@ -2,7 +2,17 @@
 
 import pytest
 
-from hpcsgd.products.cost import CostInputs, Machine, kept_bytes, seconds
+from hpcsgd.products.base import ReplicaSize
+from hpcsgd.products.cost import (
+    CostInputs,
+    Machine,
+    Overheads,
+    ValueBytes,
+    kept_bytes,
+    machine_from,
+    seconds,
+)
+from tests.helpers.cost import with_values
 
 FREE = Machine(
     latency=0.0,
@@ -13,27 +23,30 @@ FREE = Machine(
     plain=float("inf"),
     inner=float("inf"),
     link=0.0,
-    exchange=0.0,
-    step=0.0,
+    overheads=Overheads(exchange=0.0, step=0.0),
 )
 JOB = CostInputs(
-    members=4,
-    rows=1000,
-    columns=120,
-    local_columns=30,
+    replica=ReplicaSize(
+        rows=1000,
+        columns=120,
+        local_columns=30,
+        members=4,
+    ),
+    value_bytes=ValueBytes(
+        matrix=2,
+        gram_wire=4,
+        margin_sum=8,
+    ),
     batch=10,
     epochs=5,
     comes_again=True,
-    matrix=2,
-    gram_wire=4,
-    margin_sum=8,
 )
 S, M, G = 6, 60, 10 * 10 * 15  # steps, rows and words of Gram of an exchange
 RING = 2 * 3 / 4
 
 
 def only(**constants):
-    return Machine(**{**FREE.as_dict(), **constants})
+    return machine_from({**FREE.as_dict(), **constants})
 
 
 def step(product, job=JOB, **constants):
@@ -95,13 +108,13 @@ def test_what_surrounds_an_exchange_and_a_step():
 
 
 def test_one_member_sends_nothing():
-    alone = CostInputs(**{**vars(JOB), "members": 1, "local_columns": 120})
+    alone = with_values(JOB, members=1, local_columns=120)
     assert step("direct", alone, latency=1.0, step=1.0, per_byte=1.0) == 0.0
     assert step("direct", alone, exchange=1.0) == pytest.approx(1 / S)
 
 
 def test_without_batches_that_come_again_nothing_is_saved():
-    anew = CostInputs(**{**vars(JOB), "comes_again": False})
+    anew = with_values(JOB, comes_again=False)
     machine = Machine()
     assert seconds("cached", S, anew, machine) == seconds("gram", S, anew, machine)
     assert seconds("gather-once", S, anew, machine) == seconds(
@@ -111,7 +124,7 @@ def test_without_batches_that_come_again_nothing_is_saved():
 
 def test_more_columns_of_weights():
     """Three classes: three times the words of z and of the links; G as before."""
-    three = CostInputs(**{**vars(JOB), "scores": 3})
+    three = with_values(JOB, scores=3)
     assert step("direct", three, per_byte=1.0) == 3 * step("direct", per_byte=1.0)
     assert step("gram", three, link=1.0) == 3 * step("gram", link=1.0)
     assert step("gram", three, gram=1.0) == step("gram", gram=1.0)
@@ -126,13 +139,13 @@ def test_what_is_kept():
 def test_the_slowest_of_two_machines():
     one, two = only(latency=1.0, gram=5.0), only(latency=3.0, gram=7.0, step=2.0)
     both = one.slowest(two)
-    assert (both.latency, both.gram, both.step) == (3.0, 5.0, 2.0)
+    assert (both.latency, both.gram, both.overheads.step) == (3.0, 5.0, 2.0)
     assert both == two.slowest(one)
 
 
 def narrow(gram, margins, apart):
     fields = {"gram_wire": gram, "margin_sum": margins, "apart": apart}
-    return CostInputs(**{**vars(JOB), **fields})
+    return with_values(JOB, **fields)
 
 
 @pytest.mark.parametrize(

@@ -5,32 +5,39 @@ from dataclasses import replace
 import pytest
 
 from hpcsgd.comm.threads import SerialCommunicator
+from hpcsgd.products.base import ReplicaSize
 from hpcsgd.products.cost import (
     CostInputs,
+    ValueBytes,
     candidates,
     kept_bytes,
     machine_from,
     seconds,
 )
 from hpcsgd.runs.settle import BUDGET, OF_ONE, assumed
+from tests.helpers.cost import with_values
 
 JOB = CostInputs(
-    members=4,
-    rows=400_000,
-    columns=2000,
-    local_columns=500,
+    replica=ReplicaSize(
+        rows=400_000,
+        columns=2000,
+        local_columns=500,
+        members=4,
+    ),
+    value_bytes=ValueBytes(
+        matrix=2,
+        gram_wire=4,
+        margin_sum=4,
+    ),
     batch=32,
     epochs=10,
     comes_again=True,
-    matrix=2,
-    gram_wire=4,
-    margin_sum=4,
 )
 
 
 def chosen(steps=0, **how):
     """The product that `auto` is for such a job."""
-    job = replace(JOB, **how)
+    job = with_values(JOB, **how)
     machine = assumed(job, SerialCommunicator())
     found = candidates("auto", steps, job, machine, OF_ONE, BUDGET)
     return min(found, key=lambda one: one.seconds)
@@ -59,14 +66,16 @@ def test_one_member_need_not_gather():
 def test_what_is_kept_has_room():
     big = {"rows": 10**8, "columns": 18, "local_columns": 5, "batch": 64}
     best = chosen(**big, steps=32)
-    assert kept_bytes(best.product, 32, replace(JOB, **big)) <= BUDGET
+    assert kept_bytes(best.product, 32, with_values(JOB, **big)) <= BUDGET
 
 
 @pytest.mark.parametrize("product", ["direct", "gather", "gram"])
 def test_time_around_a_step_counts_once_a_step(product):
-    job = replace(JOB, members=1)
+    job = with_values(JOB, members=1)
     machine = assumed(job, SerialCommunicator())
-    slower = replace(machine, alone=machine.alone + 1.0, turn=machine.turn + 2.0)
+    around = machine.overheads
+    around = replace(around, alone=around.alone + 1.0, turn=around.turn + 2.0)
+    slower = replace(machine, overheads=around)
     more = seconds(product, 16, job, slower) - seconds(product, 16, job, machine)
     assert more == pytest.approx(2.0 if product == "gram" else 1.0)
 
@@ -74,4 +83,6 @@ def test_time_around_a_step_counts_once_a_step(product):
 def test_older_files_of_figures_are_read():
     figures = assumed(JOB, SerialCommunicator()).as_dict()
     older = {k: v for k, v in figures.items() if k not in ("alone", "turn")}
-    assert machine_from(older).alone == 0.0 and machine_from(older).gram == 5e13
+    assert (
+        machine_from(older).overheads.alone == 0.0 and machine_from(older).gram == 5e13
+    )

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hpcsgd.backends import compiled_calls
-from hpcsgd.products.cost import Machine
+from hpcsgd.products.cost import Machine, Overheads
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.sparse import make_sparse
 
@@ -19,8 +19,12 @@ FIGURES = {
     "two cores": replace(USUAL, latency=4.55e-6, per_byte=4.4e-11, read=1.2e10),
     "slow network": replace(USUAL, latency=2e-4, per_byte=8e-10),
     "slow Gram": replace(USUAL, latency=1e-4, gram=1e6, inner=1e6),
-    "long calls": replace(USUAL, latency=1e-7, exchange=1e-3, step=1e-8),
-    "free messages": replace(USUAL, latency=0.0, per_byte=0.0, step=0.0),
+    "long calls": replace(
+        USUAL, latency=1e-7, overheads=Overheads(exchange=1e-3, step=1e-8)
+    ),
+    "free messages": replace(
+        USUAL, latency=0.0, per_byte=0.0, overheads=Overheads(step=0.0)
+    ),
 }
 RUNS = {
     "dense": (2, {}),

@@ -9,7 +9,8 @@ from hpcsgd.api import train
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.products.cost import CostInputs, Machine
+from hpcsgd.products.base import ReplicaSize
+from hpcsgd.products.cost import CostInputs, Machine, Overheads, ValueBytes
 from hpcsgd.runs import build as assembly
 from hpcsgd.runs.machine import MeasuredFigures
 from hpcsgd.runs.settle import (
@@ -22,19 +23,25 @@ from hpcsgd.runs.settle import (
 from tests.helpers.harness import make_problem
 
 JOB = CostInputs(
-    members=4,
-    rows=40_000,
-    columns=2000,
-    local_columns=500,
+    replica=ReplicaSize(
+        rows=40_000,
+        columns=2000,
+        local_columns=500,
+        members=4,
+    ),
+    value_bytes=ValueBytes(
+        matrix=4,
+        gram_wire=4,
+        margin_sum=4,
+    ),
     batch=32,
     epochs=10,
     comes_again=False,
-    matrix=4,
-    gram_wire=4,
-    margin_sum=4,
 )
 SLOW_NETWORK = Machine(latency=1.0)
-FREE_NETWORK = Machine(latency=0.0, per_byte=0.0, exchange=1.0, step=0.0)
+FREE_NETWORK = Machine(
+    latency=0.0, per_byte=0.0, overheads=Overheads(exchange=1.0, step=0.0)
+)
 
 
 def facts(machine=None, **more):

@@ -26,7 +26,8 @@ from hpcsgd.errors import DataError
 from hpcsgd.formats import encode
 from hpcsgd.glm.unrolling import blocks_of
 from hpcsgd.precision import RECIPES
-from hpcsgd.products.cost import CostInputs, Machine, choose
+from hpcsgd.products.base import ReplicaSize
+from hpcsgd.products.cost import CostInputs, Machine, ValueBytes, choose
 from hpcsgd.runs import memory
 from hpcsgd.runs.build import build
 from hpcsgd.runs.load import DENSE_PAYS
@@ -311,7 +312,15 @@ def test_memory_bounds_what_a_block_takes():
 
 @pytest.mark.parametrize("density, wanted", [(1e-5, "gather"), (1e-2, "gram")])
 def test_auto_gathers_rows_of_few_values(density, wanted):
-    job = CostInputs(2, 10_000, 10**6, 5 * 10**5, 32, 1, False, 8 * density, 4, 4)
+    job = CostInputs(
+        replica=ReplicaSize(
+            rows=10_000, columns=10**6, local_columns=5 * 10**5, members=2
+        ),
+        value_bytes=ValueBytes(matrix=8 * density, gram_wire=4, margin_sum=4),
+        batch=32,
+        epochs=1,
+        comes_again=False,
+    )
     found = choose("auto", 8, job, Machine(latency=60e-6, per_byte=1e-9, gram=1e15))
     assert found.product == wanted
 

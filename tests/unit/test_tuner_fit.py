@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from hpcsgd.comm import communicator
+from hpcsgd.products.base import ReplicaSize
 from hpcsgd.products.cost import (
     TERMS,
     CostInputs,
     Machine,
+    Overheads,
+    ValueBytes,
     costs_of,
     machine_of,
     seconds,
@@ -23,6 +26,7 @@ from hpcsgd.tuning.timed_exchanges import (
     TimeSample,
     fit_machine,
 )
+from tests.helpers.cost import with_values
 
 TRUE = Machine(
     latency=3e-5,
@@ -33,21 +37,23 @@ TRUE = Machine(
     plain=4e9,
     inner=5e9,
     link=8e-9,
-    exchange=6e-5,
-    step=1e-5,
-    turn=2e-6,
+    overheads=Overheads(exchange=6e-5, step=1e-5, turn=2e-6),
 )
 JOB = CostInputs(
-    members=4,
-    rows=20000,
-    columns=800,
-    local_columns=200,
+    replica=ReplicaSize(
+        rows=20000,
+        columns=800,
+        local_columns=200,
+        members=4,
+    ),
+    value_bytes=ValueBytes(
+        matrix=4,
+        gram_wire=4,
+        margin_sum=4,
+    ),
     batch=32,
     epochs=5,
     comes_again=True,
-    matrix=4,
-    gram_wire=4,
-    margin_sum=4,
 )
 
 
@@ -85,10 +91,11 @@ def test_alpha_and_beta_of_sums_count_what_a_ring_moves():
 
 def test_planted_rates_come_back():
     """From a start that is far off; one width alone could not tell F from others."""
-    wide = replace(JOB, local_columns=1600)
+    wide = with_values(JOB, local_columns=1600)
     taken = times("gram", (2, 6, 20, 48), (8, 16, 32))
     taken += times("gram", (2, 6, 20, 48), (8, 16, 32), job=wide)
-    start = replace(TRUE, gram=4e10, exchange=1e-5)
+    around = replace(TRUE.overheads, exchange=1e-5)
+    start = replace(TRUE, gram=4e10, overheads=around)
     found = fit_machine(taken, start)
     assert found.gram == pytest.approx(TRUE.gram, rel=0.1)
     for timed in times("gram", (4, 12, 32), (12, 24)):
@@ -115,7 +122,7 @@ def test_one_strange_time_does_not_bend_the_fit():
 
 
 def test_casts_of_narrow_sums_are_nobodys_constant():
-    job = replace(JOB, gram_wire=2, apart=True)
+    job = with_values(JOB, gram_wire=2, apart=True)
     found = fit_machine(times("gram", (2, 6, 20, 48), (8, 32), job=job), TRUE)
     assert np.allclose(costs_of(found), costs_of(TRUE), rtol=0.02)
 

@@ -363,23 +363,26 @@ def replayed_wrongly(folder, reader, monkeypatch, wrong):
     return failing(folder, reader)
 
 
+def reordered(exchange, order):
+    """The exchange with its rows in another order, and their targets with them."""
+    sides = exchange.sides.of_rows(order)
+    return dataclasses.replace(exchange, rows=exchange.rows[order], sides=sides)
+
+
 def swap_a_row(exchange):
     """The first row of the first batch and the first of the last change places."""
     order = np.arange(len(exchange.rows))
-    last = len(order) - exchange.sizes[-1]
+    last = len(order) - exchange.steps.sizes[-1]
     order[[0, last]] = order[[last, 0]]
-    names = ("rows", "targets", "weights", "offsets")
-    moved = {name: getattr(exchange, name)[order] for name in names}
-    return dataclasses.replace(exchange, **moved)
+    return reordered(exchange, order)
 
 
 def stale_batch(exchange):
     """The last batch comes first: the others see weights that it has moved."""
-    order = np.roll(np.arange(len(exchange.rows)), exchange.sizes[-1])
-    sizes = (exchange.sizes[-1], *exchange.sizes[:-1])
-    names = ("rows", "targets", "weights", "offsets")
-    moved = {name: getattr(exchange, name)[order] for name in names}
-    return dataclasses.replace(exchange, sizes=sizes, **moved)
+    sizes = exchange.steps.sizes
+    order = np.roll(np.arange(len(exchange.rows)), sizes[-1])
+    steps = dataclasses.replace(exchange.steps, sizes=(sizes[-1], *sizes[:-1]))
+    return dataclasses.replace(reordered(exchange, order), steps=steps)
 
 
 @pytest.mark.parametrize("wrong", [swap_a_row, stale_batch])

@@ -23,59 +23,143 @@ Point = dict[str, NDArray[Any]]  # w and v (d, K), b and bv (K,)
 
 
 @dataclass(frozen=True)
-class RecordedExchange:
-    """Rows, rates and settings of one exchange, as the run stored them."""
+class Sides:
+    """The targets, weights and offsets of rows.
 
-    family: Family
-    rows: Array  # (m, d), longdouble as the three that follow
-    targets: Array  # (m, 1)
-    weights: Array  # (m, 1), mean 1 over the whole data
-    offsets: Array  # (m, 1)
+    Attributes
+    ----------
+    targets : ndarray of shape (n, 1)
+        Targets, encoded for the family.
+    weights : ndarray of shape (n, 1)
+        Sample weights, with mean 1 over the whole data; ones where there are none.
+    offsets : ndarray of shape (n, 1)
+        Offsets of the scores.
+    """
+
+    targets: Array
+    weights: Array
+    offsets: Array
+
+    def of_rows(self, rows: Array) -> "Sides":
+        """Return the targets, weights and offsets of some of the rows."""
+        return Sides(self.targets[rows], self.weights[rows], self.offsets[rows])
+
+    def rounded(self, dtype: Any) -> "Sides":
+        """Return targets, weights and offsets as steps in `dtype` use them."""
+        columns = (self.targets, self.weights, self.offsets)
+        return Sides(*(column.astype(dtype) for column in columns))
+
+
+@dataclass(frozen=True)
+class RecordedSteps:
+    """The steps of one exchange: their batches, rates, penalty and update.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Rows of each batch.
+    rates : ndarray of shape (s,)
+        Rate of each step.
+    l2 : float
+        The ridge penalty λ.
+    update : str
+        Name of the update.
+    momentum : float
+        Coefficient of the momentum, 0 for plain SGD.
+    """
+
     sizes: tuple[int, ...]
     rates: Array
     l2: float
     update: str
     momentum: float
+
+
+@dataclass(frozen=True)
+class ExchangeSums:
+    """The sums over ranks from which a run computed an exchange.
+
+    Attributes
+    ----------
+    in_steps : bool
+        Whether scores are summed in every step, without a Gram matrix.
+    members : int
+        Ranks that sum their parts of a score.
+    replicas : int
+        Replicas that sum their gradients.
+    """
+
+    in_steps: bool
+    members: int
+    replicas: int
+
+
+@dataclass(frozen=True)
+class RecordedExchange:
+    """Rows, steps and settings of one exchange, as the run stored them.
+
+    Attributes
+    ----------
+    family : Family
+        The GLM.
+    rows : ndarray of shape (m, d)
+        The sampled rows, in longdouble.
+    sides : Sides
+        Targets, weights and offsets of these rows, in longdouble.
+    steps : RecordedSteps
+        Batches, rates, penalty and update.
+    intercept : bool
+        Whether the model learns an intercept.
+    clip : float
+        The score beyond which families with an exponential clip.
+    precision : Precision
+        The number formats of the run.
+    sums : ExchangeSums
+        The sums over members and replicas.
+    """
+
+    family: Family
+    rows: Array
+    sides: Sides
+    steps: RecordedSteps
     intercept: bool
-    clip: float  # scores beyond it are clipped by families with an exponential
+    clip: float
     precision: Precision
-    in_steps: bool  # scores are summed in every step, and there is no Gram
-    members: int  # ranks that sum their parts of a score
-    replicas: int  # replicas that sum their gradients
+    sums: ExchangeSums
 
 
-def look(exchange: RecordedExchange, at: Array, speed: Array) -> Array:
+def look(steps: RecordedSteps, at: Array, speed: Array) -> Array:
     """Return the point at which the gradient is evaluated.
 
     It is `at`, or with nesterov-classic `at` moved by the momentum `speed`.
     """
-    ahead = exchange.update == "nesterov-classic"
-    return at + L(exchange.momentum) * speed if ahead else at
+    ahead = steps.update == "nesterov-classic"
+    return at + L(steps.momentum) * speed if ahead else at
 
 
 def update(
-    exchange: RecordedExchange, w: Array, v: Array, g: Array, rate: Any
+    steps: RecordedSteps, w: Array, v: Array, g: Array, rate: Any
 ) -> tuple[Array, Array]:
     """Return weights and momentum after one step, as in a textbook."""
-    mu = L(exchange.momentum)
-    if exchange.update == "sgd":
+    mu = L(steps.momentum)
+    if steps.update == "sgd":
         return w - rate * g, v
-    if exchange.update == "nesterov-classic":
+    if steps.update == "nesterov-classic":
         v = mu * v - rate * g
         return w + v, v
     v = mu * v + g
-    return w - rate * (v if exchange.update == "momentum" else g + mu * v), v
+    return w - rate * (v if steps.update == "momentum" else g + mu * v), v
 
 
 def step(
     exchange: RecordedExchange, at: Point, g: Array, pull: Array, rate: Any
 ) -> Point:
     """Return the point after one update of weights and of a learnt intercept."""
-    w, v = update(exchange, at["w"], at["v"], g, rate)
+    w, v = update(exchange.steps, at["w"], at["v"], g, rate)
     b = at["b"]
     bv = at["bv"]
     if exchange.intercept:
-        b, bv = update(exchange, b, bv, pull, rate)
+        b, bv = update(exchange.steps, b, bv, pull, rate)
     return {"w": w, "v": v, "b": b, "bv": bv}
 
 
@@ -155,7 +239,7 @@ class Allowance:
         )
         self.choices = choices  # for the first of them, whether the larger one is used
         self.rows: Array = exchange.rows.astype(np.float64)
-        starts = np.cumsum((0, *exchange.sizes))
+        starts = np.cumsum((0, *exchange.steps.sizes))
         self.batches = [slice(a, b) for a, b in pairwise(starts)]
         precision = exchange.precision
         self.unit = {
@@ -163,17 +247,17 @@ class Allowance:
         }
         self.working = 2.0**-53 if precision.working == np.float64 else 2.0**-24
         self.parts = [
-            split_range(self.rows.shape[1], exchange.members, member)
-            for member in range(exchange.members)
+            split_range(self.rows.shape[1], exchange.sums.members, member)
+            for member in range(exchange.sums.members)
         ]
         stored = [np.count_nonzero(self.rows[:, part], axis=1) for part in self.parts]
-        self.words = np.max(stored, axis=0)[:, None] + exchange.members + FEW
+        self.words = np.max(stored, axis=0)[:, None] + exchange.sums.members + FEW
         self.norms = [_norm(self.rows[batch]) for batch in self.batches]
-        self.of_weights = Response(exchange, exchange.l2)
-        self.of_intercept = Response(exchange, 0.0)
+        self.of_weights = Response(exchange.steps, exchange.steps.l2)
+        self.of_intercept = Response(exchange.steps, 0.0)
         # Errors of the gradient, the weights and the momentum in every step.
-        self.kicks = np.zeros((3, len(exchange.sizes)))
-        self.intercept_kicks = np.zeros((3, len(exchange.sizes)))
+        self.kicks = np.zeros((3, len(exchange.steps.sizes)))
+        self.intercept_kicks = np.zeros((3, len(exchange.steps.sizes)))
         self.joint = 0.0  # for plain SGD: the error of (w, b) so far
         self.pulls: list[Array] = []  # |Y_i|ᵀ|r_i| / b_i of every step
         self.signed: list[Array] = []  # r_i / b_i
@@ -181,15 +265,15 @@ class Allowance:
         self.steepest: list[float] = []  # l_i
         # A margin that is summed anew and rounded no longer has the error of w.
         low = self.unit["margin"] > self.unit["margin_sum"]
-        self.forgets = exchange.in_steps and low
+        self.forgets = exchange.sums.in_steps and low
         size = len(self.rows) * start["w"].shape[1]
         self.linear = None
         if size <= MOST and not self.forgets:
             self.linear = ErrorPropagation(self)
         wire = get_format(precision.gram_wire)
-        self.rounds_wire = not wire.is_wide and exchange.members > 1
+        self.rounds_wire = not wire.is_wide and exchange.sums.members > 1
         with np.errstate(all="ignore"):
-            self.stored = None if exchange.in_steps else self._store_states()
+            self.stored = None if exchange.sums.in_steps else self._store_states()
 
     def margins(self, j: int, at: Array) -> tuple[Array, Array]:
         """Return the margins of step j as the run has them, and bounds on their errors.
@@ -247,12 +331,12 @@ class Allowance:
         unit = self.unit
         t, shift = (np.abs(_wide(s)) for s in scores)
         r = np.abs(_wide(residuals))
-        c = _wide(of.weights[batch])
+        c = _wide(of.sides.weights[batch])
         e = off + gamma(FEW, unit["inner"]) * (t + 3 * shift) + unit["residual"] * t
         if self.stored is not None:
             e = e + gamma(FEW, unit["inner"]) * np.abs(t - shift) + self._of_gram(j)
         bare = np.where(c > 0, r / np.where(c > 0, c, 1), 0)
-        mean = bare + _wide(target_size(of.family, of.targets[batch]))
+        mean = bare + _wide(target_size(of.family, of.sides.targets[batch]))
         sigma = unit["residual"] * (c * (LIBRARY * mean + bare) + 2 * r)
         slopes = c * self._slopes(j, _wide(scores[0]), e)
         error = np.linalg.norm(slopes * e) + np.linalg.norm(sigma)
@@ -405,7 +489,7 @@ class Allowance:
         batch = self.batches[j]
         if np.isfinite(family.curvature):
             return np.full((len(t), 1), family.curvature)
-        y = _wide(self.exchange.targets[batch])
+        y = _wide(self.exchange.sides.targets[batch])
         drift, b_drift = self._drift(j)
         reach = np.linalg.norm(self.rows[batch], axis=1)[:, None] * drift + b_drift
         steepest = steepest_slopes(family, t, y, ROOM)
@@ -428,7 +512,7 @@ class Allowance:
     @property
     def is_joint(self) -> bool:
         """Return whether weights and intercept have one error bound (plain SGD)."""
-        plain = self.exchange.update == "sgd"
+        plain = self.exchange.steps.update == "sgd"
         return plain and self.linear is None and not self.forgets
 
     def _move(self, j: int, before: Point, after: Point) -> None:
@@ -436,18 +520,18 @@ class Allowance:
         of = self.exchange
         batch = self.batches[j]
         unit = self.unit
-        rate = float(of.rates[j])
+        rate = float(of.steps.rates[j])
         b = batch.stop - batch.start
-        count = b + of.replicas + FEW
+        count = b + of.sums.replicas + FEW
         error = self.errors[j]
         slope = self.steepest[j]
         gradient = weights = speed = 0.0
         if self.stored is None:
             pull = self.pulls[j]
             gradient = gamma(count, unit["gradient_sum"]) * np.linalg.norm(pull)
-            gradient += gamma(FEW, self.working) * of.l2 * _size(before["w"])
+            gradient += gamma(FEW, self.working) * of.steps.l2 * _size(before["w"])
             weights = self._kept(before["w"], after["w"], rate * pull, count)
-            if of.update != "sgd":
+            if of.steps.update != "sgd":
                 pull = max(rate, 1.0) * pull
                 speed = self._kept(before["v"], after["v"], pull, count)
         shift = 0.0
@@ -459,7 +543,7 @@ class Allowance:
         if self.is_joint:
             norm = self.norms[j]
             norm = np.hypot(norm, np.sqrt(b)) if of.intercept else norm
-            rho = 1.0 - rate * of.l2
+            rho = 1.0 - rate * of.steps.l2
             h = rate / b
             low = rho - h * slope * norm**2
             growth = max(abs(rho), abs(low), 1.0 if of.intercept else 0.0)
@@ -477,7 +561,7 @@ class Allowance:
 
     def _kept(self, before: Array, after: Array, pull: Array, count: int) -> float:
         """Return a bound on the rounding error of weights or momentum in one step."""
-        if self.exchange.update == "sgd" and not before.any() and not after.any():
+        if self.exchange.steps.update == "sgd" and not before.any() and not after.any():
             return 0.0
         sizes = np.abs(_wide(before)) + np.abs(_wide(after)) + pull
         summed = gamma(count, self.working) * np.linalg.norm(sizes)
@@ -505,7 +589,7 @@ class Allowance:
         carried = np.abs(self.of_weights.carry[state])
         begun = carried[0] * np.abs(_wide(self.start["w"]))
         begun = begun + carried[1] * np.abs(_wide(self.start["v"]))
-        if state and of.update == "sgd":
+        if state and of.steps.update == "sgd":
             return 0.0
         summed = gamma(count, self.unit["gradient_sum"]) * np.linalg.norm(pull)
         sizes = begun + np.abs(_wide(after)) + pull
@@ -554,12 +638,13 @@ class ErrorPropagation:
         self.turned[batch, :, first:last] = identity
         if not j:
             return
-        sizes = np.repeat(exchange.sizes[:j], exchange.sizes[:j])
-        couple = np.repeat(of.of_weights.look[0, j, :j], exchange.sizes[:j]) / sizes
+        earlier = exchange.steps.sizes[:j]
+        sizes = np.repeat(earlier, earlier)
+        couple = np.repeat(of.of_weights.look[0, j, :j], earlier) / sizes
         reach = (of.rows[batch] @ of.rows[: batch.start].T) * couple
         if exchange.intercept:
             couple = of.of_intercept.look[0, j, :j]
-            reach = reach + np.repeat(couple, exchange.sizes[:j]) / sizes
+            reach = reach + np.repeat(couple, earlier) / sizes
         before = self.turned[: batch.start, :, :first]
         fed = np.tensordot(reach, before, axes=1)
         slopes = self._slopes(batch, _wide(scores))
@@ -569,8 +654,8 @@ class ErrorPropagation:
         """Return ∂r/∂t of every row times its weight, of shape (b, K, K)."""
         exchange = self.of.exchange
         step = 2.0**-17
-        y = _wide(exchange.targets[batch])
-        c = _wide(exchange.weights[batch])
+        y = _wide(exchange.sides.targets[batch])
+        c = _wide(exchange.sides.weights[batch])
         slopes = []
         for k in range(self.columns):
             shift = step * (np.arange(self.columns) == k)
@@ -582,7 +667,7 @@ class ErrorPropagation:
     def bounds(self) -> list[float]:
         """Return the bounds Σ_j ‖B_j‖ ‖u_j‖ on the errors of w, v, b and bv."""
         of = self.of
-        sizes = self.of.exchange.sizes
+        sizes = self.of.exchange.steps.sizes
         bounds = []
         for rows, response in (
             (of.rows, of.of_weights),
@@ -611,22 +696,22 @@ class Response:
     in the weights or the momentum at the start.
     """
 
-    def __init__(self, exchange: RecordedExchange, l2: float) -> None:
-        steps = len(exchange.sizes)
-        w = np.zeros((3, steps), dtype=L)
-        v = np.zeros((3, steps), dtype=L)
+    def __init__(self, steps: RecordedSteps, l2: float) -> None:
+        count = len(steps.sizes)
+        w = np.zeros((3, count), dtype=L)
+        v = np.zeros((3, count), dtype=L)
         w0 = np.array([1.0, 0.0], dtype=L)
         v0 = np.array([0.0, 1.0], dtype=L)
-        self.look = np.zeros((3, steps, steps))  # (where, step j, step i)
-        self.lead = np.zeros((2, steps))  # (of w or v at the start, step j)
-        for j, rate in enumerate(exchange.rates):
-            at = look(exchange, w, v)
-            at0 = look(exchange, w0, v0)
+        self.look = np.zeros((3, count, count))  # (where, step j, step i)
+        self.lead = np.zeros((2, count))  # (of w or v at the start, step j)
+        for j, rate in enumerate(steps.rates):
+            at = look(steps, w, v)
+            at0 = look(steps, w0, v0)
             self.look[:, j], self.lead[:, j] = at, at0
             g = L(l2) * at
             g[0, j] += 1
-            w, v = update(exchange, w, v, g, L(rate))
-            w0, v0 = update(exchange, w0, v0, L(l2) * at0, L(rate))
+            w, v = update(steps, w, v, g, L(rate))
+            w0, v0 = update(steps, w0, v0, L(l2) * at0, L(rate))
             w[1, j] += 1
             v[2, j] += 1
         # (where, w or v, step i); (w or v, of w or v at the start)

@@ -253,7 +253,8 @@ def _checks(
 ) -> Iterator[VerifiedItem]:
     yield _model(scene)
     source = None
-    if (reader.rows, reader.cols) == (scene.shape.rows, scene.shape.columns):
+    size = scene.shape.data
+    if (reader.rows, reader.cols) == (size.rows, size.columns):
         source = open_source(
             reader,
             scene.family,
@@ -355,7 +356,7 @@ def _exchange(scene: RecordedRun, source: RecordedSource, number: int) -> Verifi
     difference = compare(exchange, before, after, parts)
     figures = {
         "number": number,
-        "steps": len(exchange.sizes),
+        "steps": len(exchange.steps.sizes),
         "rows": len(exchange.rows),
         "part": difference.part,
         "deviation": difference.deviation,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.base import RunShape
+from hpcsgd.agreements.base import DataSize, GridSize, RunShape
 from hpcsgd.backends.base import ColumnExponents, make_scaling
 from hpcsgd.backends.numpy_rows import weigh
 from hpcsgd.config import RunConfig, agreement_in
@@ -32,9 +32,12 @@ from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.studies.verify.allowance import (
     PARTS,
     Allowance,
+    ExchangeSums,
     L,
     Point,
     RecordedExchange,
+    RecordedSteps,
+    Sides,
     clip_of,
     look,
     residual,
@@ -84,23 +87,23 @@ def replay(
     choices : tuple of bool
         For each of the first doubtful margins, whether the larger number is used.
     """
+    sides = exchange.sides
+    steps = exchange.steps
     with np.errstate(all="ignore"):
         allowance = Allowance(exchange, start, choices)
         point = {name: value.astype(L) for name, value in start.items()}
         for j, batch in enumerate(allowance.batches):
-            at = look(exchange, point["w"], point["v"])
-            shift = look(exchange, point["b"], point["bv"]) + exchange.offsets[batch]
+            at = look(steps, point["w"], point["v"])
+            shift = look(steps, point["b"], point["bv"]) + sides.offsets[batch]
             z, off = allowance.margins(j, at)
             t = z + shift
-            y = exchange.targets[batch]
-            c = exchange.weights[batch]
+            y = sides.targets[batch]
+            c = sides.weights[batch]
             r = residual(exchange.family, t, y, exchange.clip) * c
             count = len(r)
-            g = exchange.rows[batch].T @ r / count + L(exchange.l2) * at
+            g = exchange.rows[batch].T @ r / count + L(steps.l2) * at
             before = point
-            point = step(
-                exchange, point, g, r.sum(axis=0) / count, L(exchange.rates[j])
-            )
+            point = step(exchange, point, g, r.sum(axis=0) / count, L(steps.rates[j]))
             allowance.take(j, before, point, (t, shift + 0 * t), off, r)
         return Replay(point, allowance.bounds(point), allowance.doubtful)
 
@@ -225,20 +228,6 @@ def _unit(precision: Precision, field: str) -> float:
 # One process reads the data of a run again.
 
 WHOLE = FoldSplit()
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Targets, weights and offsets of the rows, in float64."""
-
-    targets: Array  # (n, 1), encoded for the family
-    weights: Array  # (n, 1), mean 1; ones where there are none
-    offsets: Array  # (n, 1)
-
-    def rounded(self, dtype: Any) -> "Sides":
-        """Return targets, weights and offsets as steps in `dtype` use them."""
-        columns = (self.targets, self.weights, self.offsets)
-        return Sides(*(column.astype(dtype) for column in columns))
 
 
 @dataclass(frozen=True)
@@ -443,12 +432,14 @@ class RecordedRun:
         return RunShape(
             config=self.config,
             precision=self.precision,
-            rows=report["rows"],
-            columns=report["columns"],
+            data=DataSize(
+                rows=report["rows"],
+                columns=report["columns"],
+                sparse=bool(report.get("sparse")),
+            ),
+            grid=GridSize(report["grid"]["replicas"]),
             classes=report["classes"],
             states=1 if update == "sgd" else 2,
-            replicas=report["grid"]["replicas"],
-            sparse=bool(report.get("sparse")),
         )
 
     def model(self) -> tuple[Array, Array]:
@@ -469,20 +460,22 @@ class RecordedRun:
         return RecordedExchange(
             family=self.family,
             rows=source.rows(rows),
-            targets=source.stored.targets[rows].astype(L),
-            weights=source.stored.weights[rows].astype(L),
-            offsets=source.stored.offsets[rows].astype(L),
-            sizes=sizes,
-            rates=rates,
-            l2=config.problem.l2,
-            update=update.kind,
-            momentum=0.0 if update.kind == "sgd" else update.momentum,
+            sides=source.stored.of_rows(rows).rounded(L),
+            steps=RecordedSteps(
+                sizes=sizes,
+                rates=rates,
+                l2=config.problem.l2,
+                update=update.kind,
+                momentum=0.0 if update.kind == "sgd" else update.momentum,
+            ),
             intercept=config.problem.intercept,
             clip=clip_of(get_format(self.precision.residual).carrier),
             precision=self.precision,
-            in_steps=agrees or gathers or leg["product"] == "direct",
-            members=1 if gathers else leg["members"],
-            replicas=self.shape.replicas if agrees else 1,
+            sums=ExchangeSums(
+                in_steps=agrees or gathers or leg["product"] == "direct",
+                members=1 if gathers else leg["members"],
+                replicas=self.shape.replicas if agrees else 1,
+            ),
         )
 
     def _leg(self, number: int) -> dict[str, Any]:
@@ -513,7 +506,7 @@ class RecordedRun:
         """Return rows, batch sizes and rates of exchange `number`, from 0."""
         shape = self.shape
         if self.agrees_on_gradients:
-            union = Union(self.config, shape.rows, shape.replicas)
+            union = Union(self.config, shape.data.rows, shape.replicas)
             rows = union.taken(number)
             return rows, (len(rows),), union.rates(number)
         groups = shape.groups()
@@ -529,7 +522,8 @@ class RecordedRun:
                 lengths[columns] = source.lengths(columns)
             return int(lengths[columns][self._rows(number)].sum())
 
-        return replace(self.shape, stored=stored)
+        shape = self.shape
+        return replace(shape, data=replace(shape.data, stored=stored))
 
     def _rows(self, number: int) -> Array:
         """Return the rows of exchange `number`, from 0, of replica 0."""
@@ -546,12 +540,12 @@ class RecordedRun:
 
     def _order(self, epoch: int) -> Array:
         """Return the order of the rows of replica 0 in an epoch."""
-        rows = split_range(self.shape.rows, self.shape.replicas, 0).stop
+        rows = self.shape.own_rows
         return order_of(self.config.sampling, rows, 0, epoch)
 
     def _rates(self, epoch: int, index: int) -> Array:
         schedule = self.config.schedule
-        rows = split_range(self.shape.rows, self.shape.replicas, 0).stop
+        rows = self.shape.own_rows
         steps = [len(g) for g in plan_groups(rows, schedule.batch, schedule.steps)]
         epochs = schedule.epochs
         rate = make_rate(self.config.rate, epochs * sum(steps), epochs)

@@ -677,9 +677,10 @@ class Infinity(Gradient):
         """Return the all-reduce of the tail, and what each tile sends.
 
         The tail is [Σr | count of rows]. A tile sends an all-gather of its weights and
-        a reduce-scatter of its gradient. The height of a tile is `shape.tile_columns`.
+        a reduce-scatter of its gradient. The height of a tile is
+        `shape.tiling.columns`.
         """
-        plan = TilePlan(shape.local_columns, shape.tile_columns, shape.replicas)
+        plan = TilePlan(shape.local_columns, shape.tiling.columns, shape.replicas)
         sent = shape.sum(shape.tail, 8)
         for number in plan:
             own_columns, *others = plan.sizes(number)

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import socket
@@ -232,7 +233,7 @@ def sync_folder(folder: Path) -> None:
         os.close(number)
 
 
-# JSON texts of files that others may have written.
+# JSON texts of files that others may have written, and values for JSON texts.
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -258,6 +259,17 @@ def parse_object(text: str | bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def finite(value: Any) -> Any:
+    """Return `value` with None in place of every float that JSON cannot represent."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 # Sealed files: arrays and one JSON document, in an HDF5 file that knows it is whole.

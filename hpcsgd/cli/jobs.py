@@ -106,8 +106,8 @@ def add_collect_parser(actions: Any) -> None:
 
 def run_collect(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Print the results of jobs, one row for each run."""
+    from hpcsgd.files import finite
     from hpcsgd.jobs.status import as_csv, collect
-    from hpcsgd.runs.result import finite
 
     rows = [row for folder in arguments.folders for row in collect(Path(folder))]
     if arguments.json:
@@ -778,8 +778,8 @@ def add_status_parser(actions: Any) -> None:
 
 def run_status(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Print the states of jobs; return 1 if a job has failed."""
+    from hpcsgd.files import finite
     from hpcsgd.jobs.status import BAD, states
-    from hpcsgd.runs.result import finite
 
     job_states = [s for folder in arguments.folders for s in states(Path(folder))]
     if arguments.json:

@@ -67,7 +67,7 @@ def run_evaluate(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def _json(document: dict[str, Any]) -> str:
-    from hpcsgd.runs.result import finite
+    from hpcsgd.files import finite
 
     return json.dumps(finite(document), indent=2, allow_nan=False)
 
@@ -192,7 +192,7 @@ def add_inspect_parser(commands: Any) -> None:
 
 def run_inspect(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Print the facts on a run folder, a model file or a checkpoint."""
-    from hpcsgd.runs.result import finite
+    from hpcsgd.files import finite
 
     facts = describe(Path(arguments.path))
     if arguments.json:

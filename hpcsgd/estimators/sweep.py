@@ -33,7 +33,7 @@ from hpcsgd.comm.ledger import Clock, Ledger
 from hpcsgd.config import RunConfig, SweepConfig, rehearsal
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DataError
-from hpcsgd.files import own_folder, write_text
+from hpcsgd.files import finite, own_folder, write_text
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Models, SweepModel
 from hpcsgd.precision import AUTO
@@ -49,7 +49,6 @@ from hpcsgd.runs.result import (
     WORSE,
     Result,
     Status,
-    finite,
     is_worse,
     load_result,
     saving,

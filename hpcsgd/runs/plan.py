@@ -12,13 +12,12 @@ from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.config import FOREIGN, RunConfig, is_in, is_read, value_of
 from hpcsgd.config import get_method as method_called
 from hpcsgd.data.readers import RowReader
-from hpcsgd.files import format_bytes, toml_literal
+from hpcsgd.files import finite, format_bytes, toml_literal
 from hpcsgd.products.cost import look_ahead_reason
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.feed import steps_in
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.memory import GIB, predict, streamed, system_limits
-from hpcsgd.runs.result import finite
 from hpcsgd.runs.settle import ASSUMED_FIGURES, MEASURED_FIGURES, RESUMED, RunChoice
 from hpcsgd.runs.traffic import expected, why_uncounted
 from hpcsgd.settings import Resolved, RunFacts, declarations

@@ -12,8 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.files import open_entry
-from hpcsgd.runs.result import finite
+from hpcsgd.files import finite, open_entry
 from hpcsgd.solvers.callbacks import Callback, View
 
 # The loss curve as JSON lines in the run folder.

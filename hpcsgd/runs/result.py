@@ -29,6 +29,7 @@ from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
 from hpcsgd.files import (
     check_entry,
     check_schema,
+    finite,
     is_sealed,
     read_sealed,
     write_sealed,
@@ -970,14 +971,3 @@ def _fits(weights: Array, intercept: Array | None) -> bool:
     return intercept is None or (
         intercept.dtype.kind == "f" and intercept.shape == weights.shape[1:]
     )
-
-
-def finite(value: Any) -> Any:
-    """Return `value` with None in place of every float that JSON cannot represent."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value

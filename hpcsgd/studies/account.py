@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from hpcsgd.comm.ledger import TRAINING
+from hpcsgd.files import finite
 from hpcsgd.runs.figures import COLOURS, html, new_axes, to_frame
-from hpcsgd.runs.result import finite
 from hpcsgd.studies.folder import DONE, SAVED, Line
 from hpcsgd.studies.plan import StudyPlan, StudyPoint
 

@@ -21,13 +21,13 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import TRAINING
 from hpcsgd.config import RunConfig, check_read
 from hpcsgd.errors import ConfigError, HpcsgdError
-from hpcsgd.files import own_folder, reason, write_text
+from hpcsgd.files import finite, own_folder, reason, write_text
 from hpcsgd.runs.advice import unreached_phase
 from hpcsgd.runs.coordinate import form_of
 from hpcsgd.runs.figures import html, plot_losses, to_frame
 from hpcsgd.runs.opened_run import resolve_names
 from hpcsgd.runs.progress import NotebookLine, in_notebook
-from hpcsgd.runs.result import WORSE, Result, Status, finite
+from hpcsgd.runs.result import WORSE, Result, Status
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.studies.folder import open_temporary_store

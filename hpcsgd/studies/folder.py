@@ -39,6 +39,7 @@ from hpcsgd.files import (
     FolderLock,
     append_line,
     check_entry,
+    finite,
     open_entry,
     own_folder,
     parse_json,
@@ -51,7 +52,6 @@ from hpcsgd.files import (
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs.report import processor
-from hpcsgd.runs.result import finite
 from hpcsgd.runs.traffic import expected, why_uncounted
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, difference
 

@@ -13,11 +13,11 @@ from hpcsgd.backends.base import emulated, make_scaling
 from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError
+from hpcsgd.files import finite
 from hpcsgd.formats import formats_of, get_format
 from hpcsgd.precision import FIELDS, RECIPES, Precision
 from hpcsgd.runs.figures import make_figure, saved
 from hpcsgd.runs.machine import Sum
-from hpcsgd.runs.result import finite
 from hpcsgd.tuning import pilots as trial
 from hpcsgd.tuning.bound import Term, bound
 from hpcsgd.tuning.exact_exchange import ExactExchange, largest_safe_rate

@@ -32,6 +32,7 @@ from hpcsgd.errors import (
 from hpcsgd.files import (
     CREATE,
     check_entry,
+    finite,
     open_entry,
     own_folder,
     parse_object,
@@ -39,7 +40,7 @@ from hpcsgd.files import (
     write_text,
 )
 from hpcsgd.runs.progress import NotebookLine, in_notebook
-from hpcsgd.runs.result import Result, finite
+from hpcsgd.runs.result import Result
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.studies import folder as folder_module
 from hpcsgd.studies.account import Account, account

@@ -9,9 +9,9 @@ from typing import Any
 
 import hpcsgd
 from hpcsgd.errors import ConfigError, HpcsgdError, MissingPackage
-from hpcsgd.files import write_text
+from hpcsgd.files import finite, write_text
 from hpcsgd.runs.figures import clean
-from hpcsgd.runs.result import Result, finite, load_result
+from hpcsgd.runs.result import Result, load_result
 from hpcsgd.studies.plots.charts import (
     CROWDED,
     EMULATED,

@@ -14,13 +14,12 @@ from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.config import split_of
 from hpcsgd.data.readers import RowReader, is_sparse, open_reader
 from hpcsgd.errors import DataError
-from hpcsgd.files import parse_json, read_entry_text, write_text
+from hpcsgd.files import finite, parse_json, read_entry_text, write_text
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import Family
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs import traffic
 from hpcsgd.runs.folder import CERTIFICATE
-from hpcsgd.runs.result import finite
 from hpcsgd.studies.verify.allowance import (
     PARTS,
     Point,

@@ -1,6 +1,5 @@
 """Settings of a run: frozen sections in, TOML out, nothing unknown accepted."""
 
-import logging
 import os
 import sys
 import tomllib
@@ -56,6 +55,8 @@ from hpcsgd.settings import (
     refuse,
     refuse_together,
     setting,
+    why_retired,
+    without_retired,
 )
 from hpcsgd.solvers.coordinate import COORDINATE, CoordinateConfig
 from hpcsgd.solvers.evaluation import MEASURES, AverageConfig, StopConfig
@@ -658,68 +659,6 @@ def _list_refusals(name: str, values: tuple[float, ...]) -> Iterator[str]:
         yield f"[sweep] {name} names a value twice; name each once"
 
 
-def split_of(sweep: SweepConfig, sampling: SamplingConfig) -> FoldSplit:
-    """Return the split of the rows into training rows, folds and validation rows."""
-    return FoldSplit(sweep.folds, sweep.fold_seed, sampling.hold_out, sampling.seed)
-
-
-# Settings, and values of settings, that earlier versions had.
-#
-# A file that a run wrote with one of them is read without it; a configuration that a
-# person writes is refused, because what it asks for does not happen.
-
-log = logging.getLogger("hpcsgd")
-# (section, key) -> what takes its place.
-RETIRED = {
-    ("precision", "recheck"): "--precision auto chooses before the run; the gap monitor"
-    " (--gap-every) and --fall-back watch it",
-    ("run", "comm"): "ranks communicate through MPI (mpiexec, srun --mpi=pmi2 or pmix,"
-    " or --ranks N)",
-}
-
-
-def without_retired(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a file that a run wrote, without retired settings.
-
-    A log line names the settings that are left out.
-    """
-    retired = [
-        (section, key)
-        for section, key in RETIRED
-        if isinstance(tables.get(section), Mapping)
-        and key in tables[section]
-        and _is_retired(section, key, tables[section][key])
-    ]
-    if not retired:
-        return dict(tables)
-    _log_once(", ".join(f"{section}.{key}" for section, key in retired))
-    settings = dict(tables)
-    for section, key in retired:
-        settings[section] = {k: v for k, v in settings[section].items() if k != key}
-    return settings
-
-
-def why_retired(section: str, key: str, value: Any = None) -> str | None:
-    """Return why a setting is refused if it is retired; None for any other."""
-    if not _is_retired(section, key, value):
-        return None
-    name = f"{key} = {value!r}" if (section, key) == ("run", "comm") else key
-    instead = RETIRED[section, key]
-    return f"[{section}] {name} is no setting any more: {instead}; leave it out"
-
-
-def _is_retired(section: str, key: str, value: Any) -> bool:
-    """Return whether a setting is retired, or at least this value of it."""
-    if (section, key) == ("run", "comm"):
-        return isinstance(value, str) and (value == "tcp" or value.startswith("file:"))
-    return (section, key) in RETIRED
-
-
-@cache
-def _log_once(names: str) -> None:
-    log.info("settings that only earlier versions had are ignored: %s", names)
-
-
 @dataclass(frozen=True)
 class RunConfig:
     """All settings of a run, in sections.
@@ -786,6 +725,16 @@ class RunConfig:
         """
         import_plugins(tables.get("run"))
         return cls()._with_tables(with_method(tables))
+
+    @property
+    def split(self) -> FoldSplit:
+        """Return the split of rows into training rows, folds and validation rows."""
+        return FoldSplit(
+            self.sweep.folds,
+            self.sweep.fold_seed,
+            self.sampling.hold_out,
+            self.sampling.seed,
+        )
 
     def with_values(self, values: Mapping[str, Any]) -> "RunConfig":
         """Return these settings with other values of some of them.

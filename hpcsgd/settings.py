@@ -5,9 +5,11 @@ made by `setting`. Checks, `--help`, `hpcsgd new`, `defaults.toml` and the refer
 all settings are made from these declarations.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar
 
 from hpcsgd.errors import ConfigError, did_you_mean
@@ -299,3 +301,60 @@ def refuse_together(errors: Iterable[ConfigError]) -> None:
         for error in errors
         for sentence in getattr(error, "sentences", [str(error)])
     )
+
+
+# Settings, and values of settings, that earlier versions had.
+#
+# A file that a run wrote with one of them is read without it; a configuration that a
+# person writes is refused, because what it asks for does not happen.
+
+log = logging.getLogger("hpcsgd")
+# (section, key) -> what takes its place.
+RETIRED = {
+    ("precision", "recheck"): "--precision auto chooses before the run; the gap monitor"
+    " (--gap-every) and --fall-back watch it",
+    ("run", "comm"): "ranks communicate through MPI (mpiexec, srun --mpi=pmi2 or pmix,"
+    " or --ranks N)",
+}
+
+
+def without_retired(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file that a run wrote, without retired settings.
+
+    A log line names the settings that are left out.
+    """
+    retired = [
+        (section, key)
+        for section, key in RETIRED
+        if isinstance(tables.get(section), Mapping)
+        and key in tables[section]
+        and _is_retired(section, key, tables[section][key])
+    ]
+    if not retired:
+        return dict(tables)
+    _log_once(", ".join(f"{section}.{key}" for section, key in retired))
+    settings = dict(tables)
+    for section, key in retired:
+        settings[section] = {k: v for k, v in settings[section].items() if k != key}
+    return settings
+
+
+def why_retired(section: str, key: str, value: Any = None) -> str | None:
+    """Return why a setting is refused if it is retired; None for any other."""
+    if not _is_retired(section, key, value):
+        return None
+    name = f"{key} = {value!r}" if (section, key) == ("run", "comm") else key
+    instead = RETIRED[section, key]
+    return f"[{section}] {name} is no setting any more: {instead}; leave it out"
+
+
+def _is_retired(section: str, key: str, value: Any) -> bool:
+    """Return whether a setting is retired, or at least this value of it."""
+    if (section, key) == ("run", "comm"):
+        return isinstance(value, str) and (value == "tcp" or value.startswith("file:"))
+    return (section, key) in RETIRED
+
+
+@cache
+def _log_once(names: str) -> None:
+    log.info("settings that only earlier versions had are ignored: %s", names)

@@ -230,7 +230,7 @@ def _comm(text: str) -> str:
     """Return `text`, or refuse a kind of communicator that was removed."""
     if text != "tcp" and not text.startswith("file:"):
         return text
-    from hpcsgd.config import why_retired
+    from hpcsgd.settings import why_retired
 
     refusal = why_retired("run", "comm", text)
     if refusal is not None:

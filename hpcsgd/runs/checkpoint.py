@@ -20,7 +20,7 @@ from hpcsgd.agreements.base import Agreement
 from hpcsgd.agreements.more.infinity import RUN
 from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.grid import Grid
-from hpcsgd.config import CheckpointConfig, RunConfig, without_retired
+from hpcsgd.config import CheckpointConfig, RunConfig
 from hpcsgd.data.shard import split_range
 from hpcsgd.errors import DataError
 from hpcsgd.files import (
@@ -32,6 +32,7 @@ from hpcsgd.files import (
 )
 from hpcsgd.formats import Array
 from hpcsgd.runs.recording import MemberCheck
+from hpcsgd.settings import without_retired
 from hpcsgd.solvers.callbacks import Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
 from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot, arrays_of

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend, ColumnExponents, make_scaling
 from hpcsgd.backends.numpy_rows import all_finite, weigh
 from hpcsgd.comm.grid import Grid
-from hpcsgd.config import RunConfig, split_of
 from hpcsgd.data.checksums import Fingerprint
 from hpcsgd.data.matrix import DenseMatrix
 from hpcsgd.data.preparation import Preparation
@@ -51,6 +50,9 @@ from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array, get_format
 from hpcsgd.glm.families import LOG_LINK_TARGETS, NUMBERS, Family
 from hpcsgd.precision import Precision
+
+if TYPE_CHECKING:  # predictions load rows without it
+    from hpcsgd.config import RunConfig
 
 # The exponents that a matrix with few of them is stored with, alike on all ranks.
 
@@ -302,7 +304,7 @@ class LoadedRows:
 def load(
     grid: Grid,
     reader: RowReader,
-    config: RunConfig,
+    config: "RunConfig",
     family: Family,
     backend: Backend,
     route: Callable[[int], Route | None] | None = None,
@@ -327,8 +329,7 @@ def load(
     parts = column_parts(grid, reader, config.data.partition)
     columns = parts[grid.member]
     log.debug("reads rows %s and columns %s", *map(_ends, (rows, columns)))
-    split = split_of(config.sweep, config.sampling)
-    sides = _read_sides(grid, reader, rows, split, family, precision.working)
+    sides = _read_sides(grid, reader, rows, config.split, family, precision.working)
     labels = getattr(reader, "labels", ())  # that the rows may lack
     encoded, targets = encode_targets(
         sides.y, family.targets, rows.start, world.exchange_objects, labels

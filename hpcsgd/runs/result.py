@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.config import without_retired
 from hpcsgd.data.frames import to_column, to_matrix
 from hpcsgd.data.preparation import Preparation, preparation_from
 from hpcsgd.data.readers import MemoryReader, RowReader, check_names, open_reader
@@ -44,6 +43,7 @@ from hpcsgd.runs.figures import (
     plot_losses,
     to_frame,
 )
+from hpcsgd.settings import without_retired
 
 if TYPE_CHECKING:  # a result without a summary needs none of it
     from hpcsgd.runs.inference import FitSummary, InferenceModel, InferenceRequest

@@ -21,7 +21,7 @@ from hpcsgd.agreements.base import (
     Tiling,
 )
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.config import RunConfig, without_retired
+from hpcsgd.config import RunConfig
 from hpcsgd.data.hdf5 import COLUMNS, StoreLayout
 from hpcsgd.data.readers import (
     CHUNK_BYTES,
@@ -53,6 +53,7 @@ from hpcsgd.precision import Precision
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs.report import processor
 from hpcsgd.runs.traffic import expected, why_uncounted
+from hpcsgd.settings import without_retired
 from hpcsgd.studies.plan import StudyPlan, StudyPoint, difference
 
 # A study on disk has its plan, one line for each run, and a folder for each run.

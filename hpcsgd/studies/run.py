@@ -22,7 +22,7 @@ from hpcsgd.api import run_training
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.comm.launchers import THREAD_SETTINGS, end_with_parent
-from hpcsgd.config import RunConfig, read_toml, without_retired
+from hpcsgd.config import RunConfig, read_toml
 from hpcsgd.errors import (
     ConfigError,
     DataError,
@@ -41,6 +41,7 @@ from hpcsgd.files import (
 )
 from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import Result
+from hpcsgd.settings import without_retired
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.studies import folder as folder_module
 from hpcsgd.studies.account import Account, account

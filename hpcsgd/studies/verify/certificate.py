@@ -11,7 +11,6 @@ import numpy as np
 
 import hpcsgd
 from hpcsgd.backends.blas_threads import one_thread
-from hpcsgd.config import split_of
 from hpcsgd.data.readers import RowReader, is_sparse, open_reader
 from hpcsgd.errors import DataError
 from hpcsgd.files import finite, parse_json, read_entry_text, write_text
@@ -258,7 +257,7 @@ def _checks(
             reader,
             scene.family,
             scene.precision,
-            split_of(scene.config.sweep, scene.config.sampling),
+            scene.config.split,
             scene.config.precision.scale,
         )
     data = _data(scene, reader, source)

@@ -75,8 +75,8 @@ FORWARDING = 0.5  # seconds for a launcher to pass on what a rank printed
 def start_seconds(timeout: float) -> float:
     """Return the seconds that ranks may take to start together; 0 for no limit.
 
-    Ranks begin at different times for good reasons. So the limit is START or `timeout`,
-    the longer of them, unless the user asks for less than the default time-out.
+    A `timeout` below TIMEOUT is the limit itself. Otherwise the limit is START or
+    `timeout`, the longer of them: ranks begin at different times for good reasons.
     """
     return timeout if timeout < TIMEOUT else max(timeout, START)
 

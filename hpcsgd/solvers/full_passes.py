@@ -119,7 +119,10 @@ class AllRows:
         return float(words[0]), int(words[1])
 
     def start(self, weights: Array, intercept: Array | None) -> Array:
-        """Return the scores t = A w + β + offset of the local rows, (n, K)."""
+        """Return the scores t = A w + β + offset of the local rows, (n, K).
+
+        One pass over the rows. Collective over members.
+        """
         scores, _ = self.scores(weights, np.empty(0))
         if intercept is not None:
             scores += intercept
@@ -453,7 +456,8 @@ def curvatures(
     """Return the derivatives ∂r_k/∂t_k about these scores, (n, K).
 
     `known` are these derivatives if they have been computed before. All are raised by
-    `floor` times the family's largest curvature.
+    `floor` times the family's largest curvature, if that is finite. Of classes, each is
+    the mean over all classes.
     """
     diagonal: Array
     if family.targets == "classes":
@@ -532,14 +536,18 @@ def gap_limit(tol: float, loss: float, null_excess: float) -> float:
 
         tol · max(|F|, 1e-3 · F₀)
 
-    F₀, the `null_excess`, is F of the null model less the least that F could be. It
-    keeps the limit above zero where F itself vanishes, as on separable data.
+    F is `loss`, and tol counts as at least 1e-13. F₀, the `null_excess`, is F of the
+    null model less the least that F could be. It keeps the limit above zero where F
+    itself vanishes, as on separable data.
     """
     return max(tol, FINEST) * gap_scale(loss, null_excess)
 
 
 def gap_scale(loss: float, null_excess: float) -> float:
-    """Return max(|F|, 1e-3 · F₀), which a gap is relative to."""
+    """Return max(|F|, 1e-3 · F₀), which a gap is relative to.
+
+    F is `loss`, and F₀ is F of the null model less the least that F could be.
+    """
     return max(abs(loss), NULL_SHARE * null_excess)
 
 
@@ -701,10 +709,11 @@ class Centers:
 
 
 def find_centers(rows: AllRows, moments: WeightedMoments) -> Centers | None:
-    """Return the means to subtract, by the moments of the columns, or None.
+    """Return the means to subtract from columns that are far from zero, or None.
 
-    Collective: a flag over all ranks, and if it is set a pass over the rows and a
-    second flag.
+    None if there are no such columns, or if all of them are constant. `moments` are
+    those of the columns. Collective: a flag over all ranks, and if it is set a pass
+    over the rows and a second flag.
     """
     world = rows.grid.world
     total = np.maximum(moments.total, np.finfo(float).tiny)

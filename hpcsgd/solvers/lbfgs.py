@@ -289,7 +289,7 @@ class Landscape:
         return self.evaluated(_unevaluated(weights, beta, scores))
 
     def zero_point(self, weights: Array, intercept: Array | None) -> RefinementPoint:
-        """Return the point of all-zero weights, without its gradient and any pass."""
+        """Return the point of `weights`, all zero, without a gradient or a pass."""
         columns = weights.shape[1]
         beta = np.zeros(columns) if intercept is None else intercept
         scores = np.zeros((self.rows.height, columns)) + beta
@@ -622,7 +622,7 @@ class Lbfgs:
         """Take an iteration, or set `ending` if none is to follow. Collective.
 
         `request` is that of this rank. All ranks receive it with the inner products of
-        this iteration, and begin no further iteration.
+        this iteration, and begin no further iteration if it is one to end.
         """
         ending = self._ending()
         if ending is None and not self._step():
@@ -665,7 +665,7 @@ class Lbfgs:
     def _moments(self, floor: float = LEAST) -> WeightedMoments:
         """Return moments of the columns, weighted by curvatures at the point: one pass.
 
-        No row has a curvature below `floor`.
+        Each curvature is raised by `floor` times the family's largest.
         """
         rows = self.landscape.rows
         point = self.point
@@ -743,7 +743,11 @@ class Lbfgs:
         return True
 
     def _goes_on(self, gap: float | None) -> bool:
-        """Return whether a point with this certified gap is refined. Collective."""
+        """Return whether a point with this gap is refined, and note it. Collective.
+
+        It is not if no passes are left, after `REFINEMENTS` refinements, or if the last
+        one left more than half of the gap.
+        """
         gap = gap or 0.0
         refined = self.refined_at
         gains = not refined or gap <= SHRINKS * refined[-1]

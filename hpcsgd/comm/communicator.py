@@ -313,7 +313,7 @@ class Transport(ABC):
 
     @abstractmethod
     def abort(self, code: int = 1) -> NoReturn:
-        """End all ranks now."""
+        """End all ranks now, with the exit code `code`."""
 
     def survivors(self) -> "Communicator":
         """Return the group of the ranks that are left after a loss of ranks.
@@ -779,12 +779,12 @@ class Communicator(Transport):
         self.node_sharing = how
 
     def together(self, action: Callable[[], T]) -> T:
-        """Return the result of `action`, or raise the first rank's error on every rank.
+        """Return the result of `action`, or raise an error of any rank on every rank.
 
-        These are errors of this package, of the lowest rank that has one. No rank waits
-        for other exceptions: they end the job where they happen. Collective. Calls
-        may be nested: a rank that fails before an inner call reports its error in the
-        inner call.
+        Only errors of this package are shared; of several, that of the lowest rank is
+        raised. No rank waits for other exceptions: they end the job where they happen.
+        Collective. Calls may be nested: a rank that fails before an inner call reports
+        its error in the inner call.
         """
         result = None
         error = None

@@ -59,10 +59,7 @@ class Layer(Protocol):
         """Wait until all work of the stream is done."""
 
     def record(self, stream: Any) -> Any:
-        """Return an event that is done once all work queued so far has finished.
-
-        That is the work of `stream`.
-        """
+        """Return an event that is done once the work queued on `stream` so far is."""
 
     def stream_wait_event(self, stream: Any, event: Any) -> None:
         """Queue a wait of the stream for the event; the host continues."""
@@ -273,7 +270,7 @@ class DeviceCommunicator(Communicator):
     def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
         """Return a context in which sums on host and device are reproducible.
 
-        If `is_ordered` is False, they are as they were before.
+        If `is_ordered` is False, the context changes nothing.
         """
         with super().ordered_sums(is_ordered), self.host.ordered_sums(is_ordered):
             yield
@@ -374,7 +371,7 @@ PROOF = 64  # words of the sum at the start
 
 
 def check_transport(world: DeviceCommunicator) -> None:
-    """Check one small sum on the device. Collective.
+    """Check that a small sum of device arrays over all ranks is right. Collective.
 
     A failure on one rank is an error on all ranks.
     """
@@ -437,7 +434,7 @@ def gpu_of_rank(
 
     Parameters
     ----------
-    environment : what the launcher left, such as `os.environ`
+    environment : variables that the launcher has set, such as `os.environ`
     visible : GPUs that this process sees
     local_ranks : ranks on this node; None takes the launcher's number
     share_gpus : several ranks may use one GPU

@@ -167,7 +167,8 @@ SLEEP = "MPIR_CVAR_ENABLE_HEAVY_YIELD"  # read by MPICH when it starts
 def sleep_where_crowded(environment: MutableMapping[str, str]) -> None:
     """Let waiting ranks of MPICH sleep, on a node with more ranks than cores.
 
-    MPICH waits in a busy loop, so a waiting rank takes time from a computing rank on
+    A variable in `environment` does this; a value that it has already stays. MPICH
+    waits in a busy loop, so a waiting rank takes time from a computing rank on
     the same core. Sleeping delays messages, so ranks that have a core each keep the
     busy loop. The cores are those of the launcher, because a rank may be bound to one
     of them.
@@ -281,7 +282,7 @@ def _ours(folder: Path) -> list[Path]:
 
 
 def _is_old(path: Path, began: float) -> bool:
-    """Return whether a file is clearly older than this step, which began at `began`."""
+    """Return whether a file is more than `MARGIN` older than the time `began`."""
     with suppress(OSError):
         return path.stat().st_ctime < began - MARGIN
     return False

@@ -39,7 +39,7 @@ SIGNATURES = {
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """Return the compiled casts, or None."""
+    """Return the library of compiled casts, or None if it cannot be used."""
     return load_kernels(Path(__file__).parent, "_casts", "NumPy", SIGNATURES)[0]
 
 

@@ -346,7 +346,7 @@ class EmulatedCommunicator(Communicator):
         return 1
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Fill `receive` with copies of this rank's words, as many as ranks would send.
+        """Fill `receive` with copies of this rank's words in place of all ranks' words.
 
         A collective in place leaves its array as it is. A sum of parts adds one copy of
         the first piece for each rank.

@@ -31,9 +31,9 @@ class RankEnd(NamedTuple):
 
 
 def note_end(rank: int, code: int) -> None:
-    """Note how a rank ended in the folder of our launcher; do nothing without one.
+    """Note in the folder of our launcher, if it has one, how a rank ended.
 
-    Only the first note of a rank counts.
+    `code` is an exit code or −signal. Only the first note of a rank counts.
     """
     folder = os.environ.get(ENDS)
     if folder is None:

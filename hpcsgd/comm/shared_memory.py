@@ -280,9 +280,9 @@ ALONE_UP_TO = 20_000
 class SummedByEach(Workspace):
     """A sum with one barrier: every rank adds the slots of all ranks by itself.
 
-    The result is in memory of its own. There are two sets of slots, used in turn. A
-    rank writes into a set again only after the barrier of the next sum, which a rank
-    reaches only when it has read the set.
+    Each rank stores the result in its own memory. There are two sets of slots, used in
+    turn. A rank writes into a set again only after the barrier of the next sum, which a
+    rank reaches only when it has read the set.
     """
 
     def __init__(
@@ -348,9 +348,9 @@ class SummedInSlices(Workspace):
         return self._slot
 
     def add(self) -> Array:
-        """Return the sum of all slots, to which this rank adds its slice.
+        """Return the sum of all slots, which is in memory shared by the node's ranks.
 
-        The ranks of the node are synchronised before and after.
+        This rank adds one slice. The ranks are synchronised before and after.
         """
         self.node.meet()
         add_in_order(self._parts, self._part)

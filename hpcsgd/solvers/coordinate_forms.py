@@ -62,7 +62,8 @@ class Form(ABC):
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
         """Change the penalty of the form, and adapt `point` to it.
 
-        The model of the point stays the same, as far as it can.
+        The model of the point stays the same, except in the dual form, where w depends
+        on the penalty.
         """
 
     @abstractmethod
@@ -140,7 +141,7 @@ class ElasticNet:
         """Return clip(S(L x − g, l1) / (L + l2)) for slopes g and a curvature L.
 
         S is the soft threshold, and the result is clipped to the bounds. If L + l2 = 0,
-        0 is clipped with l1, and x without.
+        it is 0 if there is an l1, else x, within the bounds.
         """
         penalty = self.penalty
         if curvature + penalty.l2 == 0.0:
@@ -295,7 +296,10 @@ class Primal(Form):
         return point.x[:, None], np.array([shift])
 
     def evaluate(self, point: CoordinatePoint) -> FormModel:
-        """Evaluate by one pass over the rows, in float64, on exact values."""
+        """Return loss, gradient norm and gap of the model at a point. Collective.
+
+        One pass over the rows computes them, in float64, on exact values.
+        """
         weights, intercept = self.model(point)
         slope = self.objective.slope(weights, intercept)
         gradient = self.objective.norm(slope)
@@ -470,10 +474,11 @@ class Dual(Form):
         return point.v[:, None], None
 
     def evaluate(self, point: CoordinatePoint) -> FormModel:
-        """Evaluate by one pass over the rows, in float64, on exact values.
+        """Return loss, gradient norm and gap of the model at a point. Collective.
 
-        The gap is F(w) − D(α) at the α that belongs to the scores t of w, α_i = c_i
-        max(0, 1 − y_i t_i). It is ‖∇F‖² / (2λ). It holds for exact values, even if the
+        One pass over the rows computes them, in float64, on exact values. The gap is
+        F(w) − D(α) at the α that belongs to the scores t of w, α_i = c_i max(0, 1 − y_i
+        t_i). It is ‖∇F‖² / (2λ). It holds for exact values, even if the
         descent used rounded values.
         """
         slope = self.objective.slope(point.v[:, None], None)
@@ -1188,7 +1193,10 @@ class NewtonForm(Form):
 
     @property
     def _chooses(self) -> bool:
-        """Return whether an epoch is restricted to a working set."""
+        """Return whether an epoch takes a working set.
+
+        It does with l1 and more than `FEW` items.
+        """
         return bool(self.objective.penalty.l1) and self.count > FEW
 
     def _working_set(self, order: Array) -> Array:

@@ -166,7 +166,7 @@ class Evaluation:
             self.stop.warn(view.history, self._null_excess_for_goal())
 
     def _null_excess_for_goal(self) -> float:
-        """Return F of the null model less a bound of F if the goal is a gap, else 0."""
+        """Return F of the null model less the least F if the goal is a gap, else 0."""
         return self.null_excess() if self.stop.on == "gap" else 0.0
 
     def null_excess(self) -> float:

@@ -167,7 +167,7 @@ class AllRows:
         return WeightedMoments(first, second, buffer[-1])
 
     def read_blocks(self) -> Iterator[tuple[slice, Any]]:
-        """Yield the local rows of each block, and their exact values.
+        """Yield the range of local rows of each block, and their exact values.
 
         Rows that stay in their file are read by a thread, one block ahead.
         """
@@ -187,7 +187,7 @@ class AllRows:
                 yield before, block.result()
 
     def blocks(self) -> Iterator[slice]:
-        """Yield the local rows of each block."""
+        """Yield the range of local rows of each block."""
         objective = self.objective
         step = objective.block or block_rows(objective.shard.total_columns)
         for start in range(0, self.height, step):
@@ -238,7 +238,10 @@ class _LevelTrial:
 
 
 def level(rows: AllRows, scores: Array) -> InterceptLevel:
-    """Return the best shift of all scores (n, K) by the same K numbers. Collective."""
+    """Return the shift of all scores (n, K) by K numbers at which F is least.
+
+    Collective.
+    """
     shift = np.zeros(scores.shape[1])
     first = here = _look(rows, scores, shift)
     reach = REACH

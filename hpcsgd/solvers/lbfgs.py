@@ -167,9 +167,9 @@ class Trial:
 def search(look: Callable[[float], Trial], begin: Trial) -> tuple[Trial | None, int]:
     """Search along a direction; return (trial, number of trials).
 
-    The trial has a flat enough slope and a value that is no higher than at `begin`, the
-    trial of step 0; it is None if no such step is found. `look` returns the trial of a
-    step; the first step is 1.
+    The size of the trial's slope is at most `STEEP` times that of `begin`, the trial of
+    step 0, and its value is no higher; the trial is None if no such step is found.
+    `look` returns the trial of a step; the first step is 1.
     """
     low = begin
     high = None
@@ -488,8 +488,8 @@ class GapCertificate:
 def null_excess(rows: AllRows, has_intercept: bool) -> float:
     """Return F₀: F of the model without weights, less the mean of the least losses.
 
-    The least loss of a row is that of any score. Collective: two words over all ranks,
-    and the trials of `level` for the intercept.
+    The least loss of a row is the smallest at any score. Collective: two words over all
+    ranks, and the trials of `level` for the intercept.
     """
     scores = np.zeros((rows.height, rows.columns))
     if rows.objective.shard.offsets is not None:
@@ -725,8 +725,9 @@ class Lbfgs:
     def _forecast_gradient(self, certificate: GapCertificate) -> bool:
         """Lower `tol` to a gradient at which the gap may meet its limit. Collective.
 
-        A gap falls with the square of the gradient. Return False if a few such
-        forecasts did not come true, or if float64 has no digits for the next one.
+        A gap falls with the square of the gradient. Return whether `tol` was lowered:
+        not if a few such forecasts did not come true, if no passes are left, or if
+        float64 has no digits for the next one.
         """
         gap = certificate.gap
         limit = certificate.limit
@@ -801,7 +802,7 @@ class Lbfgs:
         return self.landscape.rows.grid.replicas.broadcast(move, 0, "evaluate"), slope
 
     def _walk(self, move: Array, slope: float) -> Trial | None:
-        """Move along `move` until F has fallen enough; return the last trial.
+        """Move the point by a line search along `move`; return its last trial.
 
         `slope` is that of F at the start, g·p. The result is None, and the point does
         not move, if no step is found.

@@ -416,7 +416,7 @@ def least_curvature(values: Array) -> float:
 
 
 class NewtonSolver(Lbfgs):
-    """L-BFGS whose directions are Newton's, from pass `after` on."""
+    """L-BFGS that tries Newton's direction first, after the first `after` passes."""
 
     hessian: Hessian | None = None
     system: NewtonSystem | None = None  # of the last Hessian, on rank 0
@@ -833,7 +833,7 @@ class Refinement:
         return None
 
     def is_evaluated_after(self, number: int) -> bool:
-        """Return whether there was a pass that is not reported yet."""
+        """Return whether a pass was taken and the end is not reached."""
         return self.steps.ending is None and self.steps.passes > 0
 
     def measure(self, state: State, view: View) -> bool:
@@ -851,7 +851,7 @@ class Refinement:
     def _measure_pass(self, view: View) -> None:
         """Write the figures of the last pass into the view.
 
-        The gap, if it is wanted, costs one pass more.
+        The gap, if `bounds_passes` is set, costs one pass more.
         """
         steps = self.steps
         point = self.steps.point

@@ -478,8 +478,8 @@ class Dual(Form):
 
         One pass over the rows computes them, in float64, on exact values. The gap is
         F(w) − D(α) at the α that belongs to the scores t of w, α_i = c_i max(0, 1 − y_i
-        t_i). It is ‖∇F‖² / (2λ). It holds for exact values, even if the
-        descent used rounded values.
+        t_i). It is ‖∇F‖² / (2λ). It holds for exact values, even if the descent used
+        rounded values.
         """
         slope = self.objective.slope(point.v[:, None], None)
         gradient = self.objective.norm(slope)
@@ -1054,7 +1054,7 @@ class NewtonForm(Form):
     def _level(self) -> None:
         """Move the intercept, if there is one, to the best for the weights. Collective.
 
-        `level` then states that no shift is left.
+        `self.level` then states that no shift is left.
         """
         if self.intercept:
             best = level(self.rows, self.scores)

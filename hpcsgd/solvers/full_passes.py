@@ -714,9 +714,9 @@ class Centers:
 def find_centers(rows: AllRows, moments: WeightedMoments) -> Centers | None:
     """Return the means to subtract from columns that are far from zero, or None.
 
-    None if there are no such columns, or if all of them are constant. `moments` are
-    those of the columns. Collective: a flag over all ranks, and if it is set a pass
-    over the rows and a second flag.
+    None for sparse rows, and if there are no such columns, or all of them are constant.
+    `moments` are those of the columns. Collective: a flag over all ranks, and if it is
+    set a pass over the rows and a second flag.
     """
     world = rows.grid.world
     total = np.maximum(moments.total, np.finfo(float).tiny)

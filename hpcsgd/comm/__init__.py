@@ -53,12 +53,15 @@ def open_world(
     Parameters
     ----------
     kind : {"auto", "serial", "mpi"}, default="auto"
-        "auto" takes MPI if a launcher has started this process, else this process
-        alone. It reads the environment only.
+        "auto" takes MPI if a launcher of MPI has started this process, or another
+        launcher several ranks; otherwise it takes this process alone. It reads the
+        environment only.
     reproducible : bool, default=False
         Whether sums give the same bits on all ranks.
     timeout : float, optional
-        Seconds that ranks of MPI wait for each other at the start; 0 for no limit.
+        Limit on the seconds that ranks of MPI wait for each other at the start, if it
+        is less than 20; otherwise they warn after this time, and the limit is 300 s or
+        this time, the longer of them. 0 for no limit.
 
     Returns
     -------
@@ -68,9 +71,11 @@ def open_world(
     Raises
     ------
     ConfigError
-        If the launcher does not belong to MPI.
+        If `kind` is unknown, if several ranks were started without MPI, or if "serial"
+        is requested where several ranks are expected.
     TransportError
-        If MPI gives another number of ranks than the launcher has started.
+        If MPI gives another number of ranks than the launcher has started, or too few
+        for the number that the launcher gives this rank.
 
     Examples
     --------

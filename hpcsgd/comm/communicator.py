@@ -35,7 +35,10 @@ def reduce_bytes(payload: int, ranks: int) -> float:
 
 
 def broadcast_bytes(payload: int, ranks: int) -> float:
-    """Return the bytes a rank sends in a pipelined broadcast: the payload once."""
+    """Return the bytes a rank sends in a pipelined broadcast: the payload once.
+
+    A single rank sends nothing.
+    """
     return float(payload) if ranks > 1 else 0.0
 
 
@@ -95,7 +98,7 @@ class Collective(NamedTuple):
     """
 
     kind: str
-    send: Any  # array that this rank sends; an `SentObject` for objects
+    send: Any  # array that this rank sends; a `SentObject` for objects
     receive: Any  # array for the result; a list for objects
     counts: Sequence[int] = ()
     received: Sequence[int] = ()
@@ -109,21 +112,22 @@ class Collective(NamedTuple):
         return title if self.peer < 0 else f"{title} with rank {self.peer}"
 
     def wire_bytes(self, ranks: int, rank: int | None = None) -> float:
-        """Return the bytes that rank `rank` of `ranks` sends over the network.
+        """Return the bytes that a rank sends over the network, by the model of a ring.
 
-        If `rank` is None, return the bytes of most ranks, or the mean of all ranks if
-        they send unequal amounts.
+        The group has `ranks` ranks. Only collect and deal depend on `rank`: if it is
+        None, collect returns the bytes of a rank other than 0, and deal takes all
+        pieces to be of equal size.
         """
         return _KINDS[self.kind].wire_bytes(self, ranks, rank)
 
     def check(self, rank: int, ranks: int) -> None:
-        """Raise `TransportError` where the arrays and counts do not fit together."""
+        """Raise `TransportError` if arrays, counts or peer are not valid on `rank`."""
         check = _KINDS[self.kind].check
         if check is not None:
             check(self, rank, ranks)
 
     def with_arrays(self, send: Any, receive: Any) -> "Collective":
-        """Return the same collective with other arrays, as staged copies of its own."""
+        """Return this collective with other arrays, such as copies on the host."""
         return self._replace(send=send, receive=receive)
 
 
@@ -309,7 +313,7 @@ class Transport(ABC):
 
     @abstractmethod
     def abort(self, code: int = 1) -> NoReturn:
-        """End all ranks now."""
+        """End all ranks now, with the exit code `code`."""
 
     def survivors(self) -> "Communicator":
         """Return the group of the ranks that are left after a loss of ranks.
@@ -324,7 +328,7 @@ class Transport(ABC):
 
 
 def start_parts_in_order(transport: Transport, parts: Collective) -> Transfer:
-    """Begin a sum of parts as an exchange of pieces, which each rank adds in order.
+    """Begin a sum of parts as an exchange of pieces, which `wait` adds in rank order.
 
     For transports that have no sum of parts, or none in rank order.
     """
@@ -361,11 +365,17 @@ class Pending:
 
     @property
     def is_under_way(self) -> bool:
-        """Return whether `wait` has not been called yet."""
+        """Return whether the result still needs a call of `wait`.
+
+        It does not after the first call, or if it was complete from the beginning.
+        """
         return self._finish is not None
 
     def wait(self) -> Array:
-        """Block until the result is in the buffer, and return the buffer."""
+        """Block until the result is in the buffer, and return the buffer.
+
+        For device arrays the stream may wait instead of the host.
+        """
         finish = self._finish
         self._finish = None
         if finish is not None:
@@ -386,8 +396,9 @@ class Pending:
 
 
 class Address(NamedTuple):
-    """Rack and node of a rank, equal for ranks that share them; "" is an
-    unknown rack.
+    """Rack and node of a rank, equal for ranks that share them.
+
+    An unknown rack is "".
     """
 
     rack: str
@@ -395,8 +406,9 @@ class Address(NamedTuple):
 
 
 def own_address(environ: Mapping[str, str] = os.environ) -> Address:
-    """Return the address of this rank: its rack is HPCSGD_RACK, or the switches that
-    Slurm names in front of the node.
+    """Return the address of this rank, from its host name and `environ`.
+
+    Its rack is HPCSGD_RACK, else the switches that Slurm names in front of the node.
     """
     switches, _, _ = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
     return Address(environ.get("HPCSGD_RACK", switches), socket.gethostname())
@@ -499,10 +511,11 @@ class Communicator(Transport):
 
     @contextmanager
     def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
-        """Return a context in which sums are added in the order of the ranks.
+        """Return a context in which this group is reproducible, if `is_ordered`.
 
-        Groups that are split in the context keep this order. A reproducible group stays
-        reproducible, whatever `is_ordered` is. All ranks must enter and leave.
+        All ranks then get the same bits of a sum, and sums of parts are added in rank
+        order. Groups that are split in the context stay reproducible. A reproducible
+        group is so whatever `is_ordered` is. All ranks must enter and leave.
         """
         before = self.reproducible
         self.reproducible = before or is_ordered
@@ -513,11 +526,17 @@ class Communicator(Transport):
 
     @property
     def newest(self) -> Any:
-        """The collective of GPU arrays that was begun last, for `reach`; None here."""
+        """The newest pending collective of GPU arrays, for `reach`.
+
+        None if there is none, or if the transport is not NCCL.
+        """
         return None
 
     def reach(self, begun: Any) -> None:  # noqa: B027
-        """Make the host wait for a collective for which only a GPU stream waits."""
+        """Make the host wait for `begun`, a collective that `newest` has returned.
+
+        Without NCCL this does nothing.
+        """
 
     def run(self, collective: Collective, purpose: str) -> Any:
         """Perform a collective, and return its `receive` with the result."""
@@ -601,7 +620,7 @@ class Communicator(Transport):
     def gather(
         self, part: Array, counts: Sequence[int], out: Array, purpose: str
     ) -> Array:
-        """out ← the flat parts of all ranks in rank order, counts[r] elements each."""
+        """out ← the flat parts of all ranks in rank order, counts[r] of rank r."""
         if self.size == 1:
             out[...] = part
         else:
@@ -621,7 +640,8 @@ class Communicator(Transport):
     ) -> Array:
         """Send piece r of `pieces` to rank r, counts[r] elements each.
 
-        out ← in rank order, the pieces of all ranks for this rank.
+        All ranks pass the same counts. out ← in rank order, the pieces of all ranks for
+        this rank.
         """
         if self.size == 1:
             out[...] = pieces
@@ -645,11 +665,10 @@ class Communicator(Transport):
         received: Sequence[int],
         purpose: str,
     ) -> Array:
-        """Send piece r to rank r, counts[r] elements; other ranks may have other
-        counts.
+        """Send piece r of `pieces` to rank r, counts[r] elements.
 
-        out ← in rank order, the pieces of all ranks for this rank: received[r] elements
-        from rank r.
+        Other ranks may have other counts. out ← in rank order, the pieces of all ranks
+        for this rank: received[r] elements from rank r.
         """
         self.run(Collective("deal", pieces, out, counts, received), purpose)
         return out
@@ -657,7 +676,10 @@ class Communicator(Transport):
     def collect(
         self, part: Array, counts: Sequence[int], purpose: str = "control"
     ) -> Array | None:
-        """Return the flat parts of all ranks in order on rank 0, None elsewhere."""
+        """Return the flat parts of all ranks in order on rank 0, None on other ranks.
+
+        counts[r] elements come from rank r.
+        """
         if self.size == 1:
             return part
         out = np.empty(sum(counts) if self.rank == 0 else 0, dtype=part.dtype)
@@ -679,7 +701,7 @@ class Communicator(Transport):
 
         In place: `wait` returns the part of this rank, a view of the buffer (at the
         beginning of a host array); the rest of the buffer is undefined afterwards.
-        Reproducible groups add in rank order.
+        Reproducible groups add in rank order; NCCL adds in a fixed order of its own.
         """
         kind = "ordered_parts" if self.reproducible else "parts"
         whole = Collective(kind, buffer, buffer, counts)
@@ -697,8 +719,8 @@ class Communicator(Transport):
         """Send `array` to rank `peer`; out ← the array that `peer` sends to this rank.
 
         Both ranks call it, each with the other as `peer`; pairs need not wait for other
-        pairs. If `peer` is this rank, nothing is sent. Swaps of the same two ranks are
-        in the order of their calls.
+        pairs. If `peer` is this rank, `array` is copied to `out`, and nothing is sent.
+        Swaps of the same two ranks are in the order of their calls.
         """
         return self.start_swap(array, out, peer, purpose).wait()
 
@@ -727,7 +749,7 @@ class Communicator(Transport):
         return items
 
     def workspace(self, words: int, dtype: Any) -> Workspace:
-        """Return a message that is summed again and again, in the fastest way possible.
+        """Return a workspace of `words` words, summed by the fastest way available.
 
         Collective: all ranks call this, and `keep`, in the same order.
         """
@@ -750,15 +772,19 @@ class Communicator(Transport):
             return self._keep(array)
 
     def share_nodes(self, how: str) -> None:
-        """Set whether ranks of a node share memory; groups split later inherit it."""
+        """Set whether ranks of a node share memory: `how` is auto, on or off.
+
+        Groups that are split later inherit it.
+        """
         self.node_sharing = how
 
     def together(self, action: Callable[[], T]) -> T:
-        """Run `action`; an error of this package on any rank is raised on every rank.
+        """Return the result of `action`, or raise an error of any rank on every rank.
 
-        No rank waits for other exceptions: they end the job where they happen. Calls
-        may be nested: a rank that fails before an inner call reports its error in the
-        inner call.
+        Only errors of this package are shared; of several, that of the lowest rank is
+        raised. No rank waits for other exceptions: they end the job where they happen.
+        Collective. Calls may be nested: a rank that fails before an inner call reports
+        its error in the inner call.
         """
         result = None
         error = None

@@ -38,7 +38,7 @@ class Layer(Protocol):
 
     @property
     def place(self) -> str:
-        """Return a name that is equal for ranks of a node that use the same GPU."""
+        """Return the name of the GPU, equal for two ranks only if they share it."""
 
     def owns(self, array: Any) -> bool:
         """Return whether an array is in the memory of GPUs."""
@@ -59,10 +59,7 @@ class Layer(Protocol):
         """Wait until all work of the stream is done."""
 
     def record(self, stream: Any) -> Any:
-        """Return an event that is done once all work queued so far has finished.
-
-        That is the work of `stream`.
-        """
+        """Return an event that is done once the work queued on `stream` so far is."""
 
     def stream_wait_event(self, stream: Any, event: Any) -> None:
         """Queue a wait of the stream for the event; the host continues."""
@@ -159,11 +156,11 @@ class Carrier(ABC):
         self.up += array.nbytes
 
     def close(self) -> None:
-        """Free the resources of the carrier."""
+        """Free the resources of the carrier; the default does nothing."""
         return
 
     def abort_pending(self) -> None:
-        """Abort pending collectives where other ranks may be gone."""
+        """Abort pending collectives after a loss of ranks; the default does nothing."""
         return
 
 
@@ -223,7 +220,10 @@ class DeviceCommunicator(Communicator):
 
     @property
     def charged(self) -> float | None:
-        """Seconds that the host's emulated network took for device arrays, or None."""
+        """Seconds that the emulated network of `host` took so far.
+
+        None if `host` has none, or does not carry the device arrays.
+        """
         return self.host.charged if self.by_host else None
 
     @property
@@ -241,15 +241,16 @@ class DeviceCommunicator(Communicator):
         return type(self)(self.host.survivors(), self.layer, self._stream)
 
     def watch(self, timeout: float) -> None:
-        """Start the watchdog of this and of the host's communicator.
+        """Set the limit of waits, and start the watchdog of the host's communicator.
 
-        Both communicators have the same ledger.
+        It watches both communicators, since they have the same ledger. `timeout` is in
+        seconds.
         """
         super().watch(timeout)
         self.host.watch(timeout)
 
     def unwatch(self) -> None:
-        """Stop the watchdog of this and of the host's communicator."""
+        """End the limit of waits, and stop the watchdog of the host's communicator."""
         super().unwatch()
         self.host.unwatch()
 
@@ -267,24 +268,31 @@ class DeviceCommunicator(Communicator):
 
     @contextmanager
     def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
-        """Add in the order of the ranks within this context, on host and device."""
+        """Return a context in which sums on host and device are reproducible.
+
+        If `is_ordered` is False, the context changes nothing.
+        """
         with super().ordered_sums(is_ordered), self.host.ordered_sums(is_ordered):
             yield
 
     def queue_sum(self, buffer: Any) -> None:
-        """Add a sum of `buffer` to the graph that is being recorded on the stream."""
+        """Add a sum of `buffer` to the graph that is being recorded on the stream.
+
+        Transports without `captures` raise TransportError.
+        """
         raise self._no_graphs()
 
     def adopt(self, graph: StreamGraph) -> None:  # noqa: B027
-        """Note a recorded graph that contains sums.
+        """Note a recorded graph with sums, to release it before this object closes.
 
-        It is released before this communicator closes.
+        Transports without `captures` have no such graphs, and do nothing.
         """
 
     def replay(self, graph: StreamGraph, buffers: Sequence[Any], purpose: str) -> None:
         """Launch a graph that contains the sums of these buffers, in this order.
 
         All ranks must call it, as they call `sum`. The ledger counts it as these sums.
+        Transports without `captures` raise TransportError.
         """
         raise self._no_graphs()
 
@@ -295,7 +303,10 @@ class DeviceCommunicator(Communicator):
         )
 
     def split(self, color: int, key: int) -> Self:
-        """Return a group of some ranks, with a carrier of its own. Collective."""
+        """Return the group of the ranks with this color, ordered by key. Collective.
+
+        It has a carrier of its own.
+        """
         return type(self)(self.host.split(color, key), self.layer, self._stream)
 
     def close(self) -> None:
@@ -304,14 +315,18 @@ class DeviceCommunicator(Communicator):
         self.host.close()
 
     def abort(self, code: int = 1) -> NoReturn:
-        """End all ranks now.
+        """End all ranks now, by the host's communicator, with the exit code `code`.
 
         An abort by NCCL could wait for ranks that have ended already.
         """
         self.host.abort(code)
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Begin a collective on the host or on the device, where its arrays are."""
+        """Begin a collective on the host or on the device, where its arrays are.
+
+        A collect of device arrays takes place on the host. A swap or deal of device
+        arrays raises TransportError.
+        """
         c = collective
         if not self.layer.owns(c.send):
             return self.host.begin(c, blocking)
@@ -356,7 +371,7 @@ PROOF = 64  # words of the sum at the start
 
 
 def check_transport(world: DeviceCommunicator) -> None:
-    """Check one small sum on the device. Collective.
+    """Check that a small sum of device arrays over all ranks is right. Collective.
 
     A failure on one rank is an error on all ranks.
     """
@@ -419,7 +434,7 @@ def gpu_of_rank(
 
     Parameters
     ----------
-    environment : what the launcher left, such as `os.environ`
+    environment : variables that the launcher has set, such as `os.environ`
     visible : GPUs that this process sees
     local_ranks : ranks on this node; None takes the launcher's number
     share_gpus : several ranks may use one GPU
@@ -446,8 +461,9 @@ def gpu_of_rank(
 
 
 def local_place(environment: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Return (this rank's number on its node, ranks on the node); None where
-    not known.
+    """Return (this rank's number on its node, number of ranks on the node).
+
+    Each is None if the launcher's variables do not state it.
     """
     for rank, size in LAUNCHERS:
         if environment.get(rank, "").isdigit():
@@ -479,7 +495,8 @@ def check_own_gpu(places: Sequence[str], share_gpus: bool, kind: str) -> None:
 def _has_its_own(environment: Mapping[str, str], visible: int, ranks: int) -> bool:
     """Return whether the launcher shows each rank a GPU of its own.
 
-    That is so if this rank sees one GPU, and the node has as many as `ranks`.
+    That is so if this rank sees one GPU, which CUDA_VISIBLE_DEVICES names, unless Slurm
+    states that the node has fewer GPUs than `ranks`.
     """
     if visible != 1 or len(_listed(environment)) != 1:
         return False
@@ -524,8 +541,9 @@ def open_transport(
 ) -> DeviceCommunicator:
     """Return a communicator of the ranks of `host` for device arrays. Collective.
 
-    One small sum checks it. With `stream` None, the current stream at each call is
-    used.
+    A small sum checks it if there are several ranks. `layer` is the GPU of this rank.
+    If `stream` is None, the current stream at each call is used. `share_gpus` lets
+    several ranks use one GPU, except with "nccl".
     """
     transport = transport_of(kind)
     places = host.exchange_objects(layer.place)
@@ -537,7 +555,7 @@ def open_transport(
 
 
 def transport_of(kind: str) -> type[DeviceCommunicator]:
-    """Return the class of a transport by its name."""
+    """Return the class of the transport `kind`; raise ConfigError if it is unknown."""
     if kind not in TRANSPORTS:
         raise ConfigError(
             f"[run] unknown transport: {kind!r}; known: {', '.join(TRANSPORTS)}"

@@ -58,7 +58,8 @@ class HostStaging(Carrier):
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
         """Copy the arrays to the host and begin the collective there.
 
-        `wait` of the transfer copies the result back to the device.
+        `wait` of the transfer copies the result back to the device. A blocking
+        collective in place goes chunk by chunk, and is over on return.
         """
         c = collective
         in_place = c.receive is c.send
@@ -160,7 +161,10 @@ class PathCheck(NamedTuple):
 
 
 def rdma_way(root: Path, environment: Mapping[str, str]) -> PathCheck:
-    """Return whether NCCL can send GPU memory by an adapter without host memory."""
+    """Return whether NCCL can send GPU memory by RDMA, without host memory, and why.
+
+    `root` is the root folder of the system.
+    """
     adapters = adapters_in(root)
     if environment.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         return PathCheck(
@@ -180,7 +184,10 @@ def rdma_way(root: Path, environment: Mapping[str, str]) -> PathCheck:
 
 
 def adapters_in(root: Path) -> list[str]:
-    """Return the names of the InfiniBand and RoCE adapters, sorted."""
+    """Return the names of InfiniBand and RoCE adapters, sorted.
+
+    `root` is the root folder of the system.
+    """
     folder = root / "sys/class/infiniband"
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
@@ -196,7 +203,8 @@ def is_loaded(root: Path, module: str) -> bool:
 def has_dmabuf(root: Path, environment: Mapping[str, str]) -> bool:
     """Return whether the kernel can lend GPU memory by dma-buf.
 
-    Only the open driver modules can.
+    It needs NVIDIA's open driver modules and Linux 5.12, and NCCL_DMABUF_ENABLE must
+    not be 0.
     """
     if environment.get("NCCL_DMABUF_ENABLE", "1") == "0":
         return False
@@ -207,7 +215,7 @@ def has_dmabuf(root: Path, environment: Mapping[str, str]) -> bool:
 def storage_way(
     root: Path, environment: Mapping[str, str], kvikio: str | None, cufile: str | None
 ) -> PathCheck:
-    """Return whether drives can write to GPU memory without host memory.
+    """Return whether drives can write to GPU memory without host memory, and why.
 
     `kvikio` is the version of that package, `cufile` the library; None: not installed.
     """
@@ -225,9 +233,10 @@ def storage_way(
 
 
 def mpi_way(reads: bool | None, environment: Mapping[str, str]) -> PathCheck:
-    """Return whether MPI takes addresses on GPUs.
+    """Return whether MPI takes addresses on GPUs, and why.
 
-    `reads` is what the MPI library itself reports; None if it cannot be asked.
+    `reads` is what the MPI library itself reports. If it is None, since the library
+    cannot report it, MPICH_GPU_SUPPORT_ENABLED = 1 decides.
     """
     answers = {None: "MPI cannot be asked", True: "MPI says so", False: "MPI denies it"}
     variables = [
@@ -279,7 +288,10 @@ class CudaAware(Carrier):
         return [self.layer.for_mpi(array) for array in arrays]
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Begin the collective on the addresses of the device arrays."""
+        """Begin the collective on the addresses of the device arrays.
+
+        A sum of parts in rank order is computed on the host.
+        """
         c = collective
         if c.kind == "ordered_parts":
             return self._begin_ordered_parts(c)
@@ -392,9 +404,9 @@ class DevicePieces(NarrowPieces):
         self.held = group.layer.empty(sum(lengths), np.uint16)
 
     def write(self, values: Any) -> None:
-        """Compute held ← `values`, rounded to bf16."""
+        """Queue held ← `values`, rounded to bf16."""
         self.group.layer.narrow(values, self.held, self.group.stream)
 
     def read(self, out: Any) -> None:
-        """Compute out ← the values of the pieces, in float32."""
+        """Queue out ← the values of the pieces, in float32."""
         self.group.layer.widen(self.held, out, self.group.stream)

@@ -22,8 +22,9 @@ def place_on_grid(rank: int, members: int) -> tuple[int, int]:
 class Grid:
     """The ranks of the world as a grid, with this rank's two communicators.
 
-    `members` has the ranks of the same replica, `replicas` the ranks of the same
-    columns.
+    The attribute `members` is the communicator of the ranks of the same replica, and
+    `replicas` that of the ranks with the same columns. The parameters `replicas` and
+    `members` are the numbers of ranks of these two.
     """
 
     def __init__(self, world: Communicator, replicas: int, members: int) -> None:
@@ -34,11 +35,12 @@ class Grid:
         self.replicas = world.split(self.member, self.replica)  # one column block
 
     def meet(self) -> None:
-        """Wait for all ranks; an error of this package on one is raised on all ranks.
+        """Wait for all ranks; raise the error of a rank that has failed before.
 
-        Collective. Called before communicators are opened: a rank that has raised an
-        error would not take part in the split, and all others would wait for it for
-        ever.
+        Collective. A rank that fails on the way to this call reports its error by
+        `Communicator.together`, in which it runs. Called before communicators are
+        opened: a rank that has raised an error would not take part in the split, and
+        all others would wait for it for ever.
         """
         self.world.together(lambda: None)
 
@@ -62,10 +64,10 @@ def duplicate(group: Communicator) -> Communicator:  # after `Grid.meet`
 
 @contextmanager
 def close_on_agreed_error(close: Callable[[], None]) -> Iterator[None]:
-    """Call `close` if the body raises an error that all ranks raise.
+    """Call `close` if the body raises a ConfigError or DataError that all ranks raise.
 
     No rank is inside a collective then. After other errors `close` is not called, since
-    it waits for all ranks.
+    it waits for all ranks. The error is raised again.
     """
     try:
         yield

@@ -60,7 +60,10 @@ def launched(environment: Mapping[str, str]) -> LauncherRank | None:
 
 
 def has_mpi_signs(environment: Mapping[str, str]) -> bool:
-    """Return whether a launcher of MPI ranks has set its variables for this process."""
+    """Return whether a launcher of MPI ranks has set its variables for this process.
+
+    False for ranks of torchrun, which may inherit such variables.
+    """
     return not has_agent(environment) and any(name in environment for name in MPI_SIGNS)
 
 
@@ -73,7 +76,7 @@ def has_agent(environment: Mapping[str, str]) -> bool:
 
 
 def launch_refusal(environment: Mapping[str, str], kind: str = "auto") -> str | None:
-    """Return an error message if no launcher of MPI started the ranks, else None.
+    """Return an error message if several ranks were started without MPI, else None.
 
     Ranks of torchrun are always refused. Those of `srun` without a PMI are refused for
     the communicator `auto` alone: an MPI that loads Slurm's library of PMI-1 needs no
@@ -107,7 +110,7 @@ def _lacks_pmi(environment: Mapping[str, str]) -> bool:
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:
-    """Return whether the variables of a launcher of several ranks are set."""
+    """Return whether a launcher of MPI, or of several ranks, started this process."""
     if EXPECTED in environment or has_mpi_signs(environment):
         return True
     # Every Slurm step sets SLURM_PROCID, one of a single task too.
@@ -164,7 +167,8 @@ SLEEP = "MPIR_CVAR_ENABLE_HEAVY_YIELD"  # read by MPICH when it starts
 def sleep_where_crowded(environment: MutableMapping[str, str]) -> None:
     """Let waiting ranks of MPICH sleep, on a node with more ranks than cores.
 
-    MPICH waits in a busy loop, so a waiting rank takes time from a computing rank on
+    A variable in `environment` does this; a value that it has already stays. MPICH
+    waits in a busy loop, so a waiting rank takes time from a computing rank on
     the same core. Sleeping delays messages, so ranks that have a core each keep the
     busy loop. The cores are those of the launcher, because a rank may be bound to one
     of them.
@@ -278,7 +282,7 @@ def _ours(folder: Path) -> list[Path]:
 
 
 def _is_old(path: Path, began: float) -> bool:
-    """Return whether a file is clearly older than this step, which began at `began`."""
+    """Return whether a file is more than `MARGIN` older than the time `began`."""
     with suppress(OSError):
         return path.stat().st_ctime < began - MARGIN
     return False
@@ -300,7 +304,10 @@ def _began(folder: Path) -> float:
 
 
 def segments_in_use() -> set[str]:
-    """Return the paths of files that this user's processes have open or mapped."""
+    """Return the paths of files that this user's processes have open.
+
+    They include files of MPICH that are only mapped.
+    """
     paths: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         # Open files first: one that is mapped meanwhile is seen in either place.
@@ -330,7 +337,7 @@ def is_loss(mpi: Any, error: BaseException) -> bool:
 
 
 def shrink(mpi: Any, world: Any, groups: Iterable[Any]) -> Any:
-    """Return a communicator of all ranks that are left. Collective.
+    """Return a communicator of the ranks of `world` that are left. Collective.
 
     First the old world and its `groups` are revoked, which releases ranks that wait in
     them: not every rank has noticed the failure itself.

@@ -53,8 +53,9 @@ class ThreadLocation:
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Mark the main thread as busy with `what`: it waits for a disk, not
-        for ranks.
+        """Return a context in which the main thread counts as busy with `what`.
+
+        It then waits for a disk, for example, and not for ranks.
         """
         self.task = what
         try:
@@ -63,7 +64,11 @@ class ThreadLocation:
             self.task = None
 
     def spot(self) -> tuple[Spot | None, float]:
-        """Return the main thread's collective, or None, and the time since when."""
+        """Return (the main thread's collective or None, since when).
+
+        The time is that of `perf_counter` at which the thread entered the collective,
+        or left the last one.
+        """
         now = self.now
         if now is None:
             return None, self.since
@@ -97,8 +102,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class SentWords:
-    """The words and bytes that one rank sends in one collective, as a ledger counts
-    them.
+    """The words and bytes that a ledger counts for one rank in one collective.
 
     Formulas compute them from sizes alone. `words` is None where a formula gives bytes,
     but not the number of collectives.
@@ -112,8 +116,9 @@ Sent = Sequence[SentWords]  # one after the other
 
 
 def totals(sent: Iterable[SentWords]) -> dict[str, int]:
-    """Return the totals of calls, words and bytes; bytes alone where words are not
-    known.
+    """Return the totals of calls, words and bytes.
+
+    If the words of any entry are not known, return the total of bytes alone.
     """
     calls = size = 0
     words: int | None = 0
@@ -127,8 +132,9 @@ def totals(sent: Iterable[SentWords]) -> dict[str, int]:
 
 
 class Ledger:
-    """The account of all collectives, by purpose; groups split from one world
-    share it.
+    """The account of one rank's collectives, by purpose.
+
+    All groups that are split from one world share it.
     """
 
     def __init__(self) -> None:
@@ -161,7 +167,10 @@ class Ledger:
         return self.entries[purpose].words
 
     def sent(self) -> dict[str, int]:
-        """Return the messages, words and bytes that training has sent so far."""
+        """Return this rank's messages, words and bytes for training so far.
+
+        Messages are collectives. Training has the purposes products and agreement.
+        """
         entries = [self.entries[purpose] for purpose in TRAINING]
         return {
             "messages": sum(entry.calls for entry in entries),
@@ -199,7 +208,7 @@ class Clock:
         self._last = perf_counter()
 
     def lap(self, phase: str) -> float:
-        """Book the time since the last lap (or start) under `phase`."""
+        """Book the time since the last lap (or start) under `phase`, and return it."""
         now = perf_counter()
         elapsed = now - self._last
         self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed

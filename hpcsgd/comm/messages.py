@@ -39,7 +39,7 @@ SIGNATURES = {
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """Return the compiled casts, or None."""
+    """Return the library of compiled casts, or None if it cannot be used."""
     return load_kernels(Path(__file__).parent, "_casts", "NumPy", SIGNATURES)[0]
 
 
@@ -121,8 +121,9 @@ def is_narrow(form: Format) -> bool:
 
 
 def bytes_of_word(name: str, ranks: int) -> int:
-    """Return the bytes that a rank allocates for each word of a message that
-    is summed.
+    """Return the bytes that a rank allocates for each word of a summed message.
+
+    `name` is the format in which the words are sent.
     """
     form = get_format(name)
     wide = form.carrier.itemsize
@@ -269,9 +270,7 @@ class NarrowPieces:
 
     @property
     def _exponents(self) -> Array:
-        """Return the words of the buffer as signed integers, among them the
-        exponents.
-        """
+        """Return the whole buffer as signed integers, some of which are exponents."""
         return self.held.view(f"i{self.held.itemsize}")
 
 
@@ -305,8 +304,9 @@ def sent_for_sum(
 
 
 def sum_parts(parts: list[Array], name: str) -> Array:
-    """Return Σ of the flat parts of all ranks, as a message in format `name`
-    sums them.
+    """Return Σ of the flat parts of all ranks, rounded as by a message in `name`.
+
+    `parts` may change.
     """
     form = get_format(name)
     if len(parts) == 1:

@@ -138,7 +138,8 @@ def meet(
 
     After `timeout` seconds (0 = wait for ever) a rank that waits logs a warning that
     names the missing ranks. After `limit` seconds it passes a sentence that names them
-    to `say`, and calls `end` with the exit code 1.
+    to `say` (by default to stderr), and calls `end` with the exit code 1. Both come a
+    few seconds later, since ranks first answer each other.
     """
     arrived = comm.Ibarrier()
     if timeout <= 0:
@@ -254,8 +255,9 @@ def why_not_loaded(error: ImportError | RuntimeError) -> str:
 def load_mpi(timeout: float = TIMEOUT) -> Any:
     """Return mpi4py's MPI module, initialised within `start_seconds(timeout)`.
 
-    A rank that takes longer is ended with one sentence, because the other ranks have
-    ended or never started.
+    A rank that takes longer is ended with one sentence: another rank has ended, is
+    stopped, or was never started. ConfigError is raised if MPI has been finalised,
+    MissingPackage if mpi4py or its library cannot be loaded.
     """
     if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
         loaded = sys.modules["mpi4py.MPI"]
@@ -405,7 +407,9 @@ class MpiCommunicator(Communicator):
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
         """Start the MPI call of a collective, and return its transfer.
 
-        The call is non-blocking unless `blocking`; then it is complete on return.
+        The call is non-blocking unless `blocking`; then it is complete on return. An
+        exchange of objects always is. A swap and a sum of parts in rank order end in
+        the `wait` of the transfer.
         """
         kind = collective.kind
         if blocking and kind == "sum":  # the shortest way for what repeats most
@@ -524,7 +528,7 @@ OTHERS: dict[str, Callable[[MpiCommunicator, Collective], Transfer]] = {
 
 
 def _sendable(array: Array) -> Array:
-    """Return the array with 16-bit floats viewed as integers, which MPI can send."""
+    """Return the array; floats that MPI cannot send are viewed as integers."""
     if array.dtype.char == "e" or array.dtype.kind == "V":
         return array.view(f"u{array.dtype.itemsize}")
     return array
@@ -568,7 +572,7 @@ def _end_all(mpi: Any, code: int) -> None:
 
 
 def _check_usable(comm: Any) -> None:
-    """Refuse a `comm` without ranks, or any if MPI is not initialised or finalised.
+    """Raise ConfigError if `comm` has no ranks, or if MPI is not running.
 
     MPI would end the interpreter when such a communicator is used.
     """
@@ -632,7 +636,7 @@ def mpi_facts() -> dict[str, str]:
 
 
 def provider_of(version: str, environment: Mapping[str, str]) -> str:
-    """Return what sends messages between nodes, as far as it can be known.
+    """Return a text that names what sends messages between nodes, if it is known.
 
     `version` is the result of MPI_Get_library_version. MPICH names its device and the
     network modules that were built in; it takes the first unless MPIR_CVAR_CH4_NETMOD
@@ -664,7 +668,7 @@ def reads_device_memory() -> bool | None:
 
 
 def _cuda_aware(mpi: Any) -> str:
-    """Return "yes", "no" or "unknown": whether MPI reads GPU memory.
+    """Return a text that begins with yes, no or unknown: whether MPI reads GPU memory.
 
     The library's version text and environment variables decide.
     """

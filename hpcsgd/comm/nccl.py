@@ -83,13 +83,14 @@ class NcclQueue(Carrier):
             return self._nccl.NcclCommunicator(host.size, name, host.rank)
 
     def follow(self, other: "NcclQueue") -> None:
-        """Share the pending collectives of `other`: on one stream they end in one
-        order.
+        """Share the pending collectives of `other`.
+
+        On one stream the collectives of both end in the order of their calls.
         """
         self.under_way = other.under_way
 
     def limit_pending(self, most: int) -> None:
-        """Wait until no more than `most` collectives are pending, the oldest first."""
+        """Wait for the oldest pending collectives until at most `most` are left."""
         while len(self.under_way) > most:
             sent = self.under_way.popleft()
             sent.carrier.wait_for(sent)
@@ -128,7 +129,10 @@ class NcclQueue(Carrier):
             comm.abort()
 
     def close(self) -> None:
-        """End NCCL's communicator after the last collective, with all other ranks."""
+        """End NCCL's communicator after all pending collectives. All ranks call it.
+
+        After an error of NCCL, pending collectives are aborted instead.
+        """
         if self._is_broken:
             self.abort_pending()
         self.limit_pending(0)
@@ -139,9 +143,7 @@ class NcclQueue(Carrier):
             comm.destroy()
 
     def record(self, action: Callable[[int], None]) -> None:
-        """Record the calls of NCCL in `action` in the graph under capture on the
-        stream.
-        """
+        """Record the calls of NCCL in `action` in the graph under capture."""
         self._check_open()
         with self._named():
             self._hand(self.stream, action)
@@ -186,8 +188,9 @@ class NcclQueue(Carrier):
         return Transfer(wait)
 
     def _queue(self, stream: Any, action: Callable[[int], None]) -> Any:
-        """Queue the calls of NCCL in `action` as one group; return the event of their
-        end.
+        """Queue the calls of NCCL in `action` as one group.
+
+        Return the event that marks their end.
         """
         self._check_open()
         with self._checked():
@@ -223,9 +226,7 @@ class NcclQueue(Carrier):
                 self._comm.check_async_error()
 
     def _look_at_gpu(self) -> None:
-        """Raise DeviceLost where the GPU itself is lost: NCCL's error only follows from
-        that.
-        """
+        """Raise DeviceLost if the GPU is lost: NCCL's error only follows from that."""
         try:
             self.layer.is_done(self.layer.record(self.stream))
         except DeviceLost:
@@ -234,9 +235,10 @@ class NcclQueue(Carrier):
 
     @contextmanager
     def _checked(self, said: str = "") -> Iterator[None]:
-        """Return a context that ends NCCL's communicator after an error.
+        """Return a context that aborts NCCL's communicator after an error of NCCL.
 
-        This releases ranks that wait in a collective. `said` names the collective.
+        This releases ranks that wait in a collective. `said` names the collective; ""
+        is the present one. After the loss of a GPU, DeviceLost is raised instead.
         """
         try:
             with self._named(said):
@@ -282,7 +284,7 @@ class Nccl(NcclQueue):
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
         """Queue the collective on the stream, or on the second one if not `blocking`.
 
-        The host does not wait for its end.
+        An exchange is always queued on the first. The host does not wait for the end.
         """
         action = self.calls(collective)
         if blocking or collective.kind == "exchange":
@@ -314,8 +316,10 @@ class Nccl(NcclQueue):
         return lambda to: self._comm.broadcast(at, at, size, BYTES, c.root, to)
 
     def _parts(self, c: Collective) -> Callable[[int], None]:
-        """Return the calls of a sum of parts: a reduce-scatter if all parts are equal,
-        else one group of reductions.
+        """Return a function that makes the calls of NCCL for a sum of parts.
+
+        They are a reduce-scatter if all parts have one length, else a group of
+        reductions.
         """
         at = self.layer.address(c.send)
         kind = KINDS[c.send.dtype.char]
@@ -336,7 +340,7 @@ class Nccl(NcclQueue):
         return scatter if len(set(c.counts)) == 1 else reduce
 
     def _gather(self, c: Collective) -> Callable[[int], None]:
-        """Return the calls of an all-gather: one group of broadcasts."""
+        """Return a function that makes an all-gather as one group of broadcasts."""
         sent, at = self.layer.address(c.send), self.layer.address(c.receive)
         sizes = [count * c.receive.dtype.itemsize for count in c.counts]
 
@@ -349,7 +353,7 @@ class Nccl(NcclQueue):
         return action
 
     def _exchange(self, c: Collective) -> Callable[[int], None]:
-        """Return the calls that send and receive all pieces as one group."""
+        """Return a function that sends and receives all pieces as one group."""
         own_bytes = c.counts[self.host.rank] * c.receive.dtype.itemsize
         sizes = [count * c.send.dtype.itemsize for count in c.counts]
         sent, received = self.layer.address(c.send), self.layer.address(c.receive)
@@ -400,8 +404,9 @@ SAFER = {"NCCL_GRAPH_REGISTER": "0"}
 
 
 def pin(environment: MutableMapping[str, str]) -> None:
-    """Set the variables that make NCCL add in one order, or refuse other values.
+    """Set the variables that make NCCL add in one order.
 
+    ConfigError is raised if one of them already has a value that does not.
     NCCL reads them once, before its first communicator.
     """
     for name, allowed in PINNED.items():
@@ -449,8 +454,10 @@ class NcclCommunicator(DeviceCommunicator):
         return buffer
 
     def start_sum(self, buffer: Array, purpose: str) -> Pending:
-        """Start a sum on a second stream; `wait` makes the first stream wait, not the
-        host.
+        """Start a sum in place; for device arrays, on a second stream.
+
+        `wait` then makes the first stream wait, not the host. Reproducible groups
+        perform sums of float32 and float64 at once instead.
         """
         if not self._adds_halves(buffer):
             return super().start_sum(buffer, purpose)
@@ -466,8 +473,9 @@ class NcclCommunicator(DeviceCommunicator):
         return part
 
     def queue_sum(self, buffer: Any) -> None:
-        """Record a sum in the graph under capture; `replay` books it, and checks for
-        errors.
+        """Record a sum of `buffer` in the graph that the stream captures.
+
+        `replay` books it, and checks for errors.
         """
         if self.size == 1:
             return
@@ -515,12 +523,12 @@ class NcclCommunicator(DeviceCommunicator):
 
     @property
     def newest(self) -> Any:
-        """Return the collective that any group of this rank queued last, or None."""
+        """Return the newest pending collective of this rank's groups, or None."""
         under_way = self.carrier.under_way
         return under_way[-1] if under_way else None
 
     def reach(self, begun: Any) -> None:
-        """Wait for the queued collective `begun`, and check NCCL for errors.
+        """Wait for all collectives up to `begun`, and check NCCL for errors.
 
         The watchdog sees the rank in each collective that it waits for.
         """
@@ -545,7 +553,7 @@ class NcclCommunicator(DeviceCommunicator):
         return is_device and is_half(np.dtype(buffer.dtype))
 
     def enter(self, what: str, purpose: str) -> ThreadLocation:
-        """Enter the next collective, once no more than `AHEAD` are pending."""
+        """Wait until at most `AHEAD` collectives are pending; enter the next one."""
         self.carrier.limit_pending(AHEAD)
         place = super().enter(what, purpose)
         self.carrier.now = (what, purpose, self.begun)

@@ -112,7 +112,8 @@ class NetworkLink:
     def book(self, seconds: float) -> float:
         """Queue a transfer of `seconds`, and return the time at which it will be done.
 
-        Times are those of `time.perf_counter`.
+        The network's jitter makes the transfer longer. Times are those of
+        `time.perf_counter`.
         """
         if self.network.jitter:
             seconds *= 1.0 + self.network.jitter * self._rng.uniform()
@@ -181,7 +182,7 @@ class DelayedCommunicator(Communicator):
 
     @property
     def mpi_handle(self) -> Any:
-        """The communicator of mpi4py beneath: reading a file is not delayed."""
+        """The communicator of mpi4py beneath, or None: its calls are not delayed."""
         return self.inner.mpi_handle
 
     @property
@@ -228,15 +229,18 @@ class DelayedCommunicator(Communicator):
 
     @contextmanager
     def ordered_sums(self, is_ordered: bool = True) -> Iterator[None]:
-        """Add in the order of the ranks inside the `with` block.
+        """Return a context in which this group is reproducible, if `is_ordered`.
 
-        The inner communicator does so, too.
+        The inner communicator is, too.
         """
         with super().ordered_sums(is_ordered), self.inner.ordered_sums(is_ordered):
             yield
 
     def charge(self, wire_bytes: float) -> float:
-        """Return the seconds of a collective: α⌈log₂p⌉ + bytes / bandwidth."""
+        """Return the seconds of a collective: α⌈log₂p⌉ + bytes / bandwidth.
+
+        p is the modelled number of ranks, and the bytes are those of one rank.
+        """
         hops = ceil(log2(self.modelled_ranks))
         return self.network.alpha * hops + wire_bytes / self.network.bandwidth
 
@@ -255,7 +259,7 @@ class DelayedCommunicator(Communicator):
         return DONE
 
     def postpone(self, transfer: Transfer, seconds: float) -> Transfer:
-        """Return `transfer`, which ends when a message posted now would have arrived.
+        """Return `transfer`, delayed until a message posted now would have arrived.
 
         The message takes `seconds`, behind earlier messages on the link.
         """
@@ -342,9 +346,10 @@ class EmulatedCommunicator(Communicator):
         return 1
 
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
-        """Fill the receive buffer with this rank's own words.
+        """Fill `receive` with copies of this rank's words in place of all ranks' words.
 
-        As many words are written as all ranks together would send.
+        A collective in place leaves its array as it is. A sum of parts adds one copy of
+        the first piece for each rank.
         """
         c = collective
         if c.kind in ("parts", "ordered_parts"):

@@ -31,9 +31,9 @@ class RankEnd(NamedTuple):
 
 
 def note_end(rank: int, code: int) -> None:
-    """Note how a rank ended in the folder of our launcher; do nothing without one.
+    """Note in the folder of our launcher, if it has one, how a rank ended.
 
-    Only the first note of a rank counts.
+    `code` is an exit code or −signal. Only the first note of a rank counts.
     """
     folder = os.environ.get(ENDS)
     if folder is None:
@@ -75,8 +75,8 @@ FORWARDING = 0.5  # seconds for a launcher to pass on what a rank printed
 def start_seconds(timeout: float) -> float:
     """Return the seconds that ranks may take to start together; 0 for no limit.
 
-    Ranks begin at different times for good reasons. So the limit is START or `timeout`,
-    the longer of them, unless the user asks for less than the default time-out.
+    A `timeout` below TIMEOUT is the limit itself. Otherwise the limit is START or
+    `timeout`, the longer of them: ranks begin at different times for good reasons.
     """
     return timeout if timeout < TIMEOUT else max(timeout, START)
 

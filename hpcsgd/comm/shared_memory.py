@@ -86,7 +86,7 @@ def agreed(comm: Any, mpi: Any, good: bool) -> bool:
 
 
 def attempt(action: Callable[[], Any]) -> Any:
-    """Return the result of `action`, or None where this MPI does not support it."""
+    """Return the result of `action`, or None if MPI fails or does not support it."""
     try:
         return action()
     except (AttributeError, NotImplementedError, RuntimeError, MemoryError):
@@ -112,9 +112,10 @@ SHARED_MEMORY = "/dev/shm"  # its limit, not the machine's, ends large windows
 class NodeWindows:
     """The windows and communicators of a node, with weak references to their users.
 
-    The users are arrays in the windows. The ranks of a node free all windows together,
-    when the last array is gone on every rank, since no rank may read a window
-    afterwards.
+    The users are arrays in the windows, and the `NodeRanks`. The ranks of a node free
+    all windows together, when the last user is gone on every rank, since no rank may
+    read a window afterwards. `comm` has the ranks of the node, `across` the ranks with
+    the same number on all nodes.
     """
 
     def __init__(self, comm: Any, across: Any, mpi: Any) -> None:
@@ -127,7 +128,8 @@ class NodeWindows:
     def release(self) -> bool:
         """Free all windows and communicators, if no rank uses them.
 
-        Return whether they were freed. Collective over the ranks of the node.
+        Return whether they were freed. Collective over the ranks of the node, and of
+        all nodes unless `across` is None.
         """
         unused = all(user() is None for user in self.users)
         unused = agreed(self.comm, self._mpi, unused)
@@ -145,7 +147,11 @@ class NodeWindows:
 
 
 class NodeRanks:
-    """The ranks of a communicator on one machine, and memory that they share."""
+    """The ranks of a communicator on one machine, and memory that they share.
+
+    `across` has the ranks with the same number on all nodes; None if there is one node,
+    or if nodes have different numbers of ranks.
+    """
 
     def __init__(self, comm: Any, across: Any, mpi: Any, whole: bool) -> None:
         self.comm = comm
@@ -171,7 +177,7 @@ class NodeRanks:
             window.Sync()
 
     def take(self, size: int) -> Array | None:
-        """Allocate `size` bytes of shared memory, the same on all ranks of the node.
+        """Return `size` bytes of shared memory, the same on all ranks of the node.
 
         None if there is no room. Collective.
         """
@@ -183,9 +189,9 @@ class NodeRanks:
         return self._bases[-1][first : first + size]
 
     def keep(self, array: Array) -> Array | None:
-        """Return a read-only copy of an array in shared memory.
+        """Return a read-only copy of `array`, which is stored in shared memory.
 
-        The array is equal on all ranks. Each rank writes a part of the copy. None if
+        `array` is equal on all ranks. Each rank writes a part of the copy. None if
         there is no room. Collective.
         """
         memory = self.take(array.nbytes)
@@ -247,7 +253,8 @@ def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
 def fits_shared_memory(size: int) -> bool:
     """Return whether there is room for `size` bytes of shared memory, twice over.
 
-    Touching a page for which there is no room kills the process.
+    Touching a page for which there is no room kills the process. The result is True if
+    the system does not show the room.
     """
     try:
         file_system = os.statvfs(SHARED_MEMORY)
@@ -273,9 +280,9 @@ ALONE_UP_TO = 20_000
 class SummedByEach(Workspace):
     """A sum with one barrier: every rank adds the slots of all ranks by itself.
 
-    The result is in memory of its own. There are two sets of slots, used in turn. A
-    rank writes into a set again only after the barrier of the next sum, which a rank
-    reaches only when it has read the set.
+    Each rank stores the result in its own memory. There are two sets of slots, used in
+    turn. A rank writes into a set again only after the barrier of the next sum, which a
+    rank reaches only when it has read the set.
     """
 
     def __init__(
@@ -341,9 +348,9 @@ class SummedInSlices(Workspace):
         return self._slot
 
     def add(self) -> Array:
-        """Return the sum of all slots, to which this rank adds its slice.
+        """Return the sum of all slots, which is in memory shared by the node's ranks.
 
-        The ranks of the node are synchronised before and after.
+        This rank adds one slice. The ranks are synchronised before and after.
         """
         self.node.meet()
         add_in_order(self._parts, self._part)
@@ -456,12 +463,18 @@ class SumChoice:
         return array.copy() if shared_copy is None else shared_copy
 
     def release(self) -> None:
-        """Free the windows whose arrays are all gone. Collective over the world."""
+        """Free the windows whose arrays are all gone. Collective over the world.
+
+        A choice for a part of the world does nothing.
+        """
         if self._of_world:
             self._held[:] = [windows for windows in self._held if not windows.release()]
 
     def close(self) -> None:
-        """Free the windows and requests of the communicator, before it is freed."""
+        """Free the persistent requests of the communicator, before it is freed.
+
+        The world also frees the windows whose arrays are all gone.
+        """
         self._node = None
         self.release()
         for request in list(self._requests):

@@ -158,7 +158,7 @@ class Board:
         return f"{', '.join(names)} did not come within {self.limit:g} s"
 
     def break_up(self) -> None:
-        """Release all ranks that wait."""
+        """Make all ranks that wait for a message, now or later, raise LostRank."""
         with self.changed:
             self.broken = True
             self.changed.notify_all()
@@ -385,7 +385,7 @@ def run_ranks(
     """Run function(world) on n ranks that are threads; return results in rank order.
 
     The first rank that raises releases the others, and its exception is raised here. A
-    rank that raises RankDied just vanishes.
+    rank that raises RankDied is lost: ranks that wait for others raise LostRank.
     """
     boards = [Board(n)]
     results: list[Any] = [None] * n

@@ -93,8 +93,9 @@ def _all_wait(
 ) -> Verdict:
     """Return the verdict if all ranks wait in collectives.
 
-    If they wait in the same one, the network is slow; else the program calls different
-    collectives, and the action is to end.
+    If one collective has all its ranks, the network is slow: the action is to be
+    patient, or to end if `waited` is PATIENCE times `timeout`. Otherwise the program
+    calls different collectives, and the action is to end.
     """
     spots = {r: a.spot for r, a in sorted(answers.items()) if a.spot is not None}
     present = Counter([own, *spots.values()])
@@ -164,7 +165,10 @@ class Usage:
         self._samples.append(self._read())
 
     def is_busy(self) -> bool:
-        """Return whether CPU time or traffic since the oldest sample shows work."""
+        """Return whether CPU time or traffic since the oldest sample shows work.
+
+        A process that waits for a disk now is busy, too.
+        """
         began, cpu, traffic = self._samples[0]
         now, cpu_now, traffic_now = self._read()
         share = (cpu_now - cpu) / max(now - began, 1e-9)

@@ -61,7 +61,7 @@ class View:
     seconds : float
         Seconds of training, without evaluations.
     words : callable
-        Returns the words that were sent for products so far.
+        Returns the words that this rank has sent for products so far.
     phases : callable
         Returns the seconds of each phase so far.
     evaluations_planned : int
@@ -191,7 +191,9 @@ class Callback:
         """
 
     def on_end(self, view: View) -> Any:
-        """Called after the last exchange, however the run ends.
+        """Called after the last exchange and the refinement, but not after an error.
+
+        A run that starts again, after a divergence or a loss of ranks, calls it before.
 
         Parameters
         ----------
@@ -201,12 +203,15 @@ class Callback:
         Returns
         -------
         Request, bool or None
-            What the callback requests; True means `Request.STOP`.
+            What the callback requests; it has no effect unless the run starts again.
         """
 
 
 def request_of(answer: Any) -> Request:
-    """Return the request that a callback's answer stands for."""
+    """Return the request that a callback's answer stands for: STOP for any true value.
+
+    A `Request` stands for itself.
+    """
     if isinstance(answer, Request):
         return answer
     return Request.STOP if answer else Request.NONE

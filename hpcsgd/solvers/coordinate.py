@@ -154,7 +154,10 @@ class Items:
 
 @dataclass
 class CoordinatePoint:
-    """The present point: x, equal on all ranks, and this rank's part of v."""
+    """The present point: x, equal on all ranks, and this rank's part of v.
+
+    x has one number for each item, and v changes by σ times an item if x changes by 1.
+    """
 
     x: Array
     v: Array
@@ -335,8 +338,9 @@ class CoordinateConfig(Settings, section="coordinate"):
 
     tol: float = setting(
         1e-6,
-        "tolerance of the duality gap, relative to max(|F|, 1e-3 F₀); a smaller one"
-        " stops closer to the optimum",
+        "tolerance of the duality gap, relative to max(|F|, 1e-3 F₀) with F₀ the excess"
+        " of F at the null model; where no gap is known, of the gradient, relative to"
+        " that at the start; a smaller one stops closer to the optimum",
         at_least=0,
         below=1,
         remedy="1e-6 is usual, 0 takes all epochs",

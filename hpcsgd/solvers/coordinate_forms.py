@@ -53,13 +53,17 @@ class Form(ABC):
 
     @abstractmethod
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """Return the point of the null model, or of this rank's weights w, (d_c, K)."""
+        """Return the point of this rank's `weights` w, (d_c, K).
+
+        Without `weights` it is the point of the null model.
+        """
 
     @abstractmethod
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
         """Change the penalty of the form, and adapt `point` to it.
 
-        The model of the point stays the same, as far as it can.
+        The model of the point stays the same, except in the dual form, where w depends
+        on the penalty.
         """
 
     @abstractmethod
@@ -70,10 +74,10 @@ class Form(ABC):
         """
 
     def steepest(self) -> float:
-        """Return the largest slope of a column at the null model. Collective.
+        """Return the largest |∂F/∂w| of a weight at the null model. Collective.
 
-        With an l1 that large, w = 0 is optimal. The slope takes one pass over the rows,
-        in float64, on exact values.
+        F is taken without l1: with an l1 that large, w = 0 is optimal. It takes one
+        pass over the rows, in float64, on exact values.
         """
         slope = self.objective.slope(*self.model(self.begin()))
         local_slope = float(np.abs(slope.weights).max(initial=0.0))
@@ -136,8 +140,8 @@ class ElasticNet:
     def step(self, numbers: Array, x: Array, slope: Array, curvature: float) -> Array:
         """Return clip(S(L x − g, l1) / (L + l2)) for slopes g and a curvature L.
 
-        S is the soft threshold, and the result is clipped to the bounds. Where L + l2 =
-        0, the result is where ψ is least.
+        S is the soft threshold, and the result is clipped to the bounds. If L + l2 = 0,
+        it is 0 if there is an l1, else x, within the bounds.
         """
         penalty = self.penalty
         if curvature + penalty.l2 == 0.0:
@@ -271,7 +275,7 @@ class Primal(Form):
         self.worst = float(word[0]) / (2 * self.rows)
 
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """Return the point of w = 0, or of these weights, clipped to the bounds."""
+        """Return the point of `weights`, or of w = 0, clipped to the bounds."""
         x = np.zeros(self.items.count) if weights is None else weights[:, 0].copy()
         self.objective.penalty.prox(x, 0.0)
         v = -self.scale * self.target
@@ -292,7 +296,10 @@ class Primal(Form):
         return point.x[:, None], np.array([shift])
 
     def evaluate(self, point: CoordinatePoint) -> FormModel:
-        """Evaluate by one pass over the rows, in float64, on exact values."""
+        """Return loss, gradient norm and gap of the model at a point. Collective.
+
+        One pass over the rows computes them, in float64, on exact values.
+        """
         weights, intercept = self.model(point)
         slope = self.objective.slope(weights, intercept)
         gradient = self.objective.norm(slope)
@@ -442,7 +449,10 @@ class Dual(Form):
         self.worst = float(c @ np.square(np.maximum(e, 0.0))) / (2 * self.rows)
 
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """Return the point α = 0, w = 0, or that of the α that belongs to `weights`."""
+        """Return the point of the α that the scores of `weights` determine.
+
+        Without `weights` it is α = 0, w = 0.
+        """
         x = np.zeros(self.items.count)
         v = np.zeros(self.items.width)
         if weights is None:
@@ -464,11 +474,12 @@ class Dual(Form):
         return point.v[:, None], None
 
     def evaluate(self, point: CoordinatePoint) -> FormModel:
-        """Evaluate by one pass over the rows, in float64, on exact values.
+        """Return loss, gradient norm and gap of the model at a point. Collective.
 
-        The gap is F(w) − D(α) at the α that belongs to the scores t of w, α_i = c_i
-        max(0, 1 − y_i t_i). It is ‖∇F‖² / (2λ). It holds for exact values, even if the
-        descent used rounded values.
+        One pass over the rows computes them, in float64, on exact values. The gap is
+        F(w) − D(α) at the α that belongs to the scores t of w, α_i = c_i max(0, 1 − y_i
+        t_i). It is ‖∇F‖² / (2λ). It holds for exact values, even if the descent used
+        rounded values.
         """
         slope = self.objective.slope(point.v[:, None], None)
         gradient = self.objective.norm(slope)
@@ -711,8 +722,8 @@ class QuadraticModel:
     h : ndarray, (n, K), ∂r/∂t times c; of classes c p
     shares : ndarray, (n, K), p of classes; None: one score a row
     bends : ndarray, (m K, K), Σ_i a_ij H_i e_k; zeros without an intercept
-    means : ndarray, (m K, K), S⁺ of them
-    pull : ndarray, (K,), what the intercept gives up where nothing else moves
+    means : ndarray, (m K, K), `bends` times S⁺, for S = Σ_i H_i
+    pull : ndarray, (K,), S⁺ Σ_i c_i r_i: the intercept moves by −pull if w does not
     squares : ndarray, (m, K), Σ_i a_ij² ∂r_ik/∂t_ik c_i
     """
 
@@ -851,7 +862,7 @@ class WholeGram:
     def sweep(self, x: Array, separable: ElasticNet, scale: float) -> int:
         """Change x of the items, sweep after sweep, until moves are small.
 
-        Return the number of steps.
+        There are at most `MOST_SWEEPS` sweeps. Return the number of steps.
         """
         slopes = self.slopes.copy()
         first = 0.0
@@ -934,7 +945,7 @@ COPY_COST = 4  # times that of multiplying a column
 
 @dataclass(frozen=True)
 class NullModel:
-    """The best intercept alone, as it was evaluated."""
+    """The model of w = 0 with the best intercept `shift`, and its evaluation."""
 
     shift: Array
     seen: FormModel
@@ -1008,9 +1019,9 @@ class NewtonForm(Form):
         return float(word[0]) * self.scale
 
     def begin(self, weights: Array | None = None) -> CoordinatePoint:
-        """Return the point of `weights` or zeros with the best intercept.
+        """Return the point of `weights`, or of w = 0, clipped to the bounds.
 
-        Collective.
+        The intercept, if there is one, is the best for these weights. Collective.
         """
         shape = (self.columns.count, self.classes)
         x = np.zeros(shape) if weights is None else weights.copy()
@@ -1041,7 +1052,10 @@ class NewtonForm(Form):
             self.scores += self.objective.shard.offsets
 
     def _level(self) -> None:
-        """Move to the best intercept for the weights, and note that. Collective."""
+        """Move the intercept, if there is one, to the best for the weights. Collective.
+
+        `self.level` then states that no shift is left.
+        """
         if self.intercept:
             best = level(self.rows, self.scores)
             self.shift = self.shift + best.shift
@@ -1061,9 +1075,11 @@ class NewtonForm(Form):
         return point.x.reshape(-1, self.classes).copy(), intercept
 
     def evaluate(self, point: CoordinatePoint) -> FormModel:
-        """Evaluate loss, gradient and gap: one pass for gradients, one for scores.
+        """Evaluate loss, gradient norm and gap of the point. Collective.
 
-        The latter is not needed if the scores at hand are exact.
+        One pass computes gradients, and another one scores, unless the scores at hand
+        are exact. Without l1 and l2 no gap is known, and one pass is enough. The null
+        model is evaluated once.
         """
         # `begin` puts the slope of the null model back; every step takes it away.
         if self.null is not None and self.slope is self.null.slope:
@@ -1150,7 +1166,11 @@ class NewtonForm(Form):
         return order
 
     def sweep(self, point: CoordinatePoint) -> SweepProgress:
-        """Take sweeps over the items of the epoch, until moves are small or for now."""
+        """Take sweeps over the items of the epoch, until moves are small.
+
+        Without a whole Gram, a call may return earlier, so that a run can look for
+        signals.
+        """
         if self.whole is not None:
             return SweepProgress(self._sweep_gram(self.whole, point), 1, is_still=True)
         done = self.sweeper.descend(self.order, self.left)
@@ -1173,7 +1193,10 @@ class NewtonForm(Form):
 
     @property
     def _chooses(self) -> bool:
-        """Return whether an epoch is restricted to a working set."""
+        """Return whether an epoch takes a working set.
+
+        It does with l1 and more than `FEW` items.
+        """
         return bool(self.objective.penalty.l1) and self.count > FEW
 
     def _working_set(self, order: Array) -> Array:
@@ -1242,8 +1265,8 @@ class NewtonForm(Form):
     def _moments(self, h: Array, shares: Array | None) -> tuple[Array | None, Array]:
         """Return Σ a h and Σ a² h (1 − p) of chosen columns, by the compiled kernel.
 
-        Both are (m, K). The first is None, and the second empty, where the sweeps of
-        this epoch are exchanges; the first is that of one score a row.
+        Both are (m, K). The first is None for classes. If columns are not stored for
+        the kernel, the first is None and the second is empty.
         """
         if self.values is None:
             return None, np.empty(0)

@@ -78,7 +78,8 @@ class Evaluation:
     def measure(self, state: State, view: View) -> bool:
         """Write the loss of the present model into the view. Collective.
 
-        Return False if the run has diverged.
+        Gradient norm and gap follow if they are requested. Return False if the loss
+        shows that the run has diverged.
         """
         seen = self.agreement.consensus(state, view.exchanges).host_state()
         intercept = None if seen.intercept is None else seen.intercept[0]
@@ -108,7 +109,8 @@ class Evaluation:
     def _losses(self, own: Array, intercept: Array | None) -> Losses:
         """Return the losses of these weights.
 
-        If the gradient is requested, too, one pass over the rows computes both.
+        If the gradient is requested, too, and no rows are held out, one pass over the
+        rows computes both.
         """
         self.known = None
         if self.takes != "gradient" or self.objective.shard.held is not None:
@@ -152,7 +154,8 @@ class Evaluation:
     def warn_of_goal(self, state: State, view: View, has_converged: bool) -> None:
         """Warn if the goal was not reached, or if F has no minimum. Collective.
 
-        `has_converged`: whether the goal was reached after the last exchange.
+        Without a goal of an early stop nothing is done. `has_converged`: whether the
+        goal was reached after the last exchange.
         """
         if self.stop.on == "none":
             return
@@ -163,7 +166,7 @@ class Evaluation:
             self.stop.warn(view.history, self._null_excess_for_goal())
 
     def _null_excess_for_goal(self) -> float:
-        """Return F₀ of `gap_limit` where the goal is a gap, else 0."""
+        """Return F of the null model less the least F if the goal is a gap, else 0."""
         return self.null_excess() if self.stop.on == "gap" else 0.0
 
     def null_excess(self) -> float:
@@ -250,7 +253,10 @@ class Evaluation:
 
 
 def is_good(loss: float, first: float | None) -> bool:
-    """Return whether `loss` is finite and not too far above `first`, the first loss."""
+    """Return whether `loss` is finite and at most first + 1000 (1 + |first|).
+
+    `first` is the first loss of the run; None counts as 0.
+    """
     first = first or 0.0
     return math.isfinite(loss) and loss - first <= BLOW_UP * (1.0 + abs(first))
 
@@ -323,7 +329,10 @@ class StopConfig(Settings, section="stop"):
     def limit(
         self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0
     ) -> float:
-        """Return the largest norm of the gradient, or gap, that stops the run."""
+        """Return the largest gap that stops the run, if that is the measure.
+
+        Otherwise return the largest norm of the gradient.
+        """
         if self.on == "gap":
             return gap_limit(self.tol, float(history[-1]["loss"]), null_excess)
         return self.tol * max(1.0, float(history[0].get("gradient") or 0.0))
@@ -401,7 +410,11 @@ class BestWeights(Observer):
             state.memory[INTERCEPT][...] = good.arrays["intercept"][:1]
 
     def at_end(self, state: State, exchanges: int, is_finished: bool) -> None:
-        """Write the best weights into the state, if they are not the last ones."""
+        """Write the best weights into the state, unless the last ones are better.
+
+        The last ones are measured if they were not yet. Nothing is done if the run is
+        not finished.
+        """
         best = self._best() if is_finished else None
         if best is None:
             return
@@ -488,7 +501,10 @@ class AverageConfig(Settings, section="average"):
 
 @dataclass
 class TailAverage(Observer):
-    """Averages the weights after each exchange in which replicas agreed."""
+    """Averages the weights after every `every`-th exchange, without the first `first`.
+
+    Replicas agree at these exchanges.
+    """
 
     evaluation: Evaluation
     backend: Backend
@@ -526,7 +542,10 @@ class TailAverage(Observer):
             _move(state.memory[AVERAGED_INTERCEPT], seen.intercept[:1], 1.0 / count)
 
     def at_end(self, state: State, exchanges: int, is_finished: bool) -> None:
-        """Replace the last iterate by the mean in each model whose F is lower there."""
+        """Replace the last iterate of each model by the mean if F is lower at the mean.
+
+        Nothing is done if the run is not finished.
+        """
         if not is_finished or not self._place(exchanges) or not self._count(state):
             return
         weights, intercept = self._rounded(state)

@@ -119,7 +119,10 @@ class AllRows:
         return float(words[0]), int(words[1])
 
     def start(self, weights: Array, intercept: Array | None) -> Array:
-        """Return the scores t = A w + β + offset of the local rows, (n, K)."""
+        """Return the scores t = A w + β + offset of the local rows, (n, K).
+
+        One pass over the rows. Collective over members.
+        """
         scores, _ = self.scores(weights, np.empty(0))
         if intercept is not None:
             scores += intercept
@@ -164,7 +167,7 @@ class AllRows:
         return WeightedMoments(first, second, buffer[-1])
 
     def read_blocks(self) -> Iterator[tuple[slice, Any]]:
-        """Yield the local rows of each block, and their exact values.
+        """Yield the range of local rows of each block, and their exact values.
 
         Rows that stay in their file are read by a thread, one block ahead.
         """
@@ -184,7 +187,7 @@ class AllRows:
                 yield before, block.result()
 
     def blocks(self) -> Iterator[slice]:
-        """Yield the local rows of each block."""
+        """Yield the range of local rows of each block."""
         objective = self.objective
         step = objective.block or block_rows(objective.shard.total_columns)
         for start in range(0, self.height, step):
@@ -235,7 +238,10 @@ class _LevelTrial:
 
 
 def level(rows: AllRows, scores: Array) -> InterceptLevel:
-    """Return the best shift of all scores (n, K) by the same K numbers. Collective."""
+    """Return the shift of all scores (n, K) by K numbers at which F is least.
+
+    Collective.
+    """
     shift = np.zeros(scores.shape[1])
     first = here = _look(rows, scores, shift)
     reach = REACH
@@ -453,7 +459,8 @@ def curvatures(
     """Return the derivatives ∂r_k/∂t_k about these scores, (n, K).
 
     `known` are these derivatives if they have been computed before. All are raised by
-    `floor` times the family's largest curvature.
+    `floor` times the family's largest curvature, if that is finite. Of classes, each is
+    the mean over all classes.
     """
     diagonal: Array
     if family.targets == "classes":
@@ -532,14 +539,18 @@ def gap_limit(tol: float, loss: float, null_excess: float) -> float:
 
         tol · max(|F|, 1e-3 · F₀)
 
-    F₀, the `null_excess`, is F of the null model less the least that F could be. It
-    keeps the limit above zero where F itself vanishes, as on separable data.
+    F is `loss`, and tol counts as at least 1e-13. F₀, the `null_excess`, is F of the
+    null model less the least that F could be. It keeps the limit above zero where F
+    itself vanishes, as on separable data.
     """
     return max(tol, FINEST) * gap_scale(loss, null_excess)
 
 
 def gap_scale(loss: float, null_excess: float) -> float:
-    """Return max(|F|, 1e-3 · F₀), which a gap is relative to."""
+    """Return max(|F|, 1e-3 · F₀), which a gap is relative to.
+
+    F is `loss`, and F₀ is F of the null model less the least that F could be.
+    """
     return max(abs(loss), NULL_SHARE * null_excess)
 
 
@@ -701,10 +712,11 @@ class Centers:
 
 
 def find_centers(rows: AllRows, moments: WeightedMoments) -> Centers | None:
-    """Return the means to subtract, by the moments of the columns, or None.
+    """Return the means to subtract from columns that are far from zero, or None.
 
-    Collective: a flag over all ranks, and if it is set a pass over the rows and a
-    second flag.
+    None for sparse rows, and if there are no such columns, or all of them are constant.
+    `moments` are those of the columns. Collective: a flag over all ranks, and if it is
+    set a pass over the rows and a second flag.
     """
     world = rows.grid.world
     total = np.maximum(moments.total, np.finfo(float).tiny)

@@ -167,9 +167,9 @@ class Trial:
 def search(look: Callable[[float], Trial], begin: Trial) -> tuple[Trial | None, int]:
     """Search along a direction; return (trial, number of trials).
 
-    The trial has a flat enough slope and a value that is no higher than at `begin`, the
-    trial of step 0; it is None if no such step is found. `look` returns the trial of a
-    step; the first step is 1.
+    The size of the trial's slope is at most `STEEP` times that of `begin`, the trial of
+    step 0, and its value is no higher; the trial is None if no such step is found.
+    `look` returns the trial of a step; the first step is 1.
     """
     low = begin
     high = None
@@ -289,7 +289,7 @@ class Landscape:
         return self.evaluated(_unevaluated(weights, beta, scores))
 
     def zero_point(self, weights: Array, intercept: Array | None) -> RefinementPoint:
-        """Return the point of all-zero weights, without its gradient and any pass."""
+        """Return the point of `weights`, all zero, without a gradient or a pass."""
         columns = weights.shape[1]
         beta = np.zeros(columns) if intercept is None else intercept
         scores = np.zeros((self.rows.height, columns)) + beta
@@ -488,8 +488,8 @@ class GapCertificate:
 def null_excess(rows: AllRows, has_intercept: bool) -> float:
     """Return F₀: F of the model without weights, less the mean of the least losses.
 
-    The least loss of a row is that of any score. Collective: two words over all ranks,
-    and the trials of `level` for the intercept.
+    The least loss of a row is the smallest at any score. Collective: two words over all
+    ranks, and the trials of `level` for the intercept.
     """
     scores = np.zeros((rows.height, rows.columns))
     if rows.objective.shard.offsets is not None:
@@ -622,7 +622,7 @@ class Lbfgs:
         """Take an iteration, or set `ending` if none is to follow. Collective.
 
         `request` is that of this rank. All ranks receive it with the inner products of
-        this iteration, and begin no further iteration.
+        this iteration, and begin no further iteration if it is one to end.
         """
         ending = self._ending()
         if ending is None and not self._step():
@@ -665,7 +665,7 @@ class Lbfgs:
     def _moments(self, floor: float = LEAST) -> WeightedMoments:
         """Return moments of the columns, weighted by curvatures at the point: one pass.
 
-        No row has a curvature below `floor`.
+        Each curvature is raised by `floor` times the family's largest.
         """
         rows = self.landscape.rows
         point = self.point
@@ -725,8 +725,9 @@ class Lbfgs:
     def _forecast_gradient(self, certificate: GapCertificate) -> bool:
         """Lower `tol` to a gradient at which the gap may meet its limit. Collective.
 
-        A gap falls with the square of the gradient. Return False if a few such
-        forecasts did not come true, or if float64 has no digits for the next one.
+        A gap falls with the square of the gradient. Return whether `tol` was lowered:
+        not if a few such forecasts did not come true, if no passes are left, or if
+        float64 has no digits for the next one.
         """
         gap = certificate.gap
         limit = certificate.limit
@@ -743,7 +744,11 @@ class Lbfgs:
         return True
 
     def _goes_on(self, gap: float | None) -> bool:
-        """Return whether a point with this certified gap is refined. Collective."""
+        """Return whether a point with this gap is refined, and note it. Collective.
+
+        It is not if no passes are left, after `REFINEMENTS` refinements, or if the last
+        one left more than half of the gap.
+        """
         gap = gap or 0.0
         refined = self.refined_at
         gains = not refined or gap <= SHRINKS * refined[-1]
@@ -797,7 +802,7 @@ class Lbfgs:
         return self.landscape.rows.grid.replicas.broadcast(move, 0, "evaluate"), slope
 
     def _walk(self, move: Array, slope: float) -> Trial | None:
-        """Move along `move` until F has fallen enough; return the last trial.
+        """Move the point by a line search along `move`; return its last trial.
 
         `slope` is that of F at the start, g·p. The result is None, and the point does
         not move, if no step is found.

@@ -135,7 +135,10 @@ class Hessian:
         return errors
 
     def _own_part(self, gradient: Array, width: int) -> Array:
-        """Return the gradient of all variables with this rank's part, else zeros."""
+        """Return this rank's part of the gradient among zeros for all other variables.
+
+        Replica 0 alone has a part.
+        """
         padded_gradient = np.zeros(self.variables)
         grid = self.rows.grid
         if grid.replica == 0:
@@ -310,7 +313,7 @@ PATIENCE_SHARE = 0.5
 
 
 def is_small(columns: int, scores: int) -> bool:
-    """Return whether a Hessian is computed, of few enough variables.
+    """Return whether the variables are few enough for a Hessian.
 
     The variables are the weights and intercepts of `columns` columns, with `scores`
     scores a row.
@@ -413,7 +416,7 @@ def least_curvature(values: Array) -> float:
 
 
 class NewtonSolver(Lbfgs):
-    """L-BFGS whose directions are Newton's, from pass `after` on."""
+    """L-BFGS that tries Newton's direction first, after the first `after` passes."""
 
     hessian: Hessian | None = None
     system: NewtonSystem | None = None  # of the last Hessian, on rank 0
@@ -679,9 +682,10 @@ def start_on_sample(
 def minimise(
     land: Landscape, settings: PolishConfig, start: RefinementPoint
 ) -> RefinementPoint:
-    """Return the minimum of F from a start, by as many passes as it takes. Collective.
+    """Return the point at which a refinement from `start` ends. Collective.
 
-    The gap decides if `settings` ask for it and F has a ridge.
+    It is the minimum of F, unless the passes of `settings` are used up before. The gap
+    decides if `settings` ask for it and F has a ridge.
     """
     has_gap = settings.gap and land.l2 > 0.0
     certificate = GapCertificate(settings.tol_of_gap) if has_gap else None
@@ -829,7 +833,7 @@ class Refinement:
         return None
 
     def is_evaluated_after(self, number: int) -> bool:
-        """Return whether there was a pass that is not reported yet."""
+        """Return whether a pass was taken and the end is not reached."""
         return self.steps.ending is None and self.steps.passes > 0
 
     def measure(self, state: State, view: View) -> bool:
@@ -847,7 +851,7 @@ class Refinement:
     def _measure_pass(self, view: View) -> None:
         """Write the figures of the last pass into the view.
 
-        The gap, if it is wanted, costs one pass more.
+        The gap, if `bounds_passes` is set, costs one pass more.
         """
         steps = self.steps
         point = self.steps.point
@@ -966,7 +970,10 @@ def make_steps(
     start: RefinementPoint,
     certificate: GapCertificate | None,
 ) -> Lbfgs:
-    """Return L-BFGS or Newton's method, by the settings and the problem's size."""
+    """Return L-BFGS if its kind is set or variables are many, else Newton's method.
+
+    ConfigError is raised if kind = "newton" and there are more than `MOST` variables.
+    """
     columns = land.rows.objective.shard.total_columns
     scores = land.rows.columns
     small = is_small(columns, scores)

@@ -106,8 +106,9 @@ class Penalty:
     def minimum(self, weights: Array, slope: Array) -> Array:
         """Return argmin_u of slope·u + p(u) for each weight; ±inf where there is none.
 
-        The result is shaped as the weights. Where all u are minima, it is the weight
-        itself.
+        p is this penalty with its bounds. The result is shaped as the weights. Where
+        l2 = 0 and |slope| = l1, minima are not unique, and it is the weight itself,
+        clipped to the bounds.
         """
         pull = -(slope - np.clip(slope, -self.l1, self.l1))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -201,7 +202,7 @@ class ProblemConfig(Settings, section="problem"):
     )
 
     def conflicts(self) -> Iterator[str]:
-        """Yield a sentence if no finite number lies between the bounds of a column."""
+        """Yield a sentence if bounds exclude all numbers, or lists differ in length."""
         lower, upper = (
             np.atleast_1d(free if bound is None else bound)
             for bound, free in ((self.lower, -np.inf), (self.upper, np.inf))

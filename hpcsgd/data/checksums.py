@@ -64,12 +64,15 @@ class Fingerprint:
                 self.value += np.einsum("i,i->", weight, _bits(part.data))
 
     def add_column(self, number: int, values: Array | None, first_row: int) -> None:
-        """Add side column `number` (y, sample_weight, offset), unless it is None."""
+        """Add side column 0 (y), 1 (sample_weight) or 2 (offset), unless it is None.
+
+        `values` are those of the rows from `first_row` of the data on.
+        """
         if values is not None:
             self.add(values.reshape(-1, 1), first_row, SIDE + number)
 
     def total(self, rows: int, cols: int, exchange: Callable[[Any], list[Any]]) -> str:
-        """Return the checksum of all ranks' blocks, as text. Collective.
+        """Return "ROWSxCOLS-CHECKSUM" for the blocks of all ranks. Collective.
 
         `exchange` returns the values of all ranks for that of this rank.
         """

@@ -152,11 +152,12 @@ def widen(part: slice, size: int, whole: int) -> slice:
 def tile_shape(
     cols: int, item: int, is_sparse: bool, rows: int | None = None
 ) -> tuple[int, int]:
-    """Return (rows, columns) of a tile of about a megabyte.
+    """Return (rows, columns) of a tile: about a megabyte, or a block of sparse rows.
 
-    Tiles suit reads of ranges of rows and of columns. HDF5 stores whole tiles. If all
-    `rows` of the store make fewer than `FEW` tiles one below the other, tiles share the
-    rows and the columns evenly: a small store is about as large as its values.
+    Dense tiles suit reads of ranges of rows and of columns; a sparse block has
+    `SPARSE_ROWS` rows and all columns. HDF5 stores whole tiles. If all `rows` of the
+    store make fewer than `FEW` tiles one below the other, tiles share the rows and the
+    columns evenly: a small store is about as large as its values.
     """
     width = cols if is_sparse else min(cols, TILE_COLUMNS)
     height = SPARSE_ROWS if is_sparse else max(TILE_BYTES // (item * width), 1)
@@ -414,7 +415,8 @@ class Hdf5Reader:
     def read(self, rows: slice, cols: slice) -> Array:
         """Return a dense block.
 
-        From a store it is float32 or float64, else it has the dtype of the file.
+        From a store or a sparse matrix it is float32 or float64; from another file it
+        has the dtype of the file.
         """
         if self.is_sparse:
             dense: Array = self.read_csr(rows, cols).toarray()
@@ -463,7 +465,8 @@ class Hdf5Reader:
     def reader_of_blocks(self) -> Callable[[slice, slice], Array]:
         """Return a function like `read` that a thread may call while the run trains.
 
-        The function bypasses HDF5 and its lock if the tiles can be read directly.
+        The function bypasses HDF5 and its lock, and compares no checksums, if the tiles
+        can be read directly.
         """
         tiles = self._tiles()
         layout = self.layout
@@ -654,7 +657,7 @@ class Hdf5Reader:
     def _sums(self, name: str, number: int) -> Any:
         """Return the checksums of block `number`; those of all blocks are read once.
 
-        So many that they would take memory are read block by block.
+        If there are more than `MOST_SUMS`, they are read block by block.
         """
         path = f"checksums/{name}"
         if path not in self._all_sums:

@@ -389,7 +389,7 @@ class Encoder:
         return encode_rows(self.layout, chosen.X, held(chosen), at, part.path)
 
     def _before(self, row: int, test: bool) -> int:
-        """Return the number of test rows before this row, or of other rows."""
+        """Return how many test rows, or other rows unless `test`, precede `row`."""
         if not self.selection.test_fraction:
             return row
         if row < self._at:

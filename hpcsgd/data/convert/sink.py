@@ -73,7 +73,9 @@ class SealedParts:
         return self._head.exists()
 
     def resume(self, identity: dict[str, Any]) -> bool:
-        """Resume the interrupted conversion; return False if there is none.
+        """Read the scales of the interrupted conversion; return False if there is none.
+
+        Return False too if its parts belong to another user or cannot be read.
 
         Raises
         ------

@@ -64,7 +64,7 @@ class TextStream:
         return piece
 
     def seek(self, position: int) -> None:
-        """Move to byte `position` of a plain text."""
+        """Move to byte `position` of the file, which must not be compressed."""
         self.file.seek(position)
         self.position = position
 
@@ -239,7 +239,7 @@ class TextChunk:
 
     position: int  # byte of the plain text at which they begin
     text: bytes  # ends with a newline, the last line of the file too
-    end: int
+    end: int  # byte of the plain text behind them
 
     def behind(self, position: int) -> "TextChunk":
         """Return the lines that begin at `position`, a line start, or later."""
@@ -480,7 +480,7 @@ class TextSource(ABC):
     lacks_levels = False  # a separate pass must find them
 
     def follow(self, like: Like) -> None:  # noqa: B027
-        """Take the levels of columns of text from the file `like`, if it has any."""
+        """Take the levels of text columns from the file `like`; by default, none."""
 
     def begin(self) -> None:
         """Determine stamp, compression and size of the file; read its first lines."""
@@ -499,7 +499,7 @@ class TextSource(ABC):
         return {"end": piece.end, "levels": {}}
 
     def learn_levels(self, levels: dict[str, list[str]]) -> None:
-        """Take the levels of each column of text, in the order of their columns."""
+        """Store the levels of each text column, in the order of their columns of X."""
         self.levels = levels
         self.lacks_levels = False
 
@@ -537,7 +537,10 @@ class TextSource(ABC):
             yield piece
 
     def load(self, task: int | TextChunk) -> TextChunk:
-        """Return the piece of a task; this rank reads it if the task is a number."""
+        """Return the piece of a task, without lines before the first row.
+
+        This rank reads it if the task is a number.
+        """
         if isinstance(task, int):
             task = read_piece(self.path, task, self.piece)
             refuse_changed(self.path, self.stamp)

@@ -78,7 +78,7 @@ class StoreLayout:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """Return the dtype on disk."""
+        """Return the dtype of the elements of X on disk."""
         return np.dtype(ELEMENTS[self.element])
 
     @property
@@ -100,7 +100,7 @@ class StoreLayout:
         return decode_element(stored, self.element, self.scale)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes of the file that do not depend on its rows."""
+        """Return the attributes of the file that describe this layout."""
         return {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -558,7 +558,10 @@ class Hdf5Reader:
         return _document(self.file.attrs.get(LABELS))
 
     def _of_columns(self, name: str, kind: str) -> Array | None:
-        """Return a data set with one entry per column; None if there is none."""
+        """Return a data set with one entry per column; None if there is none.
+
+        `kind` is the kind of its dtype.
+        """
         node = self.file.get(name)
         if getattr(node, "shape", None) != (self.cols,) or node.dtype.kind != kind:
             return None

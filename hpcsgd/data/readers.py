@@ -157,7 +157,7 @@ def load_block(
 def bytes_of_block(
     reader: RowReader, rows: int, cols: int, form: Format
 ) -> tuple[int, int]:
-    """Return the bytes of a dense block, and of pieces while `load_block` fills it.
+    """Return the bytes of a dense block, and of chunks beside it in `load_block`.
 
     Both are 0 if the block is the caller's array itself. A chunk is in memory as it is
     read and as it is stored. The part of the block that the last chunk fills is not yet

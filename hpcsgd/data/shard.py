@@ -167,8 +167,7 @@ def load_csr(
 
     NaN, inf, and values that are too large for a narrower storage raise DataError.
     `seen` is called with every chunk as it was read, its first row and its first
-    column. Chunks take about `budget` bytes (CHUNK_BYTES if
-    None) beside the block.
+    column. Chunks take about `budget` bytes (CHUNK_BYTES if None) beside the block.
     """
     stored = []
     for start, piece in sparse_pieces(reader, rows, cols, budget or CHUNK_BYTES):

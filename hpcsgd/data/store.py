@@ -691,7 +691,7 @@ class StoreCheck:
     rows, cols : of X
     blocks : number of blocks of rows that were read
     checked : False if the file has no checksums and was only read
-    faults : one sentence for each block that is damaged, naming its rows
+    faults : one sentence for each damaged tile or block, naming its rows
     """
 
     path: Path

@@ -469,7 +469,7 @@ class Gamma:
 
 
 class Tweedie:
-    """Targets of at least 0, of which many may be 0; the variance is φ μᵖ."""
+    """Targets of at least 0, many of them 0; the variance is φ μᵖ, p = `power`."""
 
     name = "tweedie"
     targets = "nonnegative"
@@ -542,7 +542,7 @@ LEAST_DISPERSION, LARGEST_DISPERSION = 1e-9, 1e9  # whose α e^exp_bound are num
 
 
 class NegativeBinomial:
-    """Counts of which the variance is μ + α μ²."""
+    """Counts of which the variance is μ + α μ², with α = `dispersion`."""
 
     name = "negative-binomial"
     targets = "counts"
@@ -613,7 +613,7 @@ class NegativeBinomial:
 
 
 class Binomial(Logistic):
-    """Proportions, logit link."""
+    """Proportions of successes, logit link; sample weights are numbers of trials."""
 
     name = "binomial"
     targets = "proportions"
@@ -821,7 +821,7 @@ class GroupedSoftmax:
         return self.family.mean(t.reshape(-1, self.scores)).reshape(t.shape)
 
     def clipped(self, t: Array) -> int:
-        """Return how many scores have an inexact residual, which `family` counts."""
+        """Return how many scores have an inexact residual; `family` counts them."""
         return self.family.clipped(t)
 
     def _apart(self, t: Array, y: Array) -> tuple[Array, Array]:

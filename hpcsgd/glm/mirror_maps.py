@@ -134,7 +134,7 @@ class Entropy(MirrorMap):
         self.arrive(point)
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Take the step, and scale the weights as `repair` does."""
+        """Take the step; scale the weights to a sum of `radius` over all members."""
         gradient *= gradient.dtype.type(rate)
         point.arrays[LOG][...] -= gradient
         self.repair(point)
@@ -144,7 +144,7 @@ class Entropy(MirrorMap):
         return [point.arrays[LOG]]
 
     def arrive(self, point: ReplicaViews) -> None:
-        """Compute the weights; a mean of points of the simplex lies on the simplex."""
+        """Compute the weights; the mean of points of the simplex needs no scaling."""
         point.weights[...] = self.radius * np.exp(point.arrays[LOG])
 
     def repair(self, point: ReplicaViews) -> None:
@@ -392,6 +392,7 @@ MIRRORS: dict[str, Callable[[MirrorConfig, int, Gather], MirrorMap]] = {
 def make_mirror(settings: MirrorConfig, columns: int, gather: Gather) -> MirrorMap:
     """Return the mirror map of the section [mirror].
 
-    `columns` counts the columns of all members.
+    `columns` counts the columns of all members. `gather` all-gathers over the members
+    of a replica: it returns their arrays in rank order.
     """
     return MIRRORS[settings.kind](settings, columns, gather)

@@ -92,7 +92,7 @@ class PlainSteps:
 
     @property
     def states(self) -> int:
-        """Return the number of states: 1 for w alone, 2 for (w, v)."""
+        """Return the number of states: 1 for w, 2 for (w, v), 3 for (w, w̃, μ̃)."""
         return len(self.probe)
 
 
@@ -116,7 +116,7 @@ def plain_steps(
 
 
 def _affine(function: Callable[[float], Array], rates: Array) -> Array:
-    """Return an affine function of the rate at every rate, along a first axis."""
+    """Return an affine `function` of the rate at all `rates`, along a first axis."""
     start = function(0.0)
     slope = function(1.0) - start
     values: Array = start + np.multiply.outer(rates, slope)

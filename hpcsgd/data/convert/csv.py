@@ -298,8 +298,8 @@ class CsvOptions:
     ----------
     label_column : str, int or None
         Column of the labels; None or "none" for a file without labels. "auto" is the
-        column whose name is in `LABELS`, in any case, or the first column if there is
-        no header.
+        column whose name is in `LABELS`, in upper or lower case, or the first column if
+        there is no header.
     delimiter : str
         "auto", a key of `DELIMITERS`, or one of its characters.
     header : str or bool

@@ -104,7 +104,7 @@ def survey_rows(
     progress: ConversionProgress,
     kept: Callable[[Outline], Scales | None] = lambda outline: None,
 ) -> Survey:
-    """Return the survey of a source that computes its outline itself.
+    """Return the survey of a source other than text, by its method `outline`.
 
     A pass over the rows is made only if scales must be measured. `kept` returns the
     scales of an interrupted conversion that is resumed, or None.
@@ -296,8 +296,8 @@ def _concluded(source: TextSource, recipe: Recipe, found: _Findings) -> Survey:
 def is_stored_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) -> bool:
     """Return whether rows are stored sparse.
 
-    `recipe.layout` decides if it is not "auto". Otherwise arrays stay as they are, and
-    the rows of a text are sparse if few of their values are not zero.
+    `recipe.layout` decides if it is not "auto". Otherwise arrays and CSV stay as they
+    are, and LIBSVM rows are sparse if they store at most a share `DENSE_PAYS`.
     """
     if recipe.layout != "auto":
         return recipe.layout == "sparse"

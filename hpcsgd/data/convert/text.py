@@ -72,8 +72,9 @@ class TextStream:
         """Raise DataError if the file was changed while it was read."""
         if self.stamp != stamp_of(self.path):
             raise DataError(
-                f"{self.path} changed while it was read, when byte {self.position} of"
-                " its text was reached; wait until it is complete and begin again"
+                f"{self.path} changed while it was read (found after byte"
+                f" {self.position} of its text); wait until it is complete and begin"
+                " again"
             )
 
     def _skip(self, start: int) -> None:
@@ -507,7 +508,8 @@ class TextSource(ABC):
     def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
         """Return the counts of a piece, and with `keep` its X, else None.
 
-        X has columns by indices as written, and NaN for missing values.
+        X has a column for each index as written (less 1 for index base 1), and NaN for
+        missing values.
         """
 
     @abstractmethod

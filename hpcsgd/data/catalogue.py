@@ -113,7 +113,7 @@ class Card:
     citation: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the facts as a dictionary for JSON, without groups."""
+        """Return the facts for JSON, those of `shape` and `file` beside the others."""
         facts = asdict(self)
         facts |= facts.pop("shape")
         facts |= facts.pop("file")
@@ -134,7 +134,7 @@ def load_catalogue(path: Path | None = None) -> dict[str, Card]:
 
 
 def get_card(name: str) -> Card:
-    """Return the card called `name`, in any case; raise ConfigError if unknown."""
+    """Return the card called `name`, in upper or lower case; else raise ConfigError."""
     cards = load_catalogue()
     if name.lower() not in cards:
         hint = did_you_mean(name, cards)

@@ -64,12 +64,15 @@ class Fingerprint:
                 self.value += np.einsum("i,i->", weight, _bits(part.data))
 
     def add_column(self, number: int, values: Array | None, first_row: int) -> None:
-        """Add side column `number` (y, sample_weight, offset), unless it is None."""
+        """Add side column 0 (y), 1 (sample_weight) or 2 (offset), unless it is None.
+
+        `values` are those of the rows from `first_row` of the data on.
+        """
         if values is not None:
             self.add(values.reshape(-1, 1), first_row, SIDE + number)
 
     def total(self, rows: int, cols: int, exchange: Callable[[Any], list[Any]]) -> str:
-        """Return the checksum of all ranks' blocks, as text. Collective.
+        """Return "ROWSxCOLS-CHECKSUM" for the blocks of all ranks. Collective.
 
         `exchange` returns the values of all ranks for that of this rank.
         """
@@ -91,11 +94,11 @@ def _bits(block: Array) -> Array:
 
 
 def odd_numbers(first: int, count: int) -> Array:
-    """Return the odd factors of `count` positions from `first` on, uint64, read-only.
+    """Return the odd factors (a_i or b_j) of `count` positions from `first` on, uint64.
 
-    Arrays of at most FEW positions are cached, since X and then y need the factors of
-    the same rows. Longer arrays, such as those for the columns of wide data, are not
-    cached: they would occupy memory until the end.
+    The result is read-only. Arrays of at most FEW positions are cached, since X and
+    then y need the factors of the same rows. Longer arrays, such as those for the
+    columns of wide data, are not cached: they would occupy memory until the end.
     """
     return (_kept if count <= FEW else _frozen)(first, count)
 
@@ -143,7 +146,10 @@ AT_ONCE = 2**15  # words that are weighted together: their weights stay in cache
 
 
 def block_sum(block: Array) -> int:
-    """Return the checksum S of the bytes of an array in row-major order."""
+    """Return the checksum of the bytes of an array in row-major order.
+
+    It is Σ w_i u_i mod 2⁶⁴ over the 8-byte words u_i, with odd weights w_i.
+    """
     flat = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
     whole = len(flat) // 8 * 8
     total = _words_sum(flat[:whole].view("<u8"), 0)

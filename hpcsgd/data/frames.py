@@ -24,8 +24,8 @@ class Matrix:
 def to_matrix(data: Any) -> Matrix:
     """Return an array, a frame of pandas or polars, or a path as a `Matrix`.
 
-    Arrays stay as they are. Columns whose labels are not all text have no names, as in
-    scikit-learn.
+    Arrays of numbers stay as they are. Columns whose labels are not all text have no
+    names, as in scikit-learn.
     """
     if isinstance(data, str | Path):
         return Matrix(None, path=str(data))

@@ -70,9 +70,9 @@ class DirectReader:
         """Fill `out` with a block of rows and columns, as the file stores it.
 
         `out` is an array of NumPy or CuPy, C-contiguous, of the shape of the block and
-        of this reader's `dtype`. Whole tile columns, and whole rows of a contiguous
-        matrix, are read directly into `out`; others through a buffer of the same
-        library.
+        of this reader's `dtype`. The columns of exactly one tile, or whole rows of a
+        contiguous matrix, are read directly into `out`; other blocks through a buffer
+        of the same library.
         """
         self._check(out, rows, cols)
         if rows.start == rows.stop:
@@ -85,7 +85,10 @@ class DirectReader:
             self._fill(part, i, first - i * height, cols)
 
     def reads_in_place(self, cols: slice) -> bool:
-        """Return whether a block of these columns is read without a buffer."""
+        """Return whether a block of these columns is read without a buffer.
+
+        It is if they are the columns of exactly one tile.
+        """
         width = self.tile[1]
         return bool(cols.start % width == 0 and cols.stop - cols.start == width)
 

@@ -78,7 +78,7 @@ class StoreLayout:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """Return the dtype on disk."""
+        """Return the dtype of the elements of X on disk."""
         return np.dtype(ELEMENTS[self.element])
 
     @property
@@ -100,7 +100,7 @@ class StoreLayout:
         return decode_element(stored, self.element, self.scale)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes of the file that do not depend on its rows."""
+        """Return the attributes of the file that describe this layout."""
         return {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -152,11 +152,12 @@ def widen(part: slice, size: int, whole: int) -> slice:
 def tile_shape(
     cols: int, item: int, is_sparse: bool, rows: int | None = None
 ) -> tuple[int, int]:
-    """Return (rows, columns) of a tile of about a megabyte.
+    """Return (rows, columns) of a tile: about a megabyte, or a block of sparse rows.
 
-    Tiles suit reads of ranges of rows and of columns. HDF5 stores whole tiles. If all
-    `rows` of the store make fewer than `FEW` tiles one below the other, tiles share the
-    rows and the columns evenly: a small store is about as large as its values.
+    Dense tiles suit reads of ranges of rows and of columns; a sparse block has
+    `SPARSE_ROWS` rows and all columns. HDF5 stores whole tiles. If all `rows` of the
+    store make fewer than `FEW` tiles one below the other, tiles share the rows and the
+    columns evenly: a small store is about as large as its values.
     """
     width = cols if is_sparse else min(cols, TILE_COLUMNS)
     height = SPARSE_ROWS if is_sparse else max(TILE_BYTES // (item * width), 1)
@@ -414,7 +415,8 @@ class Hdf5Reader:
     def read(self, rows: slice, cols: slice) -> Array:
         """Return a dense block.
 
-        From a store it is float32 or float64, else it has the dtype of the file.
+        From a store or a sparse matrix it is float32 or float64; from another file it
+        has the dtype of the file.
         """
         if self.is_sparse:
             dense: Array = self.read_csr(rows, cols).toarray()
@@ -463,7 +465,8 @@ class Hdf5Reader:
     def reader_of_blocks(self) -> Callable[[slice, slice], Array]:
         """Return a function like `read` that a thread may call while the run trains.
 
-        The function bypasses HDF5 and its lock if the tiles can be read directly.
+        The function bypasses HDF5 and its lock, and compares no checksums, if the tiles
+        can be read directly.
         """
         tiles = self._tiles()
         layout = self.layout
@@ -555,7 +558,10 @@ class Hdf5Reader:
         return _document(self.file.attrs.get(LABELS))
 
     def _of_columns(self, name: str, kind: str) -> Array | None:
-        """Return a data set with one entry per column; None if there is none."""
+        """Return a data set with one entry per column; None if there is none.
+
+        `kind` is the kind of its dtype.
+        """
         node = self.file.get(name)
         if getattr(node, "shape", None) != (self.cols,) or node.dtype.kind != kind:
             return None
@@ -654,7 +660,7 @@ class Hdf5Reader:
     def _sums(self, name: str, number: int) -> Any:
         """Return the checksums of block `number`; those of all blocks are read once.
 
-        So many that they would take memory are read block by block.
+        If there are more than `MOST_SUMS`, they are read block by block.
         """
         path = f"checksums/{name}"
         if path not in self._all_sums:

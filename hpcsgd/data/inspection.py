@@ -265,7 +265,8 @@ def has_targets(reader: RowReader) -> bool:
 def suggest(tally: InspectionCounts, task: str | None) -> dict[str, Any]:
     """Return a family that suits the labels, and the rate 1/L.
 
-    L is the curvature bound of the family times max ‖x‖².
+    L is the curvature bound of the family times max ‖x‖². The rate is None if L is 0 or
+    not finite.
     """
     family, why = suggest_family(tally.labels, tally.offsets, task)
     bound = get_family(family).curvature * tally.largest
@@ -311,7 +312,7 @@ def _spreads(
     """Return the range of the spreads of columns; None without any spread.
 
     The spread of a column is its standard deviation, or for sparse data its root mean
-    square. Columns with only one value are left out of the range, and counted.
+    square. Columns of spread 0 are left out of the range, and counted.
     """
     if moments is None:
         return None

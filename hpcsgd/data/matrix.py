@@ -262,7 +262,7 @@ def stretch(starts: Array, indptr: Array) -> Array:
 
 
 def index_dtype(width: int) -> np.dtype[Any]:
-    """Return the narrowest integer dtype for the numbers of `width` columns."""
+    """Return int32 if it can number `width` columns, else int64."""
     return np.dtype(np.int32 if width <= MOST_INT32 else np.int64)
 
 

@@ -32,7 +32,8 @@ def can_scatter() -> bool:
 def read_runs(file: int, runs: list[Run], out: Array) -> int:
     """Fill parts of the rows of `out` from runs of bytes of a file.
 
-    Return 0, or the byte at which the file ended too early.
+    Return 0, or the offset in the file of the first byte of a run that is beyond the
+    end of the file.
     """
     compiled = _compiled()
     if compiled is None:
@@ -56,7 +57,7 @@ def read_runs(file: int, runs: list[Run], out: Array) -> int:
 
 
 def _read_run(file: int, run: Run, out: Array) -> int:
-    """Read one run with `preadv`; return 0, or the byte at which the file ended."""
+    """Read one run with `preadv`; return 0, or its first byte beyond the file's end."""
     offset, place, height, width, before, after = run
     address = out.ctypes.data + place
     stride = out.strides[0]
@@ -180,7 +181,7 @@ class DatasetTiles:
         ended = read_runs(self._file, runs, out)
         if ended:
             raise OSError(
-                f"{self.path} is truncated: it ends at byte {ended}; write or copy it"
+                f"{self.path} is truncated: it has no byte {ended}; write or copy it"
                 " again"
             )
 

@@ -40,7 +40,7 @@ class RowReader(Protocol):
     cols: int
 
     def read(self, rows: slice, cols: slice) -> Array:
-        """Return a dense block in the dtype in which it is stored."""
+        """Return a dense block of real numbers, in the same dtype for all blocks."""
 
     def read_csr(self, rows: slice, cols: slice) -> Any:
         """Return a scipy.sparse.csr_array, columns from 0 and sorted in each row."""
@@ -64,7 +64,7 @@ class RowReader(Protocol):
 def open_reader(path: Path, *shared: Any) -> RowReader:
     """Return a reader of the file `path`, of the class for its suffix.
 
-    `shared` are further arguments of the class.
+    `shared` are further arguments of the class, such as a communicator for MPI-IO.
     """
     row = READERS.get(path.suffix.lower(), READERS[".h5"])
     module, attribute = row.split(":")
@@ -157,11 +157,11 @@ def load_block(
 def bytes_of_block(
     reader: RowReader, rows: int, cols: int, form: Format
 ) -> tuple[int, int]:
-    """Return the bytes of a dense block, and of pieces while `load_block` fills it.
+    """Return the bytes of a dense block, and of chunks beside it in `load_block`.
 
-    A chunk is in memory as it is read and as it is stored. The part of the block that
-    the last chunk fills is not yet in memory while the chunk before is read; it is
-    subtracted.
+    Both are 0 if the block is the caller's array itself. A chunk is in memory as it is
+    read and as it is stored. The part of the block that the last chunk fills is not yet
+    in memory while the chunk before is read; it is subtracted.
     """
     element = element_of(reader)
     in_memory = getattr(reader, "is_in_memory", False)
@@ -297,10 +297,11 @@ RAGGED = "X has rows of different lengths; give a matrix with rows and columns"
 
 
 class MemoryReader:
-    """A reader of Python arrays, equal on every rank; float arrays are not copied.
+    """A reader of arrays or sparse matrices that are equal on every rank.
 
-    Sparse matrices of any format are converted to CSR with ascending columns once. Rows
-    count as raw unless `preparation` states how they were prepared.
+    Aligned arrays of float32 or float64 are not copied. Sparse matrices of any format
+    are converted to CSR with ascending columns once. Rows count as raw unless
+    `preparation` states how they were prepared.
     """
 
     is_in_memory = True
@@ -617,8 +618,7 @@ SHORTENED = "rows were brought to length 1, as those of the training data"
 class PreparedReader:
     """The rows of a reader in float64, prepared while they are read.
 
-    Sparse rows remain sparse if columns are only scaled; if columns are also centred,
-    blocks are dense.
+    Sparse rows remain sparse unless columns are centred; then blocks are dense.
     """
 
     def __init__(self, reader: RowReader, preparation: Preparation) -> None:

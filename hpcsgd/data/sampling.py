@@ -152,7 +152,7 @@ HELD_OUT = 0x68656C64  # combined with the seed, so that other draws differ
 def fold_of(rows: slice, folds: int, seed: int) -> Array:
     """Return the fold of each row, int64.
 
-    Of every `folds` consecutive rows of the data, each fold has one.
+    Each fold has one of every `folds` consecutive rows of the data, counted from row 0.
     """
     return _places(rows, folds, seed)
 
@@ -160,7 +160,8 @@ def fold_of(rows: slice, folds: int, seed: int) -> Array:
 def held_out(rows: slice, share: float, seed: int) -> Array:
     """Return a mask of the rows that are held out, bool.
 
-    Of every ten consecutive rows of the data, on average a `share` is held out.
+    Of every ten consecutive rows of the data, counted from row 0, a `share` is held out
+    on average.
     """
     first = rows.start // STRETCH
     stretches = np.arange(first, -(-rows.stop // STRETCH) + 1, dtype=np.float64)
@@ -239,7 +240,7 @@ class FoldSplit:
         return np.asarray(fold[:, None] == np.append(np.arange(self.folds), -1))
 
     def check(self, trained: Array, kept: Array) -> None:
-        """Raise DataError if rows that are trained on or held out have no weight.
+        """Raise DataError if the weights of training or held-out rows sum to 0.
 
         `trained` and `kept` contain the sum of the sample weights in each column: over
         rows that are trained on, and over rows that are held out.

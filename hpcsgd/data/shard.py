@@ -63,11 +63,11 @@ class Shard:
     def unrounded(
         self, keep: Callable[[Array], Array], sides: dict[str, Array | None]
     ) -> "Shard":
-        """Return the shard with exact targets, weights and offsets if rounded before.
+        """Return the shard with exact columns for those of its sides that were rounded.
 
-        `sides` contains the exact columns by field name, and `keep` converts a column
-        to the array that is kept. Steps use rounded columns; the reported loss is that
-        of the exact data.
+        Sides are targets, weights and offsets. `sides` contains the exact ones by field
+        name, and `keep` converts a column to the array that is stored. Steps use
+        rounded columns; the reported loss is that of the exact data.
         """
         exact: dict[str, Any] = {}
         for name, column in sides.items():
@@ -165,9 +165,9 @@ def load_csr(
 ) -> Csr:
     """Read a sparse block in chunks and return it with values as `store` converts them.
 
-    NaN and inf raise DataError. `seen` is called with every chunk as it was read, its
-    first row and its first column. Chunks take about `budget` bytes (CHUNK_BYTES if
-    None) beside the block.
+    NaN, inf, and values that are too large for a narrower storage raise DataError.
+    `seen` is called with every chunk as it was read, its first row and its first
+    column. Chunks take about `budget` bytes (CHUNK_BYTES if None) beside the block.
     """
     stored = []
     for start, piece in sparse_pieces(reader, rows, cols, budget or CHUNK_BYTES):
@@ -334,7 +334,11 @@ class SmallValues(Fingerprint):
         self.found: set[int] = set()
 
     def add(self, block: Array, first_row: int, first_col: int) -> None:
-        """Add a dense block of X, in the dtype in which it was read."""
+        """Add a dense block to the checksum; note its columns with small values only.
+
+        The block has the dtype in which it was read; such columns are noted in float64
+        only.
+        """
         super().add(block, first_row, first_col)
         is_of_rows = first_col + block.shape[1] <= self.columns.stop  # and no side
         if block.dtype == np.float64 and is_of_rows and len(block):
@@ -345,7 +349,11 @@ class SmallValues(Fingerprint):
             self.found.update((first_col + small).tolist())
 
     def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
-        """Add a sparse block of X."""
+        """Add a sparse block of X to the checksum; note columns with a small value.
+
+        The block has the dtype in which it was read; such columns are noted in float64
+        only.
+        """
         super().add_sparse(block, first_row, first_col)
         if block.data.dtype == np.float64:
             sizes = np.abs(block.data)

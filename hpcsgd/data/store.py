@@ -285,7 +285,7 @@ class PendingRows:
 
 
 class StoreBlocks(ABC):
-    """The data sets of a store; this base class writes side columns and checksums."""
+    """The data sets of a store; this base class writes side columns, with checksums."""
 
     def __init__(
         self,
@@ -333,7 +333,11 @@ class StoreBlocks(ABC):
         return self.layout.tiles == 1 and self.rows < PIECE and 0 < self.stored <= PIECE
 
     def _grow(self, name: str, shape: Any, dtype: Any, chunk: tuple[int, ...]) -> None:
-        """Make a data set that can grow, or a contiguous one if one chunk is enough."""
+        """Make the data set `name`, chunked and growable from `shape` on.
+
+        If every data set of the store fits into one chunk, make it contiguous instead,
+        of the shape `chunk`.
+        """
         if self.is_one_tile:
             self.file.create_dataset(name, chunk, dtype=dtype)
             return
@@ -687,7 +691,7 @@ class StoreCheck:
     rows, cols : of X
     blocks : number of blocks of rows that were read
     checked : False if the file has no checksums and was only read
-    faults : one sentence for each block that is damaged, naming its rows
+    faults : one sentence for each damaged tile or block, naming its rows
     """
 
     path: Path

@@ -103,8 +103,9 @@ class Unheld:
         """Read all rows from the drive into `held`, an array on a GPU; return success.
 
         Return False without GPUDirect Storage, if `held` has another shape than the
-        rows, or if the file does not store these columns as whole tiles. The rows are
-        not checked here: they were checked when the file was read before.
+        rows, if these columns are not those of exactly one tile of the file, or if the
+        read fails. The rows are not checked here: they were checked when the file was
+        read before.
         """
         if self.place is None or tuple(held.shape) != self.shape or not has_gds():
             return False
@@ -232,7 +233,7 @@ class StreamedMatrix(Unheld):
             self._thread.start()
 
     def locate(self, rows: Array) -> tuple[Array, Array]:
-        """Return the buffer, and the places of these rows in it, after reading them."""
+        """Wait until these rows are read; return the buffer, and their places in it."""
         block, within = np.divmod(rows, self.route.sampler.block)
         place = self._place[block]
         if (place < 0).any():

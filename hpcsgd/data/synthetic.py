@@ -70,7 +70,11 @@ class Knobs:
 
 
 class PlantedData:
-    """A synthetic data set: its true weights, and its blocks of rows on request."""
+    """A synthetic data set: its true weights, and its blocks of rows on request.
+
+    Targets are drawn from the scores of rows before these are scaled to length 1, if
+    the shape has unit rows.
+    """
 
     def __init__(
         self, kind: SyntheticShape, cols: int, seed: int, knobs: Knobs
@@ -239,9 +243,9 @@ def make_synthetic(
 ) -> Iterator[tuple[Any, Array]]:
     """Yield (X float32, y float64) of consecutive blocks; X is CSR if density < 1.
 
-    The scores are those of planted weights, and labels are drawn at random given the
-    score. Classes therefore overlap, and the optimum is finite if there are many more
-    rows than columns.
+    Labels are drawn at random given the scores of planted weights (for shapes with unit
+    rows, of the rows before they are scaled). Classes therefore overlap, and the
+    optimum is finite if there are many more rows than columns.
     """
     kind, rows, cols = _resolve(shape, rows, cols, seed)
     return _blocks(PlantedData(kind, cols, seed, knobs or Knobs()), rows)

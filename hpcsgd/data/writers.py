@@ -66,7 +66,7 @@ class ColumnWriter(ABC):
         self.done = stop
 
     def finish(self) -> None:
-        """Rename the complete file from its temporary name to its own."""
+        """Rename the complete file to `path`; raise DataError if rows are missing."""
         if self.done != self.rows:
             raise DataError(
                 f"{self.path}: only {self.done} of {self.rows} rows were appended, and"
@@ -244,7 +244,10 @@ WRITERS: dict[str, type[ColumnWriter]] = {
 def open_writer(
     path: Path, rows: int, names: list[str], attributes: dict[str, Any] | None = None
 ) -> ColumnWriter:
-    """Return the writer for the suffix of `path`; raise ConfigError for others."""
+    """Return a writer by the suffix of `path`; raise ConfigError for other suffixes.
+
+    `names` are those of the columns, and only HDF5 files contain `attributes`.
+    """
     kind = WRITERS.get(path.suffix.lower())
     if kind is None:
         *most, last = WRITERS

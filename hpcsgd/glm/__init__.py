@@ -115,7 +115,7 @@ def register(name: str, kind: type[Family]) -> None:
     Parameters
     ----------
     name : str
-        A name that no family has; `kind.name` must be equal to it.
+        A name that no other family has; `kind.name` must be equal to it.
     kind : subclass of Family
         The family. Its instances are made without arguments.
 
@@ -218,9 +218,10 @@ def _arithmetic_fault(family: Family, dtype: np.dtype[Any]) -> str:
 
 
 def _derivative_fault(family: Family, t: Array, y: Array) -> str:
-    """Return the row where the loss is negative or the residual is wrong, or "".
+    """Return a sentence about a negative loss or a wrong residual, or "".
 
-    The residual must be the derivative of the loss with respect to the score.
+    The residual must be the derivative of the loss with respect to the score. For
+    targets of a log link and proportions, the sign of the loss is not checked.
     """
     losses = family.loss(t.copy(), y)
     slopes = family.residual(t.copy(), y)

@@ -110,7 +110,7 @@ class Family(Protocol):
         """
 
     def clipped(self, t: Array) -> int:
-        """Return how many scores lie where an exponential is clipped.
+        """Return how many scores have an inexact residual, from a clipped exponential.
 
         Parameters
         ----------
@@ -266,7 +266,7 @@ def kernel_setting(family: Family, dtype: Any) -> float:
 
 
 def no_clips(self: Any, t: Array) -> int:
-    """Return 0: a family without an exponential link clips no score."""
+    """Return 0, for a family whose residual is exact at every score."""
     return 0
 
 
@@ -469,7 +469,7 @@ class Gamma:
 
 
 class Tweedie:
-    """Targets of at least 0, of which many may be 0; the variance is μᵖ."""
+    """Targets of at least 0, many of them 0; the variance is φ μᵖ, p = `power`."""
 
     name = "tweedie"
     targets = "nonnegative"
@@ -542,7 +542,7 @@ LEAST_DISPERSION, LARGEST_DISPERSION = 1e-9, 1e9  # whose α e^exp_bound are num
 
 
 class NegativeBinomial:
-    """Counts of which the variance is μ + α μ²."""
+    """Counts of which the variance is μ + α μ², with α = `dispersion`."""
 
     name = "negative-binomial"
     targets = "counts"
@@ -613,7 +613,7 @@ class NegativeBinomial:
 
 
 class Binomial(Logistic):
-    """Proportions, logit link."""
+    """Proportions of successes, logit link; sample weights are numbers of trials."""
 
     name = "binomial"
     targets = "proportions"
@@ -676,7 +676,7 @@ TWO_OVER_ROOT_PI = float(2.0 / np.sqrt(np.pi))
 
 
 class Probit:
-    """Two classes, normal link; the hazard φ/Φ by erfcx is safe in both tails."""
+    """Two classes, probit link; the hazard φ/Φ by erfcx is safe in both tails."""
 
     name = "probit"
     targets = "binary"
@@ -733,7 +733,7 @@ class SquaredHinge:
         return np.multiply(excess, y, out=excess)
 
     def mean(self, t: Array) -> Array:
-        """The sign of the score."""
+        """Return the sign of the score, 1 or −1; it is 1 for a score of 0."""
         return np.where(t >= 0, 1, -1).astype(t.dtype)
 
 
@@ -821,7 +821,7 @@ class GroupedSoftmax:
         return self.family.mean(t.reshape(-1, self.scores)).reshape(t.shape)
 
     def clipped(self, t: Array) -> int:
-        """Return how many scores lie where an exponential is clipped."""
+        """Return how many scores have an inexact residual; `family` counts them."""
         return self.family.clipped(t)
 
     def _apart(self, t: Array, y: Array) -> tuple[Array, Array]:

@@ -44,13 +44,14 @@ class MirrorMap(ABC):
         self.gather = gather  # (words,) -> (members, words)
 
     def begin(self, point: ReplicaViews) -> None:  # noqa: B027
-        """Write the first point; maps that start at w = 0 do not override this."""
+        """Write initial weights and state into `point`; by default, do nothing."""
 
     @abstractmethod
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Step from x to y along `gradient`.
+        """Replace the weights x of `point` by y = argmin_x η⟨g, x⟩ + D_ψ(x, x_now).
 
-        The gradient includes the penalty, and is overwritten.
+        g is `gradient`, which includes the penalty and may be overwritten, and η is
+        `rate`.
         """
 
     def travels(self, point: ReplicaViews) -> list[Array]:
@@ -61,7 +62,7 @@ class MirrorMap(ABC):
         """Compute the weights of `point` from its arrays, which replicas averaged."""
 
     def repair(self, point: ReplicaViews) -> None:
-        """Compute a valid point from the mean of the states of other replicas."""
+        """Make `point` valid after its arrays became means over other replicas."""
         self.arrive(point)
 
     def total(self, own: Array) -> Array:
@@ -83,7 +84,7 @@ def log_sum(parts: Array) -> Array:
 
 
 class Euclidean(MirrorMap):
-    """The Euclidean map: y = x − η g, then y · min(1, radius / |y|₂) with a radius."""
+    """The Euclidean map: y = x − η g, then y · min(1, radius / |y|₂) if radius > 0."""
 
     def __init__(
         self, columns: int, gather: Callable[[Array], Array], radius: float
@@ -133,7 +134,7 @@ class Entropy(MirrorMap):
         self.arrive(point)
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Take the step, and divide by the sum over the columns of all members."""
+        """Take the step; scale the weights to a sum of `radius` over all members."""
         gradient *= gradient.dtype.type(rate)
         point.arrays[LOG][...] -= gradient
         self.repair(point)
@@ -143,11 +144,11 @@ class Entropy(MirrorMap):
         return [point.arrays[LOG]]
 
     def arrive(self, point: ReplicaViews) -> None:
-        """Compute the weights; a mean of points of the simplex lies on the simplex."""
+        """Compute the weights; the mean of points of the simplex needs no scaling."""
         point.weights[...] = self.radius * np.exp(point.arrays[LOG])
 
     def repair(self, point: ReplicaViews) -> None:
-        """Divide the weights by their sum over all members."""
+        """Scale the weights so that their sum over all members is the radius."""
         logs = point.arrays[LOG]
         local_log_sum = log_sum(logs.astype(np.float64))
         logs -= log_sum(self.gather(local_log_sum)).astype(logs.dtype)
@@ -189,7 +190,7 @@ class SignedMap(MirrorMap):
         self.arrive(point)
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Take the step, and divide by the sum over the columns of all members."""
+        """Take the step, and divide u⁺, u⁻ and u⁰ by their sum over all members."""
         gradient *= gradient.dtype.type(rate)
         point.arrays[PLUS][...] -= gradient
         point.arrays[MINUS][...] += gradient
@@ -210,7 +211,7 @@ class SignedMap(MirrorMap):
         weights *= weights.dtype.type(self.radius)
 
     def repair(self, point: ReplicaViews) -> None:
-        """Divide all coordinates by their sum over all members, so that they sum to 1.
+        """Divide u⁺, u⁻ and u⁰ by their sum over all members, so that they sum to 1.
 
         The slack, which every member stores, is counted once.
         """
@@ -253,7 +254,7 @@ class PNorm(MirrorMap):
         self.power = power or usual_power(columns)
 
     def step(self, point: ReplicaViews, gradient: Array, rate: float) -> None:
-        """Take the step; |x|₂, |x|_p, |θ|₂ and |θ|_q are sums over all members."""
+        """Take the step; |x|₂, |x|_p, |θ|₂ and |θ|_q are norms over all members."""
         dual = self._link(point.weights.astype(np.float64), self.power)
         dual -= rate * gradient.astype(np.float64)
         back = self.power / (self.power - 1.0)
@@ -307,7 +308,7 @@ BOUNDED = ("euclidean", *LOGARITHMIC)
 
 
 def automatic_radius(facts: RunFacts) -> Resolved:
-    """Return the radius of a kind whose radius is not set, or "none", and why."""
+    """Return what an unset radius becomes, 1 (entropy, eg) or "none", and why."""
     mirror = facts.config.mirror
     if mirror.kind in LOGARITHMIC:
         return mirror.bound, f"usual for {mirror.kind}"
@@ -363,7 +364,7 @@ class MirrorConfig(Settings, section="mirror"):
         return self.radius or float(self.kind in LOGARITHMIC)
 
     def conflicts(self) -> Iterator[str]:
-        """Yield a message for each setting that this kind of map does not have."""
+        """Yield a message for each of radius and p that is out of place or range."""
         if self.radius and self.kind not in BOUNDED:
             yield (
                 f"[mirror] kind = {self.kind!r} has no radius; leave it out, or use one"
@@ -391,6 +392,7 @@ MIRRORS: dict[str, Callable[[MirrorConfig, int, Gather], MirrorMap]] = {
 def make_mirror(settings: MirrorConfig, columns: int, gather: Gather) -> MirrorMap:
     """Return the mirror map of the section [mirror].
 
-    `columns` counts the columns of all members.
+    `columns` counts the columns of all members. `gather` all-gathers over the members
+    of a replica: it returns their arrays in rank order.
     """
     return MIRRORS[settings.kind](settings, columns, gather)

@@ -36,7 +36,7 @@ class Penalty:
 
     @property
     def is_nothing(self) -> bool:
-        """Return whether the penalty adds nothing to the mean loss."""
+        """Return whether l1 and l2 are 0; there may be bounds."""
         return self.l1 == 0.0 and self.l2 == 0.0
 
     @property
@@ -51,7 +51,7 @@ class Penalty:
         return self.l1 == 0.0 and not self.is_bounded
 
     def of(self, columns: Any) -> "Penalty":
-        """Return the penalty on `columns`, an index into the columns, alone."""
+        """Return this penalty for some columns; `columns` indexes its bounds."""
         lower, upper = (
             bound if np.ndim(bound) == 0 else np.asarray(bound)[columns]
             for bound in (self.lower, self.upper)
@@ -106,8 +106,9 @@ class Penalty:
     def minimum(self, weights: Array, slope: Array) -> Array:
         """Return argmin_u of slope·u + p(u) for each weight; ±inf where there is none.
 
-        The result is shaped as the weights. Where all u are minima, it is the weight
-        itself.
+        p is this penalty with its bounds. The result is shaped as the weights. Where
+        l2 = 0 and |slope| = l1, minima are not unique, and it is the weight itself,
+        clipped to the bounds.
         """
         pull = -(slope - np.clip(slope, -self.l1, self.l1))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -201,7 +202,10 @@ class ProblemConfig(Settings, section="problem"):
     )
 
     def conflicts(self) -> Iterator[str]:
-        """Yield a sentence if no finite number lies between the bounds of a column."""
+        """Yield a sentence if a column has no finite value within bounds.
+
+        Lists of bounds with different lengths yield it too.
+        """
         lower, upper = (
             np.atleast_1d(free if bound is None else bound)
             for bound, free in ((self.lower, -np.inf), (self.upper, np.inf))

@@ -21,7 +21,7 @@ from hpcsgd.settings import Settings, setting
 
 @dataclass(frozen=True)
 class UnrolledSteps:
-    """Coefficients of s steps, in float64."""
+    """Coefficients of the recurrence that computes s steps at once, in float64."""
 
     lead: Array  # (s, states)
     couple: tuple[Array, ...]  # couple[j] has j entries
@@ -35,7 +35,10 @@ class UnrolledSteps:
 def unroll(
     update: LinearUpdate, rates: Sequence[float], counts: Sequence[int], l2: float
 ) -> UnrolledSteps:
-    """Return the coefficients of steps of `rates` on batches of `counts` rows."""
+    """Return the coefficients of s steps: step j has `rates[j]` and `counts[j]` rows.
+
+    The ridge penalty is λ = `l2`.
+    """
     probe = update.probe()
     carry = np.eye(update.states)
     reach = np.empty((update.states, len(counts)))  # column i holds Φ_{j,i+1} u_i
@@ -60,11 +63,11 @@ def unroll(
 
 
 def gradient_step(scale: float = 1.0) -> UnrolledSteps:
-    """Return the step gradient ← gradient + Yᵀr, of rows that are stored times `scale`.
+    """Return coefficients that make an update compute gradient ← gradient + Yᵀr.
 
-    The gain is `scale`, since a backend divides updates of such rows by it, and the sum
-    is a gradient. The step leaves the intercept unchanged, because replicas combine its
-    gradient first.
+    The rows Y are stored times `scale`. The gain is `scale`, since a backend divides
+    updates of such rows by it. The step leaves the intercept unchanged, because
+    replicas combine its gradient first.
     """
     one: Array = np.ones((1, 1))
     return UnrolledSteps(
@@ -89,17 +92,17 @@ class PlainSteps:
 
     @property
     def states(self) -> int:
-        """Return the number of states: 1 for w alone, 2 for (w, v)."""
+        """Return the number of states: 1 for w, 2 for (w, v), 3 for (w, w̃, μ̃)."""
         return len(self.probe)
 
 
 def plain_steps(
     update: LinearUpdate, rates: Sequence[float], counts: Sequence[int], l2: float
 ) -> PlainSteps:
-    """Return coefficients of steps of `rates` on batches of `counts` rows, all at once.
+    """Return the coefficients of steps: step k has `rates[k]` and `counts[k]` rows.
 
-    M_k and u_k are affine in the rate, whatever the update: their values at two rates
-    determine all others.
+    The ridge penalty is λ = `l2`. M_k and u_k are affine in the rate, whatever the
+    update: their values at two rates determine all others.
     """
     each = np.asarray(rates, dtype=np.float64)
     inverse = 1.0 / np.asarray(counts, dtype=np.float64)
@@ -113,7 +116,7 @@ def plain_steps(
 
 
 def _affine(function: Callable[[float], Array], rates: Array) -> Array:
-    """Return an affine function of the rate at every rate, along a first axis."""
+    """Return an affine `function` of the rate at all `rates`, along a first axis."""
     start = function(0.0)
     slope = function(1.0) - start
     values: Array = start + np.multiply.outer(rates, slope)
@@ -122,24 +125,30 @@ def _affine(function: Callable[[float], Array], rates: Array) -> Array:
 
 # Unrolling for several models at once, each with its own rates and penalty.
 #
-# Every coefficient has one more axis, the last, with one entry for each column of
-# weights.
+# Every coefficient has one more axis, the last, with one entry for each setting (λ and
+# rates), or after `of` for each column of weights.
 
 
 @dataclass(frozen=True)
 class ManyUnrolledSteps(UnrolledSteps):
-    """`UnrolledSteps` with a last axis for the columns of weights; `probe` has none."""
+    """`UnrolledSteps` with a last axis for settings, or after `of` for weight columns.
+
+    `probe` has no such axis.
+    """
 
     @property
     def reads(self) -> int:
-        """Return how many states the scores combine.
+        """Return the number of states whose scores the steps combine.
 
-        It is 1 if the scores that the steps get are combined by q already.
+        It is 1 if the scores that the steps take are combined by q already.
         """
         return int(self.lead.shape[1])
 
     def of(self, columns: Array) -> "ManyUnrolledSteps":
-        """Return the coefficients of these columns of weights, which may repeat."""
+        """Return the entries `columns` of the last axis, which may repeat.
+
+        `Models.setting_of` gives the setting of each column of weights.
+        """
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         parts["couple"] = tuple(c[..., columns] for c in self.couple)
         for name in ("lead", "carry", "gain", "free", "push"):
@@ -153,6 +162,7 @@ def unroll_many(
     """Return the coefficients of s steps of several models at once.
 
     `rates` has a column for each setting, (s, settings), and `l2` has the λ of each.
+    `counts` are the rows of each step.
     """
     states = update.states
     settings = len(l2)
@@ -183,7 +193,10 @@ def unroll_many(
 def one_step_many(
     update: LinearUpdate, rates: Array, count: int, l2: Array
 ) -> ManyUnrolledSteps:
-    """Return one step of `rates` (settings,), for scores that q has combined."""
+    """Return the coefficients of one step, for scores that q has combined already.
+
+    `rates` and `l2` have an entry for each setting; the batch has `count` rows.
+    """
     step = unroll_many(update, rates[None], (count,), l2)
     parts = {f.name: getattr(step, f.name) for f in fields(step)}
     return ManyUnrolledSteps(**parts | {"lead": np.ones((1, 1, len(l2)))})
@@ -261,8 +274,8 @@ class Schedule(Settings, section="schedule"):
     )
     epochs: int = setting(
         1,
-        "passes of each replica over its rows; auto takes none where Newton's method"
-        " reaches the optimum with fewer (with a refinement)",
+        "passes of each replica over its rows; auto (with a refinement) takes none if"
+        " the rows are in memory or few passes of Newton's method suffice, else 5",
         is_whole=True,
         at_least=0,
         auto=-1,

@@ -23,12 +23,13 @@ from hpcsgd.settings import Settings, setting
 class LinearUpdate(ABC):
     """Protocol of an update that is affine in the state, such as SGD with momentum.
 
-    Step k takes the state x, which is w alone or w and a velocity, to M_k x + u_k A_kᵀ
-    r_k. A_k is the batch of step k, and r_k its residuals, computed from scores at q·x.
+    Step k takes the state x to M_k x + u_k A_kᵀ r_k. x is w alone, w and a velocity, or
+    with SVRG w, its snapshot and the full gradient there. A_k is the batch of step k,
+    and r_k are its residuals, computed from scores at q·x.
     """
 
     momentum: float = 0.0
-    states = 1  # w alone, or (w, v)
+    states = 1  # w alone; 2: (w, v); 3: (w, w̃, μ̃) of SVRG
     is_anchored = False  # True: residuals are less those at the second state
 
     @abstractmethod
@@ -43,7 +44,7 @@ class LinearUpdate(ABC):
         """
 
     def probe(self) -> Array:
-        """Return q, (states,): scores are computed at the states combined by q."""
+        """Return q, (states,): scores are computed at the point Σ q_i x_i of states."""
         first: Array = np.eye(self.states)[0]
         return first
 
@@ -172,10 +173,10 @@ class Rule(ABC):
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """Step the weights in `part` along g = `factor` · `gradient` + λw.
+        """Update the views in `part` by one step with g = `factor` · `gradient` + λw.
 
         λ is `l2`, `turn` has the number and the rate of the step, and `gradient` is
-        overwritten.
+        overwritten. `factor` makes it a mean over rows.
         """
 
 
@@ -183,7 +184,8 @@ class Rule(ABC):
 class LinearRule(Rule):
     """The rule x ← M x + u g of a linear update: plain SGD and its momenta.
 
-    x are the weights, with their velocity if there is one, and g is the mean gradient.
+    x are the weights, with their velocity if there is one, and g is the mean gradient
+    without the penalty, which is part of M.
     """
 
     update: LinearUpdate
@@ -201,7 +203,7 @@ class LinearRule(Rule):
     def step(
         self, part: ColumnViews, gradient: Array, factor: float, turn: Turn, l2: float
     ) -> None:
-        """Take one step x ← M x + u g, with the result of the s-step recurrence."""
+        """Take one step x ← M x + u g, as a step of the s-step recurrence does."""
         weights = part.weights
         carry = self.update.transition(turn.rate, l2)
         gain = self.update.gain(turn.rate, 1) * factor
@@ -343,7 +345,7 @@ class Code:
 
     @classmethod
     def of(cls, signed: bool) -> "Code":
-        """Return the code of signed values in [−1, 1], or of unsigned ones in [0, 1].
+        """Return the code of values in [−1, 1] if `signed`, else of those in [0, 1].
 
         A number in the middle of two values rounds to the larger one.
         """
@@ -433,7 +435,7 @@ class EightBitArray:
     def encode(self, numbers: Array) -> None:
         """Encode `numbers`, which replace all numbers of the array.
 
-        If a number is not finite, none of its block is.
+        If a number is not finite, all numbers of its block decode as not finite.
         """
         code = UNSIGNED if self.rooted else SIGNED
         values = np.sqrt(numbers) if self.rooted else numbers
@@ -473,7 +475,7 @@ class InEightBits(Rule):
         return [array]
 
     def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
-        """Return zeros for the state `name` in eight bits, or plain if it is small."""
+        """Return zeros for the state `name`, in eight bits if it has `SMALL` words."""
         if columns * width < SMALL:
             return np.zeros((columns, width), dtype)
         return EightBitArray.zeros(columns, width, dtype, name in SQUARES)
@@ -600,8 +602,8 @@ class RateConfig(Settings, section="rate"):
     )
     per_batch: int = setting(
         0,
-        "rows of a step that the value is meant for; the rate scales with the rows of a"
-        " step; 0 does not scale it",
+        "rows of a step that the value is meant for; the rate is in proportion to the"
+        " rows of a step, but at most 2 / curvature; 0 does not scale it",
         at_least=0,
         remedy="0 leaves the value as it is",
     )
@@ -627,11 +629,12 @@ class RateConfig(Settings, section="rate"):
     )
 
     def conflicts(self) -> Iterator[str]:
-        """Yield a sentence for each fault of `per_batch` and of the milestones."""
+        """Yield sentences on per_batch without a rate, and on bad or no milestones."""
         if self.per_batch and self.is_open:
             yield (
                 f"[rate] per_batch = {self.per_batch} must be the rows of a step that"
-                " [rate] value is for, and needs one; 0 leaves the value as it is"
+                " [rate] value is for, and value is auto; give it a number, or set"
+                " per_batch = 0"
             )
         epochs = list(self.milestones)
         is_positive = all(0.0 < m < float("inf") for m in epochs)
@@ -672,7 +675,7 @@ class Rate:
     def drops(self, step: int) -> int:
         """Return how many milestones have lowered the rate when `step` begins.
 
-        The result is 0 for smooth schedules.
+        The result is 0 unless the kind of the schedule is `milestones`.
         """
         if self.config.kind != "milestones":
             return 0

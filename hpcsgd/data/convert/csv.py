@@ -298,10 +298,10 @@ class CsvOptions:
     ----------
     label_column : str, int or None
         Column of the labels; None or "none" for a file without labels. "auto" is the
-        column whose name is in `LABELS`, in any case, or the first column if there is
-        no header.
+        column whose name is in `LABELS`, in upper or lower case, or the first column if
+        there is no header.
     delimiter : str
-        "auto", a key of `DELIMITERS`, or the character itself.
+        "auto", a key of `DELIMITERS`, or one of its characters.
     header : str or bool
         Whether the first line has the names of the columns: "auto", "yes" or "no".
     missing : {"error", "mean"}
@@ -354,7 +354,10 @@ class CsvSource(TextSource):
         self.like: Path | None = None  # the file whose levels these are
 
     def follow(self, like: Like) -> None:
-        """Use the levels of text columns and the label numbers of the file `like`."""
+        """Use the levels of text columns of the file `like`, and its label numbers.
+
+        The label numbers of the options take precedence.
+        """
         categories = set(self.categories)
         levels = like.categories or {}
         if categories and categories != set(levels):

@@ -286,7 +286,10 @@ class Crew:
     def _made(
         self, tasks: Sequence[Task], work: Callable[[Task], Made], watch: Watch
     ) -> tuple[list[Made], Fault | None]:
-        """Return the results of `work` up to the first fault, and that fault."""
+        """Return the results of `work` up to the first fault, and that fault or None.
+
+        A request to stop ends the work too.
+        """
         made: list[Made] = []
         for task in tasks:
             if self.is_asked_to_stop and self.size > 1:
@@ -389,7 +392,7 @@ class Encoder:
         return encode_rows(self.layout, chosen.X, held(chosen), at, part.path)
 
     def _before(self, row: int, test: bool) -> int:
-        """Return the number of test rows before this row, or of other rows."""
+        """Return how many test rows (if `test`, else other rows) precede `row`."""
         if not self.selection.test_fraction:
             return row
         if row < self._at:

@@ -104,7 +104,7 @@ def survey_rows(
     progress: ConversionProgress,
     kept: Callable[[Outline], Scales | None] = lambda outline: None,
 ) -> Survey:
-    """Return the survey of a source that computes its outline itself.
+    """Return the survey of a source other than text, by its method `outline`.
 
     A pass over the rows is made only if scales must be measured. `kept` returns the
     scales of an interrupted conversion that is resumed, or None.
@@ -131,7 +131,7 @@ def survey_rows(
 
 
 def check_raw(outline: Outline, source: Source, recipe: Recipe) -> None:
-    """Raise DataError if rows that are already prepared would be prepared again."""
+    """Raise DataError if --standardize or --like is given for prepared rows."""
     changes = recipe.standardize or recipe.like is not None
     if changes and not outline.preparation.is_raw:
         flag = "--standardize" if recipe.standardize else "--like"
@@ -296,8 +296,8 @@ def _concluded(source: TextSource, recipe: Recipe, found: _Findings) -> Survey:
 def is_stored_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) -> bool:
     """Return whether rows are stored sparse.
 
-    `recipe.layout` decides if it is not "auto". Otherwise arrays stay as they are, and
-    the rows of a text are sparse if few of their values are not zero.
+    `recipe.layout` decides if it is not "auto". Otherwise arrays and CSV stay as they
+    are, and LIBSVM rows are sparse if they store at most a share `DENSE_PAYS`.
     """
     if recipe.layout != "auto":
         return recipe.layout == "sparse"
@@ -485,7 +485,7 @@ class StoreFiller:
         self._reach(batch.rows.end)
 
     def leave(self, keeps: bool) -> None:
-        """Close the incomplete stores; `keeps` preserves saved rows to resume."""
+        """Remove the incomplete stores, and the saved rows too unless `keeps`."""
         self.sinks.abandon()
         if keeps:
             self.sealed.seal()
@@ -510,7 +510,7 @@ class StoreFiller:
 
 
 def fill_from_rows(source: Source, pouring: StoreFiller) -> None:
-    """Append all rows of a source that one rank reads alone."""
+    """Append the rows from `pouring.row` on of a source that one rank reads alone."""
     survey = pouring.survey
     recipe = pouring.recipe
     if pouring.row >= recipe.selection.wanted(0, survey.outline.rows):
@@ -710,7 +710,7 @@ def convert(
     force: bool = False,
     crew: Crew | None = None,
 ) -> dict[str, Any]:
-    """Write the store, and another one of test rows; return a report for JSON.
+    """Write the store, and one of test rows if any are drawn; return a report for JSON.
 
     The first pass counts rows and measures columns; the second writes. The ranks of a
     crew share the parsing of a plain text, with the same `source` on all. Collective.
@@ -830,7 +830,7 @@ class Conversion:
 
     @contextmanager
     def left_whole(self) -> Iterator[None]:
-        """Close the stores if the body fails, and raise its error again.
+        """Remove the incomplete stores if the body fails, and raise its error again.
 
         Saved rows are kept after an interruption, to resume, and removed after an error
         of the input. Failures of the system or of messages count as interruptions.

@@ -73,7 +73,9 @@ class SealedParts:
         return self._head.exists()
 
     def resume(self, identity: dict[str, Any]) -> bool:
-        """Resume the interrupted conversion; return False if there is none.
+        """Read the scales of the interrupted conversion; return False if there is none.
+
+        Return False too if its parts belong to another user or cannot be read.
 
         Raises
         ------
@@ -103,7 +105,10 @@ class SealedParts:
         return True
 
     def begin(self, identity: dict[str, Any], scales: Scales | None) -> None:
-        """Remove the parts of earlier conversions, and begin new ones."""
+        """Remove the parts of earlier conversions; save the identity for new ones.
+
+        `scales` are saved too, for a conversion that resumes.
+        """
         mean, spread = (None, None) if scales is None else (scales.mean, scales.scale)
         head = pack({"identity": identity, "mean": mean, "spread": spread})
         self.remove()

@@ -374,8 +374,8 @@ def check_label_file(path: Path, rows: int) -> None:
 def real(block: Any) -> Array:
     """Return a block in float32 or float64.
 
-    float32 and float64 stay, types of at most two bytes become float32, and all others
-    float64.
+    float32 and float64 in native byte order stay, types of at most two bytes become
+    float32, and all others float64.
     """
     is_float = block.dtype.kind == "f" and block.dtype.itemsize in (4, 8)
     if is_float and block.dtype.isnative:
@@ -411,7 +411,10 @@ NUMBERS = re.compile(rb"\s*[-+.\deE]+([ \t]+[-+.\deE]+)+\s*")  # separated by bl
 
 
 def guess_format(path: Path) -> str:
-    """Return the format of a file by its suffix, or by its first lines."""
+    """Return the format of a file by its suffix, or by its first lines.
+
+    A compressed file is LIBSVM text unless a known suffix precedes that of compression.
+    """
     ending = path.suffix.lower()
     if ending in PACKED:
         ending = path.with_suffix("").suffix.lower()
@@ -460,7 +463,7 @@ def options_of(kind: str) -> list[str]:
 
 
 class NpySource:
-    """A source of a .npy matrix; labels are in another file, or in one column."""
+    """A source of a .npy matrix; labels, if any, are in another file or in a column."""
 
     def __init__(
         self, path: Path, labels: Path | None = None, label_column: int | None = None

@@ -64,7 +64,7 @@ class TextStream:
         return piece
 
     def seek(self, position: int) -> None:
-        """Move to byte `position` of a plain text."""
+        """Move to byte `position` of the file, which must not be compressed."""
         self.file.seek(position)
         self.position = position
 
@@ -72,8 +72,9 @@ class TextStream:
         """Raise DataError if the file was changed while it was read."""
         if self.stamp != stamp_of(self.path):
             raise DataError(
-                f"{self.path} changed while it was read, when byte {self.position} of"
-                " its text was reached; wait until it is complete and begin again"
+                f"{self.path} changed while it was read (found after byte"
+                f" {self.position} of its text); wait until it is complete and begin"
+                " again"
             )
 
     def _skip(self, start: int) -> None:
@@ -239,7 +240,7 @@ class TextChunk:
 
     position: int  # byte of the plain text at which they begin
     text: bytes  # ends with a newline, the last line of the file too
-    end: int
+    end: int  # byte of the plain text behind them
 
     def behind(self, position: int) -> "TextChunk":
         """Return the lines that begin at `position`, a line start, or later."""
@@ -480,7 +481,7 @@ class TextSource(ABC):
     lacks_levels = False  # a separate pass must find them
 
     def follow(self, like: Like) -> None:  # noqa: B027
-        """Take the levels of columns of text from the file `like`, if it has any."""
+        """Take the levels of text columns from the file `like`; by default, none."""
 
     def begin(self) -> None:
         """Determine stamp, compression and size of the file; read its first lines."""
@@ -499,7 +500,7 @@ class TextSource(ABC):
         return {"end": piece.end, "levels": {}}
 
     def learn_levels(self, levels: dict[str, list[str]]) -> None:
-        """Take the levels of each column of text, in the order of their columns."""
+        """Store the levels of each text column, in the order of their columns of X."""
         self.levels = levels
         self.lacks_levels = False
 
@@ -507,7 +508,8 @@ class TextSource(ABC):
     def scan(self, piece: TextChunk, keep: bool) -> tuple[PassCounts, Any]:
         """Return the counts of a piece, and with `keep` its X, else None.
 
-        X has columns by indices as written, and NaN for missing values.
+        X has a column for each index as written (less 1 for index base 1), and NaN for
+        missing values.
         """
 
     @abstractmethod
@@ -537,7 +539,10 @@ class TextSource(ABC):
             yield piece
 
     def load(self, task: int | TextChunk) -> TextChunk:
-        """Return the piece of a task; this rank reads it if the task is a number."""
+        """Return the piece of a task, without lines before the first row.
+
+        This rank reads it if the task is a number.
+        """
         if isinstance(task, int):
             task = read_piece(self.path, task, self.piece)
             refuse_changed(self.path, self.stamp)

@@ -75,7 +75,8 @@ class Like:
     def widened(self, outline: Outline, path: Path) -> Outline:
         """Return the outline with the columns that a LIBSVM text may lack.
 
-        These last columns are zeros in all of its rows. Other sources are unchanged.
+        They are zeros in all of its rows: the last columns, and column 0 if only the
+        text of this file has an index 0. Other sources are unchanged.
         """
         base = outline.columns.index_base
         if base is None:
@@ -526,9 +527,9 @@ class ColumnMoments:
         return full
 
     def scales(self, centred: bool) -> Scales:
-        """Return scales for unit spread about the mean or 0; 1 for constant columns.
+        """Return scales that give columns unit spread, or 1 for columns without spread.
 
-        With `centred`, the means are subtracted too.
+        If `centred`, spread is about the mean, which is subtracted too; else about 0.
         """
         count = np.maximum(self.count, 1)
         with np.errstate(over="ignore", invalid="ignore"):

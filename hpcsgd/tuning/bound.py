@@ -30,7 +30,10 @@ class Term:
 
     @property
     def is_bounded(self) -> bool:
-        """Return False if the format is too short for sums of this length."""
+        """Return whether the bound is finite.
+
+        It is not if the format is too short for sums of this length.
+        """
         return self.absolute < float("inf")
 
 
@@ -660,7 +663,10 @@ def _case(
 
 
 def _is_emulated(precision: Precision, field: str) -> bool:
-    """Return True if every rounding is emulated, in a known order."""
+    """Return True if every rounding to the format of `field` is emulated.
+
+    Their order is known then.
+    """
     form = get_format(getattr(precision, field))
     if field == "gram_wire":
         return not form.is_wide
@@ -670,7 +676,10 @@ def _is_emulated(precision: Precision, field: str) -> bool:
 
 
 def _is_idle(precision: Precision, field: str) -> bool:
-    """Return True for margins in the format of their sum, which need no rounding."""
+    """Return True for margins in a format at least as wide as that of their sum.
+
+    They need no rounding.
+    """
     return field == "margin" and precision.margin == wider(
         precision.margin, precision.margin_sum
     )

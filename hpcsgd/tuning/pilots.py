@@ -95,8 +95,8 @@ def draw_sample(
 ) -> Sample:
     """Return rows from slices of the whole data; all rows if there are few.
 
-    The sample has enough rows for some exchanges of `group_rows` rows. If `family` has
-    classes, the sample has a row of every class.
+    The sample has enough rows for two exchanges of `group_rows` rows, where the data
+    have as many. If `family` has classes, the sample has a row of every class.
     """
     fits = BYTES // (8 * row_words(reader))
     sample_rows = max(min(max(ROWS, 4 * group_rows), fits), 2 * group_rows)
@@ -741,8 +741,9 @@ def resolve_precision(
 ) -> tuple[PrecisionConfig, dict[str, Any]]:
     """Return the formats with a recipe in place of `auto`, and facts to report.
 
-    Rank 0 runs the pilots, and all ranks use its choice. A resumed run uses the choice
-    in the checkpoint, `recorded`. Without `auto`, nothing changes.
+    Collective, if the recipe is `auto`; any other is returned as it is. Rank 0 runs the
+    pilots, and all ranks use its choice. A resumed run uses the choice in the
+    checkpoint, `recorded`.
     """
     if config.precision.recipe != AUTO:
         return config.precision, {}
@@ -780,7 +781,10 @@ def recipe_reason(notes: Mapping[str, Any]) -> str:
 
 
 def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeChoice:
-    """Return the cheapest recipe that is not emulated and is within the tolerance."""
+    """Return the cheapest recipe that is not emulated and is within the tolerance.
+
+    It is fp64 if no recipe is within it. `ranks` is the number of ranks of the run.
+    """
     members = config.grid.members or max(ranks // config.grid.replicas, 1)
     try:
         sample = draw_sample_of(config, reader)
@@ -823,7 +827,10 @@ def affordable(asked: PrecisionConfig) -> dict[str, PrecisionConfig]:
 
 
 def _sum_of(config: RunConfig, members: int) -> Sum:
-    """Return the cost of sums over the emulated network, or over a usual network."""
+    """Return the times of sums over `members` ranks of the network `run.network`.
+
+    Where that is not set, the network is a usual one.
+    """
     usual = Machine()
     network = Network(usual.latency, 1 / usual.per_byte)
     if config.run.network:

@@ -401,13 +401,17 @@ class _Sides:
 
     @property
     def given(self) -> dict[str, Array | None]:
-        """Return the columns that a shard stores beside its targets, by name."""
+        """Return what a shard stores beside its targets, by name; None if absent.
+
+        These are the scaled weights, those of held-out rows, and the offsets.
+        """
         return {"weights": self.scaled, "held": self.held, "offsets": self.offsets}
 
     def show(self, seen: Fingerprint, first_row: int | None) -> None:
-        """Add the columns to the fingerprint `seen`, unless `first_row` is None.
+        """Add targets, weights and offsets to the fingerprint `seen`.
 
-        One member of a replica adds them, since all have read the same columns.
+        `first_row` is the number of their first row; None: they are not added. One
+        member of a replica adds them, since all have read the same columns.
         """
         if first_row is not None:
             for number, column in enumerate((self.y, self.weights, self.offsets)):
@@ -535,7 +539,10 @@ def bytes_of_filling(values: int, item: int) -> int:
 
 
 def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
-    """Return the stored values of all ranks; log them if X is sparse. Collective."""
+    """Return the number of stored values of X on all ranks. Collective.
+
+    If X is sparse, it is logged.
+    """
     cells = shard.total_rows * shard.total_columns
     if not shard.matrix.is_sparse:
         return cells
@@ -578,7 +585,7 @@ def finite_column(values: Array | None, rows: slice, name: str) -> Any:
 def _check_sizes(
     values: Array | None, most: float, rows: slice, name: str, remedy: str
 ) -> None:
-    """Raise DataError if the size of a value exceeds `most`: losses would overflow."""
+    """Raise DataError if a |value| exceeds `most`, above which losses overflow."""
     if values is None or not len(values) or np.abs(values).max() <= most:
         return
     row = int(np.argmax(np.abs(values) > most))

@@ -162,7 +162,8 @@ class PollSchedule:
     def ask(self, flag: int, number: int, seconds: float) -> int:
         """Poll all ranks with the `flag` of this rank, and schedule the next poll.
 
-        Return the gravest flag of any rank. Collective.
+        Return the gravest flag of any rank. Collective. A flag is a `Request`, `GAP` or
+        `BROKEN`; the larger, the graver. `seconds` are those of training.
         """
         word = flag * DISTANCES + DISTANCES - 1 - self._distance(number, seconds)
         gravest, complement = divmod(self.world.max_flag(word), DISTANCES)

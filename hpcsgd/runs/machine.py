@@ -142,7 +142,7 @@ class Hardware:
     def spans(self, ranks: int) -> list[tuple[NetworkLevel, int]]:
         """Return the network levels that `ranks` ranks use, from the nearest.
 
-        Each has the number of groups of ranks that it joins.
+        Each is paired with the number of groups of ranks that it joins.
         """
         needed = []
         inside = 1

@@ -394,7 +394,10 @@ def _refinement(
 
 
 def _good_states(parts: Parts, view: View, evaluation: Evaluation) -> GoodStates | None:
-    """Return the store of good states; None if the run has no level to fall back to."""
+    """Return the store of good states.
+
+    Return None if the run does not fall back, or has no level to fall back to.
+    """
     if not _falls_back(parts):
         return None
     if next_fallback_level(parts.config, parts.product_name) is None:

@@ -258,9 +258,9 @@ def _of_process(root: Path) -> Iterator[Limit]:
 
 
 def _pages(root: Path, field: int) -> int:
-    """Return the mapped (`field` 0) or resident (1) bytes of this process, or 0.
+    """Return the mapped (`field` 0) or resident (`field` 1) bytes of this process.
 
-    It is 0 if the system does not show them.
+    Return 0 if the system does not show them.
     """
     with suppress(IndexError, ValueError):
         pages = int(_text(root / "proc/self/statm").split()[field])

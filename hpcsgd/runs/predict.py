@@ -76,7 +76,7 @@ class TrainedModel:
         return scores
 
     def places(self, scores: Array) -> Array:
-        """Return the number of each row's likeliest label, (m,)."""
+        """Return the index of each row's likeliest label among the labels, (m,)."""
         if scores.shape[1] > 1:
             return np.asarray(scores.argmax(axis=1))
         return np.asarray(scores[:, 0] >= 0).astype(np.intp)
@@ -487,7 +487,7 @@ class RankEvaluator:
 
 
 def _place(y: Array, model: TrainedModel) -> Array:
-    """Return the numbers of the labels that the encoded targets y stand for."""
+    """Return the indices of the labels that the encoded targets y stand for."""
     places = (y + 1) / 2 if model.targets.kind == "signed" else y
     return np.asarray(places).astype(np.intp)
 

@@ -491,7 +491,10 @@ class SlowerThanExpected(Callback):
         self.is_open = True
 
     def on_exchange(self, view: View) -> None:
-        """Compare the time of a step, once, as soon as it is known well enough."""
+        """Compare the mean time of a step with the expected ones, once.
+
+        It is compared as soon as it is known well enough.
+        """
         if not self.is_open or view.seconds < PATIENCE or view.epoch < self.epochs:
             return
         self.is_open = False

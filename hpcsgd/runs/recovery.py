@@ -176,7 +176,10 @@ class Signals(Callback):
         self._wakeup_before = -1
 
     def on_start(self, view: View) -> Request:
-        """Return the request; from here on, a first signal is a request only."""
+        """Return the gravest request so far; from here on, signals do not end the rank.
+
+        Only a second SIGINT still ends it at once.
+        """
         self.started = True
         return self.request
 

@@ -387,7 +387,7 @@ def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
 
 
 def _where() -> dict[str, Any]:
-    """Return the host, the processor and the software versions of this rank."""
+    """Return the host, processor, cores and software versions of this rank."""
     return {
         "host": platform.node(),
         "processor": processor(),
@@ -398,7 +398,7 @@ def _where() -> dict[str, Any]:
 
 @cache
 def processor() -> str:
-    """Return the name of the processor, or its kind where the system has no name."""
+    """Return the name of the processor, or its architecture if it has no name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

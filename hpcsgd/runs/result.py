@@ -169,7 +169,10 @@ class Status(Enum):
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the run is over and its last state was evaluated."""
+        """Return whether the run is over and its last state was evaluated.
+
+        It is False for a run that diverged.
+        """
         return self.is_good or self in (Status.STOPPED, Status.WORSE)
 
     @property

@@ -239,9 +239,9 @@ def _is_same(folder: Path, other: Path | str | None) -> bool:
 
 
 def _share(world: Communicator, found: Snapshot | None) -> Snapshot | None:
-    """Send the checkpoint that rank 0 has read to all ranks. Collective.
+    """Return on every rank the checkpoint that rank 0 has found, or None. Collective.
 
-    So the file is read once, and not by every rank.
+    Rank 0 sends it, so that the file is read once, and not by every rank.
     """
     outline = None
     if found is not None:

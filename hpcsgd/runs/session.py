@@ -491,9 +491,9 @@ class Session:
         return result
 
     def _leave_without_gpu(self, error: DeviceLost) -> NoReturn:
-        """End this rank: the weights on its GPU are lost.
+        """Raise the error of a lost GPU, whose weights are lost.
 
-        Other ranks may continue if the run is to survive lost ranks.
+        If other ranks can continue without this one, end its process instead.
         """
         lost_rank = None if error.on_all_ranks else self.world.rank
         refined = device_loss_error(error, lost_rank, self.live, self.config.run)

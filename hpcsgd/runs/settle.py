@@ -437,7 +437,7 @@ def _choose(config: RunConfig, facts: ChoiceFacts) -> RunChoice:
 
 
 def _least_time(candidates: Iterable[Any]) -> str:
-    """Return the reason of the choice of the fastest of `candidates`."""
+    """Return the text of the reason for the fastest of `candidates`."""
     names = dict.fromkeys(map(str, candidates))
     return f"least predicted time of {', '.join(names)}"
 

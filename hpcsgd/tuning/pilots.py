@@ -348,7 +348,7 @@ def with_one_field(field: str, name: str) -> Precision:
 
 
 def held(exchange: ExactExchange, name: str) -> ExactExchange:
-    """Return the exchange with weights rounded to format `name`, as in a run."""
+    """Return the exchange with the weights before it rounded to format `name`."""
     before = exchange.before.astype(np.float64)
     round_through(before, name)
     return replace(exchange, before=before)
@@ -610,10 +610,11 @@ def cost_of(
 
 
 def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
-    """Return the bytes that each field moves: rows from memory, words in messages.
+    """Return the bytes that each field moves in one exchange of the first member.
 
-    A field is one of the nine formats of a precision; its bytes are 0 if its values
-    stay in the processor.
+    They are those of rows and weights in memory, and of words in messages. A field is
+    one of the nine formats of a precision; its bytes are 0 if its values stay in the
+    processor.
     """
     m = len(exchange.rows)
     width = exchange.parts[0].stop - exchange.parts[0].start

@@ -240,7 +240,8 @@ def learn(
 ) -> list[Learnt]:
     """Return the penalty of each setting, for as many as there is time, on one rank.
 
-    A penalty is the number of rows to reach a loss, relative to the first setting.
+    A penalty is the number of rows to reach a loss, relative to the first setting,
+    whose loss after half of its epochs is the one to reach.
 
     The iterates depend on batches and replicas only, not on the number of ranks that
     share the columns: replicas are threads of this process, without a network.
@@ -337,7 +338,7 @@ WIDE = 4  # bytes of a value of the matrix; narrower ones have another rate of G
 
 @dataclass(frozen=True)
 class TimedRows:
-    """The first rows of the data, on which settings are timed."""
+    """The number of first rows of the data on which settings are timed."""
 
     rows: int
     total: int  # of all the data

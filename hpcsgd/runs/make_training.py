@@ -161,7 +161,8 @@ def _measure(config: RunConfig, several: bool) -> str:
     """Return which of `MEASURES` each evaluation takes; refuse goals it cannot serve.
 
     It is the later one of what `run.evaluate` requests and what the goal `[stop] on`
-    needs. `several`: the run is a sweep.
+    needs. SVRG with a snapshot at each evaluation takes the gradient at least.
+    `several`: the run is a sweep.
     """
     measure = config.run.evaluate
     goal = config.stop.on

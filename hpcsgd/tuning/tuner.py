@@ -679,8 +679,8 @@ def rows_to_time(
     """Return how many rows settings are timed on. Collective.
 
     They are as many as are read in half of the seconds, up to `SAMPLE` bytes, which no
-    cache holds; but enough for 8 steps of the largest batch, where the data have so
-    many.
+    cache holds; but at least as many as 8 steps of the largest batch, or `MOST_ROWS`,
+    where the data have so many.
     """
     reading = measure_reading(reader, world)
     least = min(max(question.batches) * 8, MOST_ROWS)

@@ -54,7 +54,7 @@ from hpcsgd.precision import Precision
 if TYPE_CHECKING:  # predictions load rows without it
     from hpcsgd.config import RunConfig
 
-# The exponents that a matrix with few of them is stored with, alike on all ranks.
+# The exponents by which the columns of X are scaled, the same on all ranks.
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would log the same
@@ -68,10 +68,10 @@ def choose_exponents(
     backend: Backend,
     how: str,
 ) -> None:
-    """Set the exponents by which columns are scaled. Collective.
+    """Set `backend.scaling`, the exponents by which columns are scaled. Collective.
 
     A matrix format with a wide range needs none. `how` is "column", "global" (one for
-    all columns) or "none".
+    all columns) or "none"; for sparse rows, "column" counts as "global".
     """
     form = get_format(backend.precision.matrix)
     if not form.wants_scale:
@@ -90,7 +90,11 @@ def choose_exponents(
 def report_rounding_loss(
     grid: Grid, scaling: ColumnExponents | None, cells: int
 ) -> None:
-    """Log how many values a narrow matrix could not represent. Collective."""
+    """Log how many values of X saturated or became 0 in its format. Collective.
+
+    They are counted over all ranks; `cells` is the number of values of X. Nothing is
+    logged if `scaling` is None.
+    """
     if scaling is None:
         return
     counts = grid.world.exchange_objects((scaling.saturated, scaling.flushed))
@@ -119,7 +123,10 @@ TILE_BYTES = 4 * LOOKED  # bytes that the check takes
 def stream_tiles(
     reader: RowReader, rows: slice, columns: slice, backend: Backend, seen: Fingerprint
 ) -> Unheld:
-    """Check every value once, and return rows whose tiles are read when needed."""
+    """Check that all values of the block are finite, and add them to `seen`.
+
+    Return the rows of the block, whose tiles are read from the file when needed.
+    """
     store = backend.store
     for first in range(columns.start, columns.stop, NARROW_FORMATS):
         some = slice(first, min(first + NARROW_FORMATS, columns.stop))
@@ -166,7 +173,7 @@ def replica_rows(grid: Grid, reader: RowReader) -> slice:
 
 
 def column_parts(grid: Grid, reader: RowReader, partition: str) -> tuple[slice, ...]:
-    """Return the columns of every member.
+    """Return the columns of every member. Collective.
 
     `partition` is "equal" (numbers of columns), "stored" (stored values), or "auto": by
     stored values where the data is sparse. If the reader has an attribute `parts`,
@@ -213,8 +220,10 @@ def split_held_out(
 ) -> tuple[Array, Array]:
     """Return the weights of training rows and those of held-out rows. Collective.
 
-    Both have a column for each split. Weights of training rows have mean 1 over all
-    rows. `known` are the folds of all rows, if they were drawn before.
+    Both have one row for each of `rows` and one column for each split; a row that is
+    not of their kind has 0. The weights of training rows are scaled to mean 1 over all
+    rows, those of held-out rows are not. `known` are the folds of all rows, if they
+    were drawn before.
     """
     holdout_mask = split.kept_apart(rows, known)
     each = np.ones((len(holdout_mask), 1)) if weights is None else weights[:, None]
@@ -229,7 +238,7 @@ def split_held_out(
 
 
 def sum_over_replicas(grid: Grid, weights: Array | None) -> float:
-    """Return Σc over all rows of the data. Collective.
+    """Return the sum of the sample weights of all rows, 0 without any. Collective.
 
     Each replica counts once, however many members have its rows.
     """
@@ -239,9 +248,10 @@ def sum_over_replicas(grid: Grid, weights: Array | None) -> float:
 
 
 def scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
-    """Return the weights c_i with mean 1 over all rows, None for None.
+    """Return `weights` scaled to mean 1 over all rows of the data; None for None.
 
-    With this mean, F and the steps have the same minimiser.
+    `rows` is the number of all rows, and `total` the sum of their weights. With this
+    mean, F and the steps have the same minimiser.
     """
     if weights is None:
         return None
@@ -392,13 +402,17 @@ class _Sides:
 
     @property
     def given(self) -> dict[str, Array | None]:
-        """Return the columns that a shard stores beside its targets, by name."""
+        """Return what a shard stores beside its targets, by name; None if absent.
+
+        These are the scaled weights, those of held-out rows, and the offsets.
+        """
         return {"weights": self.scaled, "held": self.held, "offsets": self.offsets}
 
     def show(self, seen: Fingerprint, first_row: int | None) -> None:
-        """Add the columns to the fingerprint `seen`, unless `first_row` is None.
+        """Add targets, weights and offsets to the fingerprint `seen`.
 
-        One member of a replica adds them, since all have read the same columns.
+        `first_row` is the number of their first row; None: they are not added. One
+        member of a replica adds them, since all have read the same columns.
         """
         if first_row is not None:
             for number, column in enumerate((self.y, self.weights, self.offsets)):
@@ -460,7 +474,10 @@ def _read_matrix(
     seen: Fingerprint,
     look: Callable[..., Unheld] | None,
 ) -> Matrix:
-    """Return this rank's block as the backend stores it, or the result of `look`."""
+    """Return this rank's block as the backend stores it.
+
+    With `look`, which streams the block, return its result instead.
+    """
     if look is not None:
         return look(reader, rows, columns, backend, seen)
     store = backend.store
@@ -480,7 +497,11 @@ def _stream(
     seen: Fingerprint,
     route: Callable[[int], Route | None],
 ) -> Unheld:
-    """Check every value once, and return rows that are read again when needed."""
+    """Check that all values of the block are finite, and add them to `seen`.
+
+    Return the block as rows that are read from the file when needed, in the order that
+    `route` returns. If it returns None, return a block that a GPU will store.
+    """
     store = backend.store
     # The elements of a file are those of the matrix only if nothing is scaled.
     element = "" if backend.scaling else backend.precision.matrix
@@ -511,12 +532,18 @@ def _stream(
 
 
 def bytes_of_filling(values: int, item: int) -> int:
-    """Return the bytes of values on their way from a file: as read, and as stored."""
+    """Return the bytes of `values` values as read (float64) and as stored, together.
+
+    `item` is the number of bytes of a stored value.
+    """
     return values * (WIDE + item)
 
 
 def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
-    """Return the stored values of all ranks; log them if X is sparse. Collective."""
+    """Return the number of stored values of X on all ranks. Collective.
+
+    If X is sparse, it is logged.
+    """
     cells = shard.total_rows * shard.total_columns
     if not shard.matrix.is_sparse:
         return cells
@@ -533,7 +560,7 @@ def _count_stored(grid: Grid, shard: Shard, precision: Precision) -> int:
 
 
 def _advice(density: float, columns: int, precision: Precision) -> str:
-    """Return advice to store X dense where that trains faster, "" elsewhere."""
+    """Return advice to store X dense if that trains faster, else ""."""
     has_kernels = compiled_calls.available() and precision.working == np.float32
     least, narrow = DENSE_PAYS["kernels" if has_kernels else "SciPy"]
     if density < least and columns > narrow:
@@ -544,7 +571,7 @@ def _advice(density: float, columns: int, precision: Precision) -> str:
 
 
 def finite_column(values: Array | None, rows: slice, name: str) -> Any:
-    """Return `values`, and raise DataError if one of them is not finite."""
+    """Return `values` of these rows; raise DataError if one of them is not finite."""
     if values is None:
         return None
     bad = np.flatnonzero(~np.isfinite(values))
@@ -559,7 +586,7 @@ def finite_column(values: Array | None, rows: slice, name: str) -> Any:
 def _check_sizes(
     values: Array | None, most: float, rows: slice, name: str, remedy: str
 ) -> None:
-    """Raise DataError if the size of a value exceeds `most`: losses would overflow."""
+    """Raise DataError if a |value| exceeds `most`, above which losses overflow."""
     if values is None or not len(values) or np.abs(values).max() <= most:
         return
     row = int(np.argmax(np.abs(values) > most))
@@ -570,7 +597,10 @@ def _check_sizes(
 
 
 def checked_weights(reader: RowReader, rows: slice) -> Any:
-    """Return the sample weights of these rows; raise DataError for a negative one."""
+    """Return the sample weights of these rows; None if the data have none.
+
+    Raise DataError for one that is negative or not finite.
+    """
     values = finite_column(reader.sample_weight(rows), rows, "sample_weight")
     if values is not None and (values < 0).any():
         row = rows.start + int(np.argmax(values < 0))

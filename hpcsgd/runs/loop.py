@@ -1,4 +1,4 @@
-"""The training loop of all solvers, its polls, and what surrounds it in a run.
+"""The training loop of all solvers, its polls, and a run with loop and refinement.
 
 `TrainingLoop.train` is the loop; what SGD does in an exchange is in `solvers/sgd.py`.
 """
@@ -74,7 +74,8 @@ class Solver(Protocol[S]):
 class ModelEvaluation(Protocol[S_contra]):
     """A measurement of the model that a run would return now.
 
-    All ranks make the same calls and get the same results, except on broken weights.
+    All ranks make the same calls and get the same results; only `has_broken_weights`
+    checks the weights of one rank.
     """
 
     has_minimum: bool  # False: the objective is unbounded below
@@ -86,19 +87,31 @@ class ModelEvaluation(Protocol[S_contra]):
         """
 
     def has_broken_weights(self, state: S_contra) -> bool:
-        """Return whether weights are no longer finite."""
+        """Return whether weights of this rank are no longer finite.
+
+        In a sweep, the weights of every model must be broken.
+        """
 
     def is_fresh(self, view: View) -> bool:
         """Return whether the loss in `view` belongs to the present state."""
 
     def has_reached_goal(self, view: View) -> bool:
-        """Return whether the last evaluation reaches the goal. Collective."""
+        """Return whether the last evaluation reaches the goal of an early stop.
+
+        Collective.
+        """
 
     def warn_of_goal(self, state: S_contra, view: View, has_converged: bool) -> None:
-        """Log a warning if the run has a goal and has not reached it. Collective."""
+        """Log a warning if the run has a goal and has not reached it. Collective.
+
+        It also warns if F has no minimum. `has_converged`: the goal was reached.
+        """
 
     def restore(self, state: S_contra) -> float:
-        """Overwrite `state` by the last weights of a good loss; return that loss."""
+        """Overwrite `state` by the last model with an acceptable loss; return its loss.
+
+        Solvers whose every step lowers F leave `state` as it is.
+        """
 
 
 # Polls: one message in which all ranks learn the gravest flag of any of them.
@@ -149,7 +162,8 @@ class PollSchedule:
     def ask(self, flag: int, number: int, seconds: float) -> int:
         """Poll all ranks with the `flag` of this rank, and schedule the next poll.
 
-        Return the gravest flag of any rank. Collective.
+        Return the gravest flag of any rank. Collective. A flag is a `Request`, `GAP` or
+        `BROKEN`; the larger, the graver. `seconds` are those of training.
         """
         word = flag * DISTANCES + DISTANCES - 1 - self._distance(number, seconds)
         gravest, complement = divmod(self.world.max_flag(word), DISTANCES)
@@ -227,7 +241,10 @@ class TrainingLoop(Generic[S]):
             meter.resume()
 
     def train(self, state: S) -> tuple[S, Status]:
-        """Continue after exchange `view.exchanges`; return last state and status."""
+        """Train after exchange `view.exchanges`; return last state and status.
+
+        Collective.
+        """
         solver = self.solver
         view = self.view
         if self.evaluation.has_reached_goal(view):
@@ -247,9 +264,10 @@ class TrainingLoop(Generic[S]):
         return state, STATUS_OF_REQUEST.get(solver.request, Status.COMPLETED)
 
     def end(self, state: S, status: Status) -> tuple[S, Status]:
-        """Wait for pending messages, and evaluate the last state. Collective.
+        """Wait for pending messages; return last state and final status. Collective.
 
-        `status` is that of `train`. Return the last state and the final status.
+        `status` is that of `train`. The last state is evaluated, unless it has been or
+        the run will resume from a checkpoint.
         """
         solver = self.solver
         view = self.view
@@ -267,10 +285,11 @@ class TrainingLoop(Generic[S]):
         return state, status
 
     def _after_advance(self, state: S, number: int) -> Status | None:
-        """Poll all ranks if a poll is due, evaluate, save; return an ending, or None.
+        """Poll all ranks, evaluate and save, each if it is due after `number`.
 
-        The result is the same on all ranks: a poll gives them the gravest flag of any
-        rank, and an evaluation the same loss.
+        Return the status with which the loop ends, or None if it continues. It is the
+        same on all ranks: a poll gives them the gravest flag of any rank, and an
+        evaluation the same loss.
         """
         length = self.solver.length
         polls = self.polls
@@ -411,9 +430,11 @@ class Training(Generic[S]):
         meter: EnergyMeter | None = None,
         request: Request = Request.NONE,
     ) -> tuple[S, Status]:
-        """Train; return the last state, or the last good one of a run that diverged.
+        """Train and refine; return the last state and the status. Collective.
 
-        After a fall-back, `meter` and `request` are those of the run that fell back.
+        A run that diverged returns the last state with an acceptable loss, if there
+        is one. `request` is pending at the start. After a fall-back, `meter` and
+        `request` are those of the run that fell back.
         """
         loop = self.loop
         view = self.loop.view
@@ -442,7 +463,8 @@ class Training(Generic[S]):
     ) -> tuple[S, Status]:
         """Run the refinement if there is one, and warn of a goal that was not reached.
 
-        Return the state and the status after the refinement.
+        Return the state and the status after it. A refinement that completes leaves
+        `status` as it is.
         """
         last = self.loop
         if self.refinement is not None:

@@ -117,7 +117,10 @@ class Hardware:
     kinds: Mapping[str, MeasuredFigures] = field(default_factory=dict)
 
     def numbers(self) -> Iterator[tuple[str, Number]]:
-        """Yield each number of the machine, with its name."""
+        """Yield the name and the number of each figure of the whole machine.
+
+        The figures of kinds of runs are left out.
+        """
         yield from ((f"rank.{name}", number) for name, number in self.rank.items())
         if self.base is not None:
             yield "sum.base", self.base
@@ -139,7 +142,7 @@ class Hardware:
     def spans(self, ranks: int) -> list[tuple[NetworkLevel, int]]:
         """Return the network levels that `ranks` ranks use, from the nearest.
 
-        Each has the number of groups of ranks that it joins.
+        Each is paired with the number of groups of ranks that it joins.
         """
         needed = []
         inside = 1
@@ -362,19 +365,19 @@ class Sum:
 
     way: str  # the algorithm: none, tree, halves or rings
     latency: float  # seconds
-    per_byte: float  # seconds for each byte that a ring moves, as the cost model counts
+    per_byte: float  # seconds for each byte that a rank would send in a ring
     slowest: str  # the level on which a long sum spends most of its time
 
     def seconds(self, calls: int, moved: float) -> float:
         """Return the seconds of `calls` all-reduces.
 
-        `moved` is the number of bytes that rings would move in all of them.
+        `moved` is the number of bytes that one rank would send if all were rings.
         """
         return calls * self.latency + moved * self.per_byte
 
 
 def sums_over(hardware: Hardware, ranks: int) -> list[Sum]:
-    """Return the possible all-reduce algorithms on a number of ranks, with their times.
+    """Return the times of all possible all-reduce algorithms on `ranks` ranks.
 
     One rank has a single entry that takes no time.
     """
@@ -418,9 +421,10 @@ def _tree_of_nccl(hardware: Hardware, ranks: int) -> Sum:
 def _shares(
     way: str, hardware: Hardware, ranks: int, hops: Callable[[int], int]
 ) -> Sum:
-    """Return a reduce-scatter followed by an all-gather, called `way`.
+    """Return the times of a reduce-scatter followed by an all-gather.
 
-    Each of them takes `hops(f)` hops at a level that joins f groups.
+    Each of them takes `hops(f)` hops at a level that joins f groups. `way` is the name
+    of the algorithm.
     """
     latency = 0.0
     times = {}
@@ -435,7 +439,10 @@ def _shares(
 
 
 def tree_of_network(network: Network, ranks: int) -> Sum:
-    """Return the all-reduce of an emulated network, which is always a tree."""
+    """Return the times of an all-reduce on an emulated network, always a tree.
+
+    If the network emulates a number of ranks, the tree has that number, not `ranks`.
+    """
     if ranks == 1:
         return Sum("none", 0.0, 0.0, "")
     many = network.ranks or ranks
@@ -444,9 +451,9 @@ def tree_of_network(network: Network, ranks: int) -> Sum:
 
 
 def _ring_bytes(ranks: int) -> float:
-    """Return the bytes that each of `ranks` sends for a byte of a ring all-reduce.
+    """Return the bytes that each rank sends for a byte of a ring all-reduce.
 
-    They are 2 (P − 1) / P for P ranks.
+    They are 2 (P − 1) / P for P = `ranks` ranks.
     """
     return communicator.sum_bytes(1, ranks)
 
@@ -489,8 +496,9 @@ class MachineFile:
         """Adjust the correction of a product by the `ratio` that a run has measured.
 
         `ratio` is the measured over the predicted time. If the run was long enough to
-        be `sure` and the ratio is beyond any noise, the speeds must be of another
-        machine or load: they are removed, and the next run measures them again.
+        be `sure` and the ratio is beyond a factor of `MOST_CORRECTION`, the speeds must
+        be of another machine or load: they are removed, and the next run measures them
+        again. A kind without speeds is left alone.
         """
         figures = self.read(kind)
         if figures is None:
@@ -524,7 +532,8 @@ def measured_hardware(
 ) -> Hardware:
     """Return a machine with measured speeds and one network level between its ranks.
 
-    `narrow` is the speed of the Gram matrix of 16-bit rows.
+    One rank has no network level. `narrow` is the speed of the Gram matrix of 16-bit
+    rows.
     """
 
     def number(value: float) -> Number:
@@ -549,8 +558,8 @@ def measured_hardware(
 
 WARM_SUMS = 2
 LEAST_SUMS = 3  # of a size, where time is short
-# (words, sums of so many at most): for `tune`, which has seconds for them. The first
-# two tell α and β apart, where there is time for no more.
+# (words of a sum, repetitions at most): for `tune`, which has seconds for them. The
+# first two tell α and β apart, where there is time for no more.
 SUMS = tuple((words, 60) for words in (8, 2**15, 512, 64, 4096, 2**18))
 LONG = (2**16, 5)  # for automatic choices, beside sums of one batch
 SHORT_SUMS = 20
@@ -598,8 +607,9 @@ def measure_network(
 ) -> NetworkFigures:
     """Measure latency α and seconds per byte β of sums over `group`. Collective.
 
-    Times include everything around a sum. After the first two sizes, the others are
-    left out once `seconds` are used up.
+    `sums` are pairs (words of a sum, repetitions at most). Times include everything
+    around a sum. After the first two sizes, the others are left out once `seconds` are
+    used up.
     """
     if group.size == 1:
         return NetworkFigures(name, 1, 0.0, 0.0)
@@ -653,7 +663,10 @@ def fit_line(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, flo
 def _time_sums(
     workspace: Workspace, group: Communicator, most: int, seconds: float
 ) -> tuple[float, float]:
-    """Return the median seconds of one sum, and those of all; the maxima over ranks."""
+    """Return the median seconds of one sum, and the seconds of all sums with warm-up.
+
+    Both are the maxima over the ranks. At most `most` sums are timed.
+    """
     began = perf_counter()
 
     def send() -> float:
@@ -695,7 +708,7 @@ def of_few_columns(task: Task) -> Task:
     """Return the task on some of its rows with a few of its columns.
 
     The data are copied, since kernels expect the memory layout of so few columns. A
-    task with sparse rows is returned as it is.
+    task with sparse rows, or with no more columns than that, is returned as it is.
     """
     shard = task.shard
     scaling = task.backend.scaling
@@ -725,7 +738,7 @@ def of_few_columns(task: Task) -> Task:
 # Every rank measures the same things in the same order, so that the sums in between
 # meet; the slowest of them counts, since ranks wait for each other.
 
-STEPS = 8  # of what is timed
+STEPS = 8  # of the exchanges that are timed
 PASS = 2**20  # bytes of rows that passes are timed on, where there are as many
 REPEATS = 5
 PASSES = 9  # over rows: tens of microseconds each
@@ -778,9 +791,9 @@ def measure_rates(task: Task, batch: int) -> Machine:
 
 
 def timed_rows(shard: Shard, batch: int) -> tuple[Blocks, int]:
-    """Return the blocks whose Gram matrix is timed, and the number of timed rows.
+    """Return the blocks whose Gram matrix is timed, and the rows of the timed passes.
 
-    The rows are those of the timed passes.
+    The latter is a number of rows, at least that of the blocks.
     """
     blocks = uniform_blocks(batch, max(min(STEPS, shard.height // batch), 1))
     # Enough of narrow rows for a call of microseconds to be nothing beside them.
@@ -789,15 +802,15 @@ def timed_rows(shard: Shard, batch: int) -> tuple[Blocks, int]:
 
 
 def _draws(task: Task, rows: int) -> Callable[[int], Array]:
-    """Return a function that draws `rows` row numbers for each repetition."""
+    """Return a function from the number of a repetition to `rows` row numbers."""
     order = np.random.default_rng(0).permutation(task.shard.height)
     return lambda i: np.roll(order, -i * rows)[:rows]
 
 
 def time_passes(task: Task, rows: Array) -> tuple[float, float]:
-    """Return the seconds of gather and scores, and those of the update.
+    """Return the seconds of gathering rows and their scores, and those of the update.
 
-    The rows of the first come from memory, those of the second from the cache.
+    Gathering reads the rows from memory; the update reads them from the cache.
     """
     shard = task.shard
     backend = task.backend
@@ -872,9 +885,9 @@ def fastest_of(
 
 
 def _recurrence(task: Task, blocks: Blocks) -> tuple[float, float]:
-    """Return the seconds of the recurrence without the link function.
+    """Return the seconds of the recurrence, and those of the link function for a row.
 
-    The second value is the seconds of the link function for one row.
+    The recurrence is that of all rows of `blocks`, without the link function.
     """
     whole = _residuals(task, blocks)
     links = _residuals(task, uniform_blocks(blocks.rows, 1))
@@ -915,7 +928,7 @@ def _overheads(task: Task, batch: int) -> tuple[float, float]:
 
 
 def _stepping(task: Task, few: int, steps: int) -> Callable[[], None]:
-    """Return a function that takes `steps` plain steps, without messages.
+    """Return a function that takes `steps` plain steps of a replica of one member.
 
     Each step has a batch of `few` rows.
     """

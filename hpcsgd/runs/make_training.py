@@ -87,7 +87,11 @@ def _scales(task: Task) -> list[Observer]:
 
 
 def _averages(parts: Parts, evaluation: Evaluation, planned: int) -> list[Observer]:
-    """Return an observer that averages the last iterates, if the run requests it."""
+    """Return an observer that averages the last iterates.
+
+    The list is empty if the run requests no average. `planned` is the number of
+    exchanges of the run.
+    """
     config = parts.config
     task = parts.task
     product = parts.product
@@ -111,13 +115,13 @@ def _averages(parts: Parts, evaluation: Evaluation, planned: int) -> list[Observ
     ]
 
 
-# What a run takes of its weights, and with which objective.
+# The evaluation of a run: its objective, and what each evaluation measures.
 
 
 def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
     """Return the evaluation of the objective.
 
-    It is by tiles or slices where no rank has all of its weights in memory.
+    It is by tiles if the weights are on disk, and by slices if replicas divide them.
     """
     loaded = parts.loaded
     task = parts.task
@@ -154,9 +158,11 @@ def evaluation_of(parts: Parts, agreement: Agreement) -> Evaluation:
 
 
 def _measure(config: RunConfig, several: bool) -> str:
-    """Return what each evaluation measures: what the run requests, or its goal needs.
+    """Return which of `MEASURES` each evaluation takes; refuse goals it cannot serve.
 
-    The goal is `[stop] on`.
+    It is the later one of what `run.evaluate` requests and what the goal `[stop] on`
+    needs. SVRG with a snapshot at each evaluation takes the gradient at least.
+    `several`: the run is a sweep.
     """
     measure = config.run.evaluate
     goal = config.stop.on
@@ -202,8 +208,9 @@ def is_replayable(
 ) -> bool:
     """Return whether plain SGD can repeat the exchanges of a run.
 
-    It can if there is one model, and steps are neither clipped nor of svrg nor of a
-    rule with further state.
+    It can if there is one model, and steps are neither clipped nor of svrg. If replicas
+    agree on gradients, these must also be plain sums of residuals in a format without a
+    scale, which a rule without further state applies unshaped.
     """
     update = config.update
     if update.clip != "none" or update.kind == "svrg" or several:
@@ -223,7 +230,11 @@ def is_replayable(
 
 
 def recorders(parts: Parts, agreement: Agreement) -> list[Observer]:
-    """Return the recorder of exchanges; an empty list if they cannot be replayed."""
+    """Return the recorder of exchanges.
+
+    The list is empty if they cannot be replayed, if the run requests no recording or
+    has no run folder, or if this rank is not in replica 0.
+    """
     config = parts.config
     grid = parts.grid
     run = config.run
@@ -257,7 +268,10 @@ def recorders(parts: Parts, agreement: Agreement) -> list[Observer]:
 
 
 def _recorded(parts: Parts, agreement: Agreement, total: int) -> frozenset[int]:
-    """Return the numbers of the exchanges to record, in which this replica trains."""
+    """Return the numbers of the exchanges to record.
+
+    They are drawn at random from those of 1..`total` in which this replica trains.
+    """
     count = parts.config.run.record
     seed = parts.config.sampling.seed
     if agreement.workers == parts.grid.replicas.size:
@@ -344,7 +358,7 @@ def _refinement(
 ) -> TrainingLoop[State] | None:
     """Return the loop of full passes that follows `loop`; None if none is requested.
 
-    Runs for which a refinement has no optimum to go to are refused.
+    Refuse emulated members, a sweep, and a penalty that is not smooth.
     """
     config = parts.config
     if config.polish.kind == "none":
@@ -381,7 +395,10 @@ def _refinement(
 
 
 def _good_states(parts: Parts, view: View, evaluation: Evaluation) -> GoodStates | None:
-    """Return the store of good states; None if the run has no level to fall back to."""
+    """Return the store of good states.
+
+    Return None if the run does not fall back, or has no level to fall back to.
+    """
     if not _falls_back(parts):
         return None
     if next_fallback_level(parts.config, parts.product_name) is None:
@@ -405,10 +422,10 @@ def phases_so_far(clock: Clock, ledger: Ledger) -> dict[str, float]:
 
 
 def evaluations(epochs: int, every: int) -> int:
-    """Return the number of full losses of a run of `epochs` epochs.
+    """Return the number of evaluations in a run of `epochs` epochs.
 
-    They are evaluated at both ends and after each `every` epochs; 0: at both ends
-    alone.
+    The loss is evaluated at the start, after each `every` epochs and at the end; if
+    `every` is 0, at the start and the end alone.
     """
     if not every:
         return 2
@@ -457,7 +474,11 @@ def _capture(
 
 
 def _saver(parts: Parts, capture: Capture) -> Saver[State] | None:
-    """Return the writer of checkpoints; None if the run writes none."""
+    """Return the saver of checkpoints; None if the run makes none.
+
+    They are written to the run folder; if surviving ranks continue after a failure,
+    every rank also has the last ones in memory.
+    """
     config = parts.config.checkpoint
     out = parts.config.run.out
     shrinks = parts.config.run.on_failure == "shrink"

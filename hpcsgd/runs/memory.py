@@ -48,7 +48,7 @@ def tile_of(config: RunConfig, held: int, precision: Precision) -> int:
 
 
 def batches_at_once(config: RunConfig) -> int:
-    """Return how many batches are taken together as one.
+    """Return how many accumulated batches an exchange takes together as one.
 
     It is `accumulate` if replicas store slices of the gradient, else 1.
     """
@@ -117,7 +117,8 @@ class MemoryBudget:
 def tightest(own: Claim, claims: Sequence[Claim], share: float = 1.0) -> MemoryBudget:
     """Return the budget of the limit of `own` that lacks most, or leaves least.
 
-    Of memory that ranks share with cached files, they may use the part `share`.
+    `claims` are those of all ranks; the ones on the node of `own` count. Of memory that
+    ranks share with cached files, they may use the part `share`.
     """
     near = [claim for claim in claims if claim.node == own.node]
     budgets = [_budget(limit, near, share) for limit in own.limits]
@@ -152,7 +153,7 @@ def system_limits(
 
 
 def resident_bytes(root: Path = ROOT) -> int:
-    """Return what this process holds in memory now; where it is unknown, its peak."""
+    """Return the resident bytes of this process now, or their peak if unknown."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _pages(root, 1) or peak * (1 if sys.platform == "darwin" else 1024)
 
@@ -257,9 +258,9 @@ def _of_process(root: Path) -> Iterator[Limit]:
 
 
 def _pages(root: Path, field: int) -> int:
-    """Return the mapped (`field` 0) or resident (1) bytes of this process, or 0.
+    """Return the mapped (`field` 0) or resident (`field` 1) bytes of this process.
 
-    It is 0 if the system does not show them.
+    Return 0 if the system does not show them.
     """
     with suppress(IndexError, ValueError):
         pages = int(_text(root / "proc/self/statm").split()[field])
@@ -329,20 +330,20 @@ class ExchangeSizes:
 
     @property
     def rows_of_gram(self) -> int:
-        """Rows m of the batches of one recurrence."""
+        """Rows m of the batches of one recurrence, at most those of the replica."""
         schedule = self.config.schedule
         most = schedule.batch * schedule.most_steps
         return max(min(most, self.epoch.replica.rows), 1)
 
     @property
     def rows(self) -> int:
-        """Rows m of all batches that are taken together."""
+        """Rows m of an exchange with all accumulated batches, at most the replica's."""
         most = self.rows_of_gram * batches_at_once(self.config)
         return max(min(most, self.epoch.replica.rows), 1)
 
     @property
     def is_monitored(self) -> bool:
-        """True where a run is long enough that the recurrence is checked."""
+        """True if the run has a recurrence and is long enough that it is checked."""
         each = -(-self.epoch.replica.rows // self.rows)
         count = self.config.schedule.most_epochs * each
         kind = self.products.kind
@@ -352,7 +353,7 @@ class ExchangeSizes:
     def peak(self, marked: int) -> int:
         """Return the peak bytes of the exchanges of an epoch, the short last one too.
 
-        Sparse rows touch some of `marked` columns.
+        Sparse rows touch some of `marked` columns, each of which has a mark.
         """
         peak = self._workspace(self.rows)
         rest = self.epoch.replica.rows % self.rows
@@ -528,7 +529,7 @@ def predict(
 
     `products` are those that run; None: those of `config`, which may be open. The
     stored values of a sparse matrix are assumed to be spread evenly over its rows and
-    columns.
+    columns. `states` is the number of words of weights and optimizer state of a column.
     """
     form = get_format(precision.matrix)
     rows, cols = _block(grid, reader)
@@ -611,9 +612,11 @@ def streamed(
     config: RunConfig,
     precision: Precision,
 ) -> MemoryNeed:
-    """Return `need` for a run that has only windows of the matrix in memory.
+    """Return `need` for a run whose matrix is streamed.
 
-    The next window is read while steps are taken: its bytes are added to `losses`.
+    On a CPU, windows of the matrix are in host memory, and what reading the next one
+    takes is added to `losses`. On a GPU, two pieces on their way to the device are. If
+    the weights are on disk, at most one tile of the matrix is in memory.
     """
     if config.agreement.on_disk:  # at most a tile of rows is in memory
         return replace(need, matrix=0, reading=TILE_BYTES, losses=TILE_BYTES)
@@ -642,10 +645,11 @@ GIB = 2**30
 def check_memory(
     grid: Grid, reader: RowReader, config: RunConfig, precision: Precision, states: int
 ) -> bool:
-    """Return whether blocks are streamed, as they do not fit on some node. Collective.
+    """Return whether the matrix is streamed, as it does not fit on some node.
 
-    If they cannot be streamed, or not even a window of them fits, ConfigError is
-    raised. All ranks return the same.
+    Collective. If it cannot be streamed, if not even a window of it fits, or if an
+    exchange takes more rows than a window, ConfigError is raised. All ranks return the
+    same. `states` is the number of words of weights and optimizer state of a column.
     """
     schedule = config.schedule
     sampling = config.sampling

@@ -1,4 +1,4 @@
-"""A run that is opened: its names looked up, its ranks in a grid, its rows loaded."""
+"""The opening of a run: names are resolved, ranks arranged in a grid, rows loaded."""
 
 import logging
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def emulate_network(config: RunConfig, world: Communicator) -> Communicator:
 
 
 def _as_many(config: RunConfig, world: Communicator) -> Communicator:
-    """Return the world, or an emulated one of which this rank is a member."""
+    """Return `world`; with --emulate-members, an emulated one that has this rank."""
     run = config.run
     grid = config.grid
     if not run.emulate_members:
@@ -115,9 +115,9 @@ def _as_many(config: RunConfig, world: Communicator) -> Communicator:
 
 
 def agreement_name(config: RunConfig) -> str:
-    """Return the kind of agreement that runs; "auto" is "average", or "none".
+    """Return the kind of agreement that runs.
 
-    It is "none" for one replica.
+    "auto" becomes "none" for one replica, and "average" for several.
     """
     if config.agreement.kind == AUTO:
         return usual_kind(config.grid.replicas)
@@ -163,7 +163,11 @@ def open_run(
     reader: Callable[[Communicator], RowReader],
     setup: Clock,
 ) -> OpenedRun:
-    """Look the names up, arrange the ranks and load their rows. Collective."""
+    """Resolve the names, arrange the ranks in a grid and load their rows. Collective.
+
+    `reader` opens the rows on the ranks of a world. `setup` times the parts of the
+    opening.
+    """
     instruction_set = world.together(compiled_calls.instructions)
     compiled_calls.settle(world.exchange_objects(instruction_set))
     _use_threads(config.run.threads, world)
@@ -198,8 +202,8 @@ def _load(
 def _router(config: RunConfig, replica: int) -> Callable[[int], Route | None]:
     """Return a function from the number of rows of a replica to its `Route`.
 
-    A route is the order in which the rows are read. It is None if a GPU stores all
-    rows, or if they are read by tiles.
+    A route is the order in which the rows are read. The function returns None if a GPU
+    stores all rows, or if they are read by tiles.
     """
     if config.run.device == "cuda" or config.agreement.on_disk:
         return lambda rows: None
@@ -247,9 +251,9 @@ def make_task(config: RunConfig, opened: OpenedRun) -> Task:
 
 
 def many_models(config: RunConfig, scores: int) -> Models | None:
-    """Return the models of [sweep], with `scores` scores a row each, or None.
+    """Return the models of [sweep], with `scores` scores a row each.
 
-    None: the run has one model.
+    Return None if the run has one model.
     """
     if not config.sweep.is_many:
         return None
@@ -265,7 +269,10 @@ def score_columns(config: RunConfig, scores: int) -> int:
 def _set_rounding(
     backend: Backend, config: RunConfig, replica: int, shard: Shard
 ) -> None:
-    """Set how the backend rounds weights and scales residuals."""
+    """Set how the backend rounds weights and scales residuals.
+
+    Refuse stochastic rounding of weights in a wide format.
+    """
     weights = get_format(backend.precision.weights)
     draws = config.precision.rounding == "stochastic"
     if draws and weights.is_wide:

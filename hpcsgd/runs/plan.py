@@ -223,7 +223,7 @@ def _block(title: str, lines: Iterable[str]) -> Iterator[str]:
         title = ""
 
 
-# Settings whose value stands for one that is found out: what it becomes, and why.
+# Settings whose value is automatic: the value that it becomes, and why.
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ def plan_settings(
     request : mapping of mappings
         What the user named.
     before : RunConfig
-        All settings before anything was found out of the ranks and the data.
+        All settings before any was chosen from the ranks and the data.
     facts : PlanFacts
         What runs.
     reasons : mapping
@@ -509,7 +509,11 @@ def _holds(
 
 
 def _takes(live: AssembledRun, exchanges: int) -> PlannedTime:
-    """Return the seconds by the cost model, if the machine was measured."""
+    """Return the seconds of `exchanges` exchanges by the cost model.
+
+    They are None, with the reason, if the model chose nothing or the machine was not
+    measured.
+    """
     chosen = live.chosen
     if not chosen.seconds:
         why = "product and steps were not chosen by the cost model"

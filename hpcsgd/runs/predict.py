@@ -76,7 +76,7 @@ class TrainedModel:
         return scores
 
     def places(self, scores: Array) -> Array:
-        """Return the number of each row's likeliest label, (m,)."""
+        """Return the index of each row's likeliest label among the labels, (m,)."""
         if scores.shape[1] > 1:
             return np.asarray(scores.argmax(axis=1))
         return np.asarray(scores[:, 0] >= 0).astype(np.intp)
@@ -382,7 +382,10 @@ def open_rows(
     offset: ArrayLike | None = None,
     scaled: bool = False,
 ) -> MemoryReader:
-    """Return a reader of rows in memory: an array, a frame or a sparse matrix."""
+    """Return a reader of rows in memory: an array, a frame or a sparse matrix.
+
+    If `scaled`, the rows count as prepared like those of the training, else as raw.
+    """
     check_result(result)
     matrix = to_matrix(X)
     if matrix.path is not None:
@@ -438,7 +441,7 @@ class RankEvaluator:
             yield block_scores(self.model, self.reader, rows), y, c
 
     def loss_sums(self, scores: Array, y: Array, c: Array) -> list[float]:
-        """Return Σ c ℓ, and the number of clipped scores.
+        """Return Σ c ℓ of some rows, and the number of their clipped scores.
 
         These are scores beyond the range of exp.
         """
@@ -449,8 +452,9 @@ class RankEvaluator:
     def label_sums(self, mean: float) -> Array:
         """Return Σ c ℓ, the number of clipped scores, and counts for each label.
 
-        First come the numbers of rows of each label, then those of wrong predictions.
-        `mean` is not used.
+        Of the counts, the rows of each true label come first, then those of its rows
+        that are predicted wrongly. All are over the rows of this rank. `mean` is not
+        used.
         """
         count = len(self.model.targets.labels)
         sums = np.zeros(2 + 2 * count)
@@ -466,7 +470,7 @@ class RankEvaluator:
         """Return Σ c ℓ, the number of clipped scores, and three sums.
 
         These are Σ c (y − μ)², Σ c (y − ȳ)² with ȳ = `mean`, and Σ c min ℓ, where min ℓ
-        is the least loss that any score gives.
+        is the least loss that any score gives. All are over the rows of this rank.
         """
         family = self.model.family
         sums = np.zeros(5)
@@ -483,7 +487,7 @@ class RankEvaluator:
 
 
 def _place(y: Array, model: TrainedModel) -> Array:
-    """Return the numbers of the labels that the encoded targets y stand for."""
+    """Return the indices of the labels that the encoded targets y stand for."""
     places = (y + 1) / 2 if model.targets.kind == "signed" else y
     return np.asarray(places).astype(np.intp)
 

@@ -102,10 +102,7 @@ def format_records(records: Sequence[dict[str, Any]]) -> str:
     return "".join(json.dumps(finite(record)) + "\n" for record in records)
 
 
-# What watches a run without changing it.
-
-
-# How the time of the last while was split, and how long a run will still take.
+# How the time was split since the last report, and how long a run will still take.
 
 COMMUNICATE = ("communicate", "agreement")
 WORK = ("gather", "gram", "scores", "inner", "update", "steps")
@@ -481,9 +478,10 @@ MUCH = 1.25  # times what the rival was expected to take
 class SlowerThanExpected(Callback):
     """Callback that logs once if steps are slower than expected of two products.
 
-    These are the product that runs and its fastest rival. The run keeps its product and
-    s, since others give other bits, and a resumed run could not be repeated. At the end
-    of the run, the machine file is corrected.
+    These are the product that runs and its fastest rival: a step takes more than `MUCH`
+    times what was expected of either. The run keeps its product and s, since others
+    give other bits, and a resumed run could not be repeated. `keeps`: the product keeps
+    batches of the first epoch, so that steps are judged some epochs later.
     """
 
     def __init__(self, chosen: Any, keeps: bool) -> None:
@@ -492,7 +490,10 @@ class SlowerThanExpected(Callback):
         self.is_open = True
 
     def on_exchange(self, view: View) -> None:
-        """Compare the time of a step, once, as soon as it is known well enough."""
+        """Compare the mean time of a step with the expected ones, once.
+
+        It is compared as soon as it is known well enough.
+        """
         if not self.is_open or view.seconds < PATIENCE or view.epoch < self.epochs:
             return
         self.is_open = False

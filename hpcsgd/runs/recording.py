@@ -189,7 +189,8 @@ def _state(path: Path, number: int, arrays: dict[str, Array]) -> dict[str, Array
             continue
         if before is None or after is None or before.shape != after.shape:
             raise DataError(
-                f"{path} holds no {kind} of exchange {number}; train the run again"
+                f"{path} lacks the {kind} before or after exchange {number}, or they"
+                " differ in shape; train the run again"
             )
         state |= {f"{kind}_before": before, f"{kind}_after": after}
     return state

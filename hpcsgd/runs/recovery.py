@@ -31,7 +31,8 @@ def find_damage(live: AssembledRun) -> str:
     """Return a sentence on the first non-finite value of any rank's block; "" for none.
 
     The data was finite when it was read, so such a value came later: from faulty
-    memory, or from code that wrote where it should not. Collective.
+    memory, or from code that wrote where it should not. Streamed rows are not searched.
+    Collective.
     """
     rank_places = live.grid.world.exchange_objects(_first_bad(live))
     places = [(rank, place) for rank, place in enumerate(rank_places) if place]
@@ -39,9 +40,9 @@ def find_damage(live: AssembledRun) -> str:
         return ""
     rank, (row, column) = places[0]
     sentence = (
-        f"the memory of rank {rank} holds a value that is no number at row {row},"
-        f" column {column}, where the data had one when it was read; check that"
-        " machine's memory, then go on with --resume auto"
+        f"the memory of rank {rank} holds a value that is not finite at row {row},"
+        f" column {column}, where the data had a finite one when it was read; check"
+        " that machine's memory, then go on with --resume auto"
     )
     if live.grid.world.rank == 0:
         log.error("%s", sentence)
@@ -49,7 +50,10 @@ def find_damage(live: AssembledRun) -> str:
 
 
 def _first_bad(live: AssembledRun) -> tuple[int, int] | None:
-    """Return row and column in the data of the first non-finite value, or None."""
+    """Return row and column in the data of this rank's first non-finite value.
+
+    Return None if there is none, or if the rows are streamed.
+    """
     task = live.task
     shard = live.task.shard
     if not shard.matrix.is_in_memory:
@@ -70,7 +74,7 @@ def smaller_grid(before: GridConfig, ranks: int) -> GridConfig:
     """Return the grid of the `ranks` ranks that are left.
 
     It has as many replicas as before if their number divides that of the ranks, else
-    fewer.
+    the next smaller number that does.
     """
     replicas = before.replicas
     while ranks % replicas:
@@ -97,8 +101,8 @@ def device_loss_error(
 ) -> DeviceLost:
     """Return the error that ends the run after a lost GPU.
 
-    It has the exchanges done, what is saved and how to resume. The GPU is not used.
-    `rank` is None if another rank has reported the loss.
+    It names the last exchange, the checkpoint that was saved and how to resume. Making
+    it does not use the GPU. `rank` is None if another rank has reported the loss.
     """
     where = "before the first exchange"
     if live is not None:
@@ -172,7 +176,10 @@ class Signals(Callback):
         self._wakeup_before = -1
 
     def on_start(self, view: View) -> Request:
-        """Return the request; from here on, a first signal is a request only."""
+        """Return the gravest request so far; from here on, signals do not end the rank.
+
+        Only a second SIGINT still ends it at once.
+        """
         self.started = True
         return self.request
 

@@ -69,7 +69,9 @@ def measured(
 def compare_ranks(ranks: list[dict[str, float]], exchanges: int) -> Section:
     """Return a row of figures for each name that any rank measured.
 
-    `ranks` contains name -> seconds of every rank.
+    They are the mean seconds over the ranks, the slowest rank and its seconds, the
+    share of the mean in the sum of all rows, and the mean µs of an exchange. `ranks`
+    contains name -> seconds of every rank.
     """
     rows = {name: _row([r.get(name, 0.0) for r in ranks]) for name in _names(ranks)}
     total = sum(row["seconds"] for row in rows.values())
@@ -144,7 +146,8 @@ class ModelFile:
 def write_model(weights: OnDisk, columns: Columns, folder: Path, height: int) -> Path:
     """Write all columns of w by tiles, on every rank to a file of its own. Collective.
 
-    Members store different columns, and some have fewer tiles than others.
+    Return the path of the file. A tile has up to `height` columns. Members store
+    different columns, and some have fewer tiles than others.
     """
     K = weights.columns
     parts = columns.parts
@@ -347,7 +350,10 @@ def _precision(live: AssembledRun) -> dict[str, str]:
 
 
 def _casts(live: AssembledRun) -> dict[str, int | float]:
-    """Return counts of clipped updates, and of values that narrow formats cut off."""
+    """Return the facts on clipping, on values of X that saturated, and on loss scaling.
+
+    They are counts, and the present loss scale. Facts that a run lacks are left out.
+    """
     backend = live.task.backend
     counts: dict[str, int | float] = {}
     if live.task.clip is not None:
@@ -381,7 +387,7 @@ def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
 
 
 def _where() -> dict[str, Any]:
-    """Return the host, the processor and the software versions of this rank."""
+    """Return the host, processor, cores and software versions of this rank."""
     return {
         "host": platform.node(),
         "processor": processor(),
@@ -392,7 +398,7 @@ def _where() -> dict[str, Any]:
 
 @cache
 def processor() -> str:
-    """Return the name of the processor, or its kind where the system has no name."""
+    """Return the name of the processor, or its architecture if it has no name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

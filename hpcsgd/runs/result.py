@@ -1,4 +1,4 @@
-"""How a run ended, and its weights in a file."""
+"""The result of a run: its ending, its model and its facts, and their files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from hpcsgd.settings import without_retired
 if TYPE_CHECKING:  # a result without a summary needs none of it
     from hpcsgd.runs.inference import FitSummary, InferenceModel, InferenceRequest
 
-# Weights in a file of their own beside a result, and whether they are its own.
+# Weights in a file of their own beside a result, and whether they are those of the run.
 #
 # They may be larger than memory, and are only used as a view of the file.
 
@@ -73,7 +73,10 @@ def fingerprint(weights: Array, intercept: Array | None) -> str:
 
 
 def link_weights(weights: Array, path: Path) -> None:
-    """Make `path` a link to the file that `weights` are a view of, or else a copy."""
+    """Make `path` a hard link to the file that `weights` are a view of.
+
+    If the file system makes no such link, `path` becomes a copy of the file.
+    """
     source = Path(str(weights.filename))  # type: ignore[attr-defined]
     if path.exists() and path.samefile(source):
         return
@@ -167,7 +170,10 @@ class Status(Enum):
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the run is over and its last state was evaluated."""
+        """Return whether the run is over and its last state was evaluated.
+
+        It is False for a run that diverged.
+        """
         return self.is_good or self in (Status.STOPPED, Status.WORSE)
 
     @property
@@ -337,7 +343,10 @@ class Result:
         return {**vars(self), "source": None}
 
     def __repr__(self) -> str:
-        """Return five lines: the ending, the model, the optimum, work and traffic."""
+        """Return lines on the ending, the model, the optimum, work and traffic.
+
+        An advice stands in place of the optimum; without a known gap there is neither.
+        """
         in_brief = shorten(self.advice, ADVICE_SHOWN, placeholder=" ...")
         lines = [
             f"Result: {self.status.value}, loss {self.loss:.8g}",
@@ -702,7 +711,11 @@ class Result:
     def _ranks(
         self, world: Communicator | None
     ) -> AbstractContextManager[Communicator]:
-        """Return the communicator: `world`, that of the fit, or the launcher's."""
+        """Return a context manager of the communicator for a summary.
+
+        It is `world`; if that is None, the ranks of the fit; if these are not known,
+        the ranks of the launcher.
+        """
         if world is not None:
             return nullcontext(world)
         if self.source is not None:
@@ -789,6 +802,8 @@ class Result:
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of a file: weights, intercept, means and scales.
 
+        Weights that are in a file of their own are left out.
+
         Returns
         -------
         dict of ndarray
@@ -804,7 +819,7 @@ class Result:
 def model_text(
     config: Mapping[str, Any], weights: Array, intercept: Array | None
 ) -> str:
-    """Return the family, the size and the penalty of a model in words."""
+    """Return a text on the family, the size and the penalty of a model."""
     problem = config.get("problem", {})
     parts = [str(problem.get("family", "a model"))]
     shape = " x ".join(f"{size:,}" for size in weights.shape)
@@ -814,7 +829,7 @@ def model_text(
 
 
 def work_text(result: Result) -> str:
-    """Return the steps, ranks and seconds of a run in words."""
+    """Return a text on the passes, steps, exchanges, ranks and seconds of a run."""
     last = result.history[-1] if result.history else {}
     passes = int(last.get("epoch", 0)) + int(last.get("passes", 0))
     ranks = result.report.get("ranks", 1)
@@ -827,7 +842,7 @@ def work_text(result: Result) -> str:
 
 
 def traffic_text(ledger: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what rank 0 sent in training in words."""
+    """Return a text on the messages, words and bytes that rank 0 sent in training."""
     sent = [ledger.get(purpose, {}) for purpose in ("products", "agreement")]
     calls, words, size = (
         sum(int(entry.get(name, 0)) for entry in sent)

@@ -47,10 +47,11 @@ def resume(
 ) -> bool:
     """Restore a run from its checkpoint, if there is one. Collective.
 
-    Returns True on rank 0 if the checkpoint is in the run folder of this run: it may
-    also come from another folder. Rank 0 reads the checkpoint, all ranks check it, and
-    no rank starts before all have agreed. After a failure, the surviving ranks have the
-    checkpoint in memory and pass it as `known`, the same on all of them.
+    Return on rank 0 whether the checkpoint is in the run folder of this run, and not in
+    that of another; other ranks return False. Rank 0 reads the checkpoint, all ranks
+    check it, and no rank starts before all have agreed. After a failure or a fall-back,
+    all ranks have the checkpoint in memory and pass it as `known`, the same on each;
+    then all return True.
     """
     world = live.grid.world
     checkpoint = known
@@ -153,7 +154,8 @@ def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun |
     """Return what a checkpoint records about the run to resume; None if there is none.
 
     Collective, if `run.resume` requests a checkpoint. Rank 0 reads the newest complete
-    one; `resume` reads it again with its arrays, and reports errors of others.
+    one, or the file that `run.resume` names. `resume` reads it again with its arrays,
+    and raises the errors of files that cannot be read.
     """
     if run.resume == "no":
         return None
@@ -165,7 +167,11 @@ def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun |
 
 
 def _recorded_run(run: RunSection) -> CheckpointedRun | None:
-    """Return what the newest complete checkpoint records about its run."""
+    """Return what the checkpoint to resume from records about its run.
+
+    It is the newest complete one of a folder, or the file that `run.resume` names.
+    Return None if there is none that can be read.
+    """
     path = _run_folder(run) if run.resume == "auto" else Path(run.resume)
     is_folder = run.resume == "auto" or _is_folder(path)
     with suppress(OSError):
@@ -187,7 +193,8 @@ def _run_folder(run: RunSection) -> Path:
 def _find(run: RunSection) -> tuple[Path, Snapshot] | None:
     """Return path and contents of the checkpoint to resume from; None if there is none.
 
-    `resume` names it, or it is the newest complete one of the run folder.
+    It is the file that `run.resume` names, or the newest complete one of the folder
+    that it names; for "auto", of the run folder.
     """
     if run.resume == "no":
         return None
@@ -232,9 +239,9 @@ def _is_same(folder: Path, other: Path | str | None) -> bool:
 
 
 def _share(world: Communicator, found: Snapshot | None) -> Snapshot | None:
-    """Send the checkpoint that rank 0 has read to all ranks. Collective.
+    """Return on every rank the checkpoint that rank 0 has found, or None. Collective.
 
-    So the file is read once, and not by every rank.
+    Rank 0 sends it, so that the file is read once, and not by every rank.
     """
     outline = None
     if found is not None:

@@ -216,7 +216,7 @@ class RunSettings:
     recorded : CheckpointedRun or None
         What a checkpoint says of the run that goes on.
     notes : mapping
-        What was found on the way, for the report.
+        Facts on the choice of settings, for the report.
     reasons : mapping
         section.key -> why its value was chosen.
     """
@@ -348,7 +348,11 @@ class Session:
 
     @contextmanager
     def assembled(self) -> Iterator[AssembledRun]:
-        """Yield the run assembled at its beginning, without its folder. Collective."""
+        """Yield the assembled run before it trains. Collective.
+
+        It is at its beginning, or at the checkpoint from which it resumes. Its folder
+        is neither claimed nor written.
+        """
         with (
             borrow_world(self.world, self.config.run.reproducible),
             self._assemble(
@@ -413,9 +417,10 @@ class Session:
     def _next_leg(
         self, leg: Leg, live: AssembledRun, status: Status, damage: str
     ) -> Leg | None:
-        """Return the leg that a run which diverged goes on with. Collective.
+        """Return the leg with which a run that diverged continues. Collective.
 
-        Return None where the run ends.
+        It is one of a fall-back, or else one with a lower rate. Return None if there is
+        neither, or if the run did not diverge. With `damage` there is no fall-back.
         """
         log.debug("training: %s", live.task.clock)
         if status is not Status.DIVERGED:
@@ -467,9 +472,9 @@ class Session:
         status: Status,
         damage: str,
     ) -> Result:
-        """Return the result, after writing it to the run folder.
+        """Return the result, after writing it to the run folder. Collective.
 
-        The measured time of a step is noted for later runs.
+        The measured time of a step is written to the machine file, if there is one.
         """
         config = live.config
         setup = self.setup
@@ -486,9 +491,9 @@ class Session:
         return result
 
     def _leave_without_gpu(self, error: DeviceLost) -> NoReturn:
-        """End this rank: the weights on its GPU are lost.
+        """Raise the error of a lost GPU, whose weights are lost.
 
-        Other ranks may continue if the run is to survive lost ranks.
+        If other ranks can continue without this one, end its process instead.
         """
         lost_rank = None if error.on_all_ranks else self.world.rank
         refined = device_loss_error(error, lost_rank, self.live, self.config.run)
@@ -501,7 +506,8 @@ class Session:
     def _leg_of_survivors(self, leg: Leg) -> Leg:
         """Return the leg on the ranks that are left. Collective over these ranks.
 
-        It resumes from the last state that all of them have saved.
+        It resumes from the last checkpoint that all of them have in memory, or else
+        from where `leg` began.
         """
         before = self.world.size
         live = self.live
@@ -568,9 +574,9 @@ class Session:
         )
 
     def _leg_of_lower_rate(self, leg: Leg, live: AssembledRun) -> Leg | None:
-        """Return the leg that trains from the start with a lower rate.
+        """Return the leg that trains from the start with `LOWER` times the rate.
 
-        Return None where the caller has set the rate, or where enough were tried.
+        Return None if the caller has set the rate, or if `most_rates` were tried.
         """
         is_open = self.config.rate.is_open
         if not is_open or leg.rates_tried >= self.most_rates:
@@ -614,10 +620,11 @@ def _gpu(live: AssembledRun) -> str:
 
 @contextmanager
 def borrow_world(world: Communicator, reproducible: bool) -> Iterator[None]:
-    """Reset the ledger of the world and set its order of sums for one run; restore both
-    afterwards.
+    """Lend the world to one run, with an empty ledger and the run's order of sums.
 
-    The ledger stays the same object: groups and wrappers of the world share it.
+    If `reproducible`, sums have a fixed order. Afterwards the counts from before are
+    added to those of the run, and the order is restored. The ledger stays the same
+    object: groups and wrappers of the world share it.
     """
     ledger = world.ledger
     counted = world.ledger.as_dict()

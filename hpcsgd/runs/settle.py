@@ -255,7 +255,10 @@ NO_STEP = "no step is taken"
 
 
 def takes_newton(size: ProblemSize) -> bool:
-    """Return whether Newton's method is the fastest from anywhere."""
+    """Return whether Newton's method is the fastest, from whichever weights.
+
+    It is up to a number of variables, `NEWTON_VARIABLES`.
+    """
     return size.variables <= NEWTON_VARIABLES["sparse" if size.is_sparse else "dense"]
 
 
@@ -363,7 +366,8 @@ def _kept_choice(config: RunConfig, facts: ChoiceFacts) -> EarlierChoice | None:
 def _asks_the_model(config: RunConfig, facts: ChoiceFacts) -> bool:
     """Return whether the cost model is evaluated for the product and the steps.
 
-    On a GPU it is evaluated even where both are set.
+    It is if one of them is open, on a GPU also if both are set; never if replicas share
+    gradients, or if a resumed run keeps its choice.
     """
     if config.agreement.shares_gradients or _kept_choice(config, facts):
         return False
@@ -433,13 +437,16 @@ def _choose(config: RunConfig, facts: ChoiceFacts) -> RunChoice:
 
 
 def _least_time(candidates: Iterable[Any]) -> str:
-    """Return the reason of the choice of the fastest of `candidates`."""
+    """Return the text of the reason for the fastest of `candidates`."""
     names = dict.fromkeys(map(str, candidates))
     return f"least predicted time of {', '.join(names)}"
 
 
 def _one_step(config: RunConfig) -> RunChoice:
-    """Return the choice for replicas that share every gradient: one step."""
+    """Return the choice for replicas that share every gradient: one step an exchange.
+
+    The product is "direct" if it is left open.
+    """
     uses_look_ahead(config.products, config.products.kind, 0.0)
     kind = config.products.kind
     reason = "replicas share the gradient of every step"
@@ -496,7 +503,9 @@ def modelled_ranks(members: Communicator) -> int:
 def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> MachineFacts:
     """Return the speed of the machine for this run. Collective.
 
-    It is read from the machine file, measured if the run is long enough, or assumed.
+    With a machine file it is read from there; if the file has no figures for such runs,
+    it is measured and written there. Without one it is measured if the run is long
+    enough and need not be reproducible. Otherwise, and if X is streamed, it is assumed.
     """
     path = config.products.machine
     world = opened.world
@@ -576,8 +585,8 @@ def note_measured(
 ) -> None:
     """Log predicted and measured time of a step; correct the machine file by them.
 
-    `measured` is the seconds of a step in the run that is over, `total` the seconds of
-    its training.
+    Only rank 0 does so, and only if the time of a step was predicted. `measured` is the
+    seconds of a step in the run that is over, `total` the seconds of its training.
     """
     if rank or not chosen.seconds or not measured:
         return

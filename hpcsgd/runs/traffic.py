@@ -39,9 +39,10 @@ def kind_of(settings: AgreementSettings) -> type[Agreement] | None:
 
 
 def of_leg(shape: RunShape, leg: Leg) -> RunShape:
-    """Return the shape of a run in one leg: with its members, product and circles.
+    """Return the shape of a run in one leg, from a start or a resume to its end.
 
-    A leg is the part of a run from a start or a resume to its end.
+    From the leg are its members, the nested groups of replicas of rank 0 (`circles`),
+    whether members gather all columns, and whether sums are reproducible.
     """
     return replace(
         shape,

@@ -30,7 +30,10 @@ class Term:
 
     @property
     def is_bounded(self) -> bool:
-        """Return False if the format is too short for sums of this length."""
+        """Return whether the bound is finite.
+
+        It is not if the format is too short for sums of this length.
+        """
         return self.absolute < float("inf")
 
 
@@ -98,7 +101,8 @@ class Case:
         """Return √ Σ_j ρ h ‖√l e_j‖² / (2 (1 − θ_j)), where θ = h l ‖Y‖² / 2ρ.
 
         It bounds ‖δw‖ for errors e_j of the scores of step j; h is the rate over the
-        batch size, l bounds ∂r/∂t, and ρ = 1 − rate · λ. It is inf if some θ_j ≥ 1.
+        batch size, l bounds ∂r/∂t, and ρ = 1 − rate · λ. It is inf if some θ_j ≥ 1 or
+        ρ ≤ 0, or if λ > 0 and there is an intercept.
         """
         of = self.exchange
         steps = of.steps
@@ -271,7 +275,8 @@ def gram_wire(case: Case) -> float:
 
     The errors of the scores are (κ + 1) u Σ_{i<j} C_ji Σ_c |G^c_ji| |r_i|, with the
     part G^c of member c, the coupling C_ji of step j with step i, and κ additions over
-    members. For one member κ = 0.
+    members. For one member κ = 0, and the bound is 0 unless sums have more digits than
+    the buffer of the Gram.
     """
     if case.depth == 0 and not case.comes_wider:
         return 0.0
@@ -465,7 +470,8 @@ def emulated_gram_wire(case: Case) -> float:
     """Return T5, the bound of ‖δw‖ by the emulated format of the message with the Gram.
 
     The errors of the Gram are u (Σ_c |G^c| + |G|): the part G^c of every member c is
-    rounded, and the total G.
+    rounded, and the total G. One member sends nothing: it may only round sums to the
+    float32 of the buffer.
     """
     of = case.exchange
     parts = member_grams(case)
@@ -508,7 +514,8 @@ def emulated_residual(case: Case) -> float:
     """Return T7, the bound of ‖δw‖ by the emulated format of the residuals.
 
     The errors are u |t| in the scores t and u |r| in the residuals r, twice with sample
-    weights. Between the two roundings the residual is computed in a wide format.
+    weights. Between the two roundings the residual is computed in a wide format. If the
+    format of the residuals is wide, the bound is `residual`.
     """
     of = case.exchange
     path = case.exchange.path
@@ -660,7 +667,10 @@ def _case(
 
 
 def _is_emulated(precision: Precision, field: str) -> bool:
-    """Return True if every rounding is emulated, in a known order."""
+    """Return True if every rounding to the format of `field` is emulated.
+
+    Their order is known then.
+    """
     form = get_format(getattr(precision, field))
     if field == "gram_wire":
         return not form.is_wide
@@ -670,7 +680,10 @@ def _is_emulated(precision: Precision, field: str) -> bool:
 
 
 def _is_idle(precision: Precision, field: str) -> bool:
-    """Return True for margins in the format of their sum, which need no rounding."""
+    """Return True for margins in a format at least as wide as that of their sum.
+
+    They need no rounding.
+    """
     return field == "margin" and precision.margin == wider(
         precision.margin, precision.margin_sum
     )

@@ -251,7 +251,8 @@ def _norm(Y: Array) -> tuple[float, bool]:
 def slopes_of(exchange: ExactExchange) -> Array:
     """Return a bound l_i of ∂r/∂t for every row, (m, 1).
 
-    It is the bound of the family's curvature, or the largest slope near the scores.
+    It is the bound of the family's curvature if it has one, else the largest slope
+    within `ROOM` of the exact score; both are multiplied by the weight of the row.
     """
     family = exchange.family
     path = exchange.path

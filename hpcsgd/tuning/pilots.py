@@ -95,8 +95,8 @@ def draw_sample(
 ) -> Sample:
     """Return rows from slices of the whole data; all rows if there are few.
 
-    The sample has enough rows for some exchanges of `group_rows` rows. If `family` has
-    classes, the sample has a row of every class.
+    The sample has enough rows for two exchanges of `group_rows` rows, where the data
+    have as many. If `family` has classes, the sample has a row of every class.
     """
     fits = BYTES // (8 * row_words(reader))
     sample_rows = max(min(max(ROWS, 4 * group_rows), fits), 2 * group_rows)
@@ -348,7 +348,7 @@ def with_one_field(field: str, name: str) -> Precision:
 
 
 def held(exchange: ExactExchange, name: str) -> ExactExchange:
-    """Return the exchange with weights rounded to format `name`, as in a run."""
+    """Return the exchange with the weights before it rounded to format `name`."""
     before = exchange.before.astype(np.float64)
     round_through(before, name)
     return replace(exchange, before=before)
@@ -610,10 +610,11 @@ def cost_of(
 
 
 def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
-    """Return the bytes that each field moves: rows from memory, words in messages.
+    """Return the bytes that each field moves in one exchange of the first member.
 
-    A field is one of the nine formats of a precision; its bytes are 0 if its values
-    stay in the processor.
+    They are those of rows and weights in memory, and of words in messages. A field is
+    one of the nine formats of a precision; its bytes are 0 if its values stay in the
+    processor.
     """
     m = len(exchange.rows)
     width = exchange.parts[0].stop - exchange.parts[0].start
@@ -741,8 +742,9 @@ def resolve_precision(
 ) -> tuple[PrecisionConfig, dict[str, Any]]:
     """Return the formats with a recipe in place of `auto`, and facts to report.
 
-    Rank 0 runs the pilots, and all ranks use its choice. A resumed run uses the choice
-    in the checkpoint, `recorded`. Without `auto`, nothing changes.
+    Collective, if the recipe is `auto`; any other is returned as it is. Rank 0 runs the
+    pilots, and all ranks use its choice. A resumed run uses the choice in the
+    checkpoint, `recorded`.
     """
     if config.precision.recipe != AUTO:
         return config.precision, {}
@@ -780,7 +782,10 @@ def recipe_reason(notes: Mapping[str, Any]) -> str:
 
 
 def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeChoice:
-    """Return the cheapest recipe that is not emulated and is within the tolerance."""
+    """Return the cheapest recipe that is not emulated and is within the tolerance.
+
+    It is fp64 if no recipe is within it. `ranks` is the number of ranks of the run.
+    """
     members = config.grid.members or max(ranks // config.grid.replicas, 1)
     try:
         sample = draw_sample_of(config, reader)
@@ -823,7 +828,10 @@ def affordable(asked: PrecisionConfig) -> dict[str, PrecisionConfig]:
 
 
 def _sum_of(config: RunConfig, members: int) -> Sum:
-    """Return the cost of sums over the emulated network, or over a usual network."""
+    """Return the times of sums over `members` ranks of the network `run.network`.
+
+    Where that is not set, the network is a usual one.
+    """
     usual = Machine()
     network = Network(usual.latency, 1 / usual.per_byte)
     if config.run.network:

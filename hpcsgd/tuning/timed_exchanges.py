@@ -67,7 +67,7 @@ class TimedSetting:
 
     @property
     def rows(self) -> int:
-        """Return the rows of an exchange, m."""
+        """Return m, the rows of an exchange of one replica."""
         return self.steps * self.batch
 
     @property
@@ -152,14 +152,17 @@ class Stage:
         return self._task
 
     def job(self, rows: int, epochs: int) -> CostInputs:
-        """Return the inputs of the cost model for a run on `rows` rows in all."""
+        """Return the inputs of the cost model for a run on `rows` rows of all replicas.
+
+        It has `epochs` epochs on the grid of this stage.
+        """
         opened = self.opened
         job = job_of(self.settings({"schedule.epochs": epochs}), opened)
         rows = max(rows // opened.grid.replicas.size, 1)
         return replace(job, replica=replace(job.replica, rows=rows))
 
     def fits(self, setting: TimedSetting) -> bool:
-        """Return whether an epoch of the sample has exchanges of this size."""
+        """Return whether a replica has as many rows as an exchange of `setting`."""
         return setting.rows <= self.rows
 
     def burst(self, setting: TimedSetting, seconds: float) -> Burst:
@@ -276,7 +279,7 @@ class _TimedRun:
     def _time(self, count: int) -> float:
         """Run `count` exchanges; return the seconds of one on the slowest rank.
 
-        Polls are included.
+        Its share of a poll is included, at the interval of polls in a real run.
         """
         loop = self.live.loop
         world = self.live.grid.world
@@ -329,7 +332,10 @@ class TimeBudget:
 
 
 class FirstRows:
-    """Rows 0 .. n − 1 of a reader, with every label if the family has classes."""
+    """Rows 0 .. n − 1 of a reader, with every label if the family has classes.
+
+    Labels are left as they are if there are more of them than rows or `MOST_CLASSES`.
+    """
 
     def __init__(self, whole: RowReader, rows: int, family: str) -> None:
         self.whole = whole
@@ -348,7 +354,7 @@ class FirstRows:
         return self.whole.read_csr(rows, cols)
 
     def targets(self, rows: slice) -> Array:
-        """Return the targets of rows; among all of them is every label."""
+        """Return the targets of rows; with classes, some have labels of other rows."""
         targets: Array = self._y[rows]
         return targets
 
@@ -372,8 +378,9 @@ class FirstRows:
 def _with_all_labels(whole: RowReader, rows: int, family: str) -> Array:
     """Return the targets of the first rows, with every label of the data among them.
 
-    If a label is missing, all labels are put in place of the first targets. Times
-    depend on the number of classes, not on the label of a row.
+    If the family has classes, all labels are put in place of the first targets, unless
+    there are too many of them. Times depend on the number of classes, not on the label
+    of a row.
     """
     y = np.array(whole.targets(slice(0, rows)))
     if get_family(family).targets not in LABELLED or rows == whole.rows:
@@ -470,7 +477,7 @@ class MachineModels:
     machines: Mapping[str, Machine] = field(default_factory=dict)
 
     def step(self, setting: TimedSetting) -> float:
-        """Return the seconds of a step, on average over the run."""
+        """Return the predicted seconds of a step, on average over the run."""
         if not product_facts(setting.product).keeps_batches or not self.job.comes_again:
             return self.exchange(setting) / setting.steps
         first = 1.0 / self.job.epochs
@@ -479,7 +486,7 @@ class MachineModels:
         return (first * once + (1.0 - first) * later) / setting.steps
 
     def exchange(self, setting: TimedSetting, later: bool = False) -> float:
-        """Return the seconds of one exchange, of a first or a `later` epoch."""
+        """Return the predicted seconds of an exchange of a first or a `later` epoch."""
         timed = question(setting, later, self.job)
         machine = self.machines.get(kind_of(setting, later), self.start)
         return seconds(timed.product, timed.steps, timed.job, machine) * setting.steps
@@ -505,9 +512,10 @@ def kind_of(setting: TimedSetting, later: bool) -> str:
 
 
 def question(setting: TimedSetting, later: bool, job: CostInputs) -> TimeSample:
-    """Return the sample of an exchange of `setting`, with 0 seconds.
+    """Return what the cost model needs for an exchange of `setting`, with 0 seconds.
 
-    `later`: the exchange is in an epoch after the first one.
+    `later`: the exchange is in an epoch after the first one. `job` is that of the run,
+    whatever its batch.
     """
     job = replace(job, batch=setting.batch, apart=job.apart or setting.look_ahead)
     if not product_facts(setting.product).keeps_batches:

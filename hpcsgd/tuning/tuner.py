@@ -126,7 +126,11 @@ class TuningQuestion:
         return open_reader(Path(self.config.data.path))
 
     def grids(self, ranks: int) -> list[tuple[int, int]]:
-        """Return the grids (R, C) to choose from; R is 1 unless more are allowed."""
+        """Return the grids (R, C) of `ranks` ranks to choose from.
+
+        It is the grid of the settings alone, if they name one. Else R is 1, or with
+        `any_replicas` every divisor of `ranks`.
+        """
         grid = self.config.grid
         if grid.members or grid.replicas > 1:
             return [(grid.replicas, grid.members or max(ranks // grid.replicas, 1))]
@@ -155,7 +159,11 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def probing_steps(batch: int, rows: int, most: int) -> list[int]:
-    """Return the numbers of steps that are timed for the fit, small and large ones."""
+    """Return the numbers of steps of `PROBED` that are timed for the fit.
+
+    Their exchanges have at most `rows` rows, those of a replica, and at most `most`. If
+    there are none, the largest number of `STEPS` that fits is returned.
+    """
     fits = [s for s in STEPS if s * batch <= min(rows, most)]
     steps = [s for s in PROBED if s in fits]
     return steps or fits[-1:]
@@ -232,7 +240,8 @@ def learn(
 ) -> list[Learnt]:
     """Return the penalty of each setting, for as many as there is time, on one rank.
 
-    A penalty is the number of rows to reach a loss, relative to the first setting.
+    A penalty is the number of rows to reach a loss, relative to the first setting,
+    whose loss after half of its epochs is the one to reach.
 
     The iterates depend on batches and replicas only, not on the number of ranks that
     share the columns: replicas are threads of this process, without a network.
@@ -329,7 +338,7 @@ WIDE = 4  # bytes of a value of the matrix; narrower ones have another rate of G
 
 @dataclass(frozen=True)
 class TimedRows:
-    """The first rows of the data, on which settings are timed."""
+    """The number of first rows of the data on which settings are timed."""
 
     rows: int
     total: int  # of all the data
@@ -417,7 +426,11 @@ class CandidateGroup:
     def settings(
         self, question: TuningQuestion, batch: int, local: int = 0
     ) -> Iterator[TimedSetting]:
-        """Yield settings of products and steps; with replicas, steps divide `local`."""
+        """Yield the settings of products and steps that fit the rows of the sample.
+
+        With replicas, `local` is the number of steps between agreements, which the
+        steps of an exchange divide; 0: it is open.
+        """
         config = question.config
         model = self.model
         job = replace(model.job, batch=batch)
@@ -446,7 +459,10 @@ class CandidateGroup:
         budget: TimeBudget,
         share: float,
     ) -> None:
-        """Time bursts of some settings in turns, as time allows; fit the model."""
+        """Time bursts of some settings in turns, and fit the model to them. Collective.
+
+        It ends when `share` of the budget is spent, but times one burst at least.
+        """
         probes = self._probes(question, batches)
         each = budget.until(share) / (OVERHEAD * ROUNDS * max(len(probes), 1))
         each = min(max(each, SHORTEST), BURST)
@@ -603,11 +619,11 @@ class TuningResult:
 
     @property
     def chosen(self) -> Candidate:
-        """Return the fastest candidate."""
+        """Return the candidate with the best score."""
         return self.best[0]
 
     def config(self) -> RunConfig:
-        """Return the configuration of the fastest candidate, with all its choices."""
+        """Return the configuration of the chosen candidate, with all its choices."""
         best = self.chosen
         return self.question.config.with_values(
             {
@@ -662,7 +678,9 @@ def rows_to_time(
 ) -> TimedRows:
     """Return how many rows settings are timed on. Collective.
 
-    They are enough to measure memory, and are read in about half of the seconds.
+    They are as many as are read in half of the seconds, up to `SAMPLE` bytes, which no
+    cache holds; but at least as many as 8 steps of the largest batch, or `MOST_ROWS`,
+    where the data have so many.
     """
     reading = measure_reading(reader, world)
     least = min(max(question.batches) * 8, MOST_ROWS)
@@ -684,7 +702,10 @@ def check_rate(config: RunConfig) -> None:
 def _learn(
     question: TuningQuestion, reader: Any, world: Communicator, budget: TimeBudget
 ) -> list[Learnt]:
-    """Return the penalties of all batches and replicas to choose from. Collective."""
+    """Return the penalties of the learning settings to choose from. Collective.
+
+    Those for which there is no time are left out.
+    """
     config = question.config
     settings = ways_of(config, question.batches, question.grids(world.size))
     if len(settings) == 1:
@@ -702,9 +723,10 @@ def _learn(
 def _gaps(
     question: TuningQuestion, reader: Any, world: Communicator, budget: TimeBudget
 ) -> dict[str, float]:
-    """Return recipe -> predicted loss difference to fp64, by pilots on rank 0.
+    """Return recipe -> predicted relative loss difference to fp64.
 
-    Collective.
+    Collective. Rank 0 runs pilots of the recipes for which there is time. If the recipe
+    is set, it is returned alone with 0.
     """
     config = question.config
     if not question.any_recipe:
@@ -738,7 +760,8 @@ def _open_groups(
 ) -> list[CandidateGroup]:
     """Return a group for each grid and each good recipe, as time allows. Collective.
 
-    A recipe is good if its loss difference to fp64 is within the tolerance.
+    A recipe is good if its loss difference to fp64 is within the tolerance. If it may
+    be chosen, fp64 is used only if no other is good.
     """
     limit = question.config.precision.tolerance
     good = [name for name, gap in gaps.items() if gap <= limit]
@@ -815,7 +838,10 @@ def _take_turns(
     budget: TimeBudget,
     each: float,
 ) -> None:
-    """Time a burst of each candidate, `TURNS` times as long as there is time."""
+    """Time bursts of the candidates `wanted`, and add seconds of a step to `known`.
+
+    Each is timed once, and up to `TURNS` times while there is time.
+    """
     for turn in range(TURNS):
         for candidate in wanted:
             if turn and budget.until(RUN) <= 0.0:
@@ -831,7 +857,10 @@ def _measured(candidate: Candidate, times: Sequence[float]) -> Candidate:
 
 
 def _step_seconds(candidate: Candidate, group: CandidateGroup, each: float) -> float:
-    """Return the seconds of a step over a run: of its first epoch and of later ones."""
+    """Time a burst; return the seconds of a step, on average over a run.
+
+    If the product stores batches, the first epoch is timed apart from later ones.
+    """
     setting = candidate.setting
     job = group.model.job
     burst = group.stage.burst(setting, each)
@@ -993,5 +1022,5 @@ def _machine_toml(found: TuningResult) -> str:
 
 
 def _word(recipe: str) -> int:
-    """Return the bytes of a stored value of the matrix."""
+    """Return the bytes of a stored value of the matrix in `recipe`."""
     return int(get_format(make_precision(recipe).matrix).dtype.itemsize)

@@ -111,7 +111,9 @@ def test_nan_in_the_memory_of_one_rank(case, undisturbed):
     """It is found at the next look, named, and never reaches a checkpoint."""
     ended = case.run("--fault", "plants_nan", "--at", 42)
     assert ended.code == 1, ended.output
-    said = reports("the memory of rank 1 holds a value that is no number", ended.output)
+    said = reports(
+        "the memory of rank 1 holds a value that is not finite", ended.output
+    )
     # Rank 1 of 2 holds columns 9 to 17 of 18: its row 5, column 1 is (5, 10).
     assert said and "at row 5, column 10" in said[0]
     for path in CheckpointStore(case.out, 2).paths():

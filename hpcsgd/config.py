@@ -1,4 +1,4 @@
-"""Settings of a run: frozen sections in, TOML out, nothing unknown accepted."""
+"""Settings of a run, as frozen dataclasses that are read from and written to TOML."""
 
 import logging
 import os
@@ -71,7 +71,7 @@ FIT = "fit"
 SGD = "sgd"
 MOMENTUM_RULES = ("momentum", "nesterov", "nesterov-classic")  # of [update] kind
 DEFAULTS = (SGD, FIT)  # of settings that are not named
-MOST_EXCHANGES = 1_000_000  # between two looks
+MOST_EXCHANGES = 1_000_000  # between two checks
 MOST_EMULATED = 2**20  # members
 
 
@@ -139,7 +139,7 @@ class UpdateConfig(Settings, section="update"):
     )
     beta2: float = setting(
         0.999,
-        "adam: decay rate of the mean of their squares",
+        "adam: decay rate of the mean of the squared gradients",
         at_least=0,
         below=1,
         remedy="0.999 is usual",
@@ -174,9 +174,10 @@ class UpdateConfig(Settings, section="update"):
     )
     clip_at: float = setting(
         0.0,
-        "largest value or norm, or the percentile; 0 takes 1, or the percentile 5",
+        "largest value or norm, or the percentile; 0 takes 1 for clip value and norm,"
+        " and 5 for percentile",
         at_least=0,
-        remedy="0 takes 1, or the percentile 5",
+        remedy="0 takes 1 for clip value and norm, and 5 for percentile",
         becomes=lambda facts: (facts.config.update.limit, "usual for this clip"),
         read_if={"update.clip": ("norm", "value", "percentile")},
     )
@@ -195,8 +196,8 @@ class UpdateConfig(Settings, section="update"):
     normalise: bool = setting(False, "scale every gradient to norm 1")
     noise: float = setting(
         0.0,
-        "variance of the noise on gradients in the first step, which decays; 0 adds"
-        " none",
+        "variance of the Gaussian noise on gradients in the first step; in step t it is"
+        " divided by (1 + t)^0.55; 0 adds none",
         at_least=0,
         remedy="0 is none",
     )
@@ -213,7 +214,8 @@ class UpdateConfig(Settings, section="update"):
     def limit(self) -> float:
         """Return the largest value or norm, or the percentile, at which to clip.
 
-        It is `clip_at`; if that is 0, it is 1, or the percentile 5.
+        It is `clip_at` unless that is 0, which stands for 1 if `clip` is value or norm,
+        and for 5 if it is percentile.
         """
         return self.clip_at or (5.0 if self.clip == "percentile" else 1.0)
 
@@ -273,12 +275,13 @@ class RunSection(Settings, section="run"):
     )
     reproducible: bool = setting(
         False,
-        "give every member the same bits, at the price of a second message in each"
-        " exchange",
+        "give all ranks the same bits of every sum, at the price of a second message"
+        " for each sum",
     )
     check_members: int = setting(
         0,
-        "exchanges between two comparisons of the members' weights; 0 never compares",
+        "exchanges between two comparisons of the arrays that should be equal on all"
+        " members, or on replicas that share gradients; 0 never compares",
         at_least=0,
         remedy="0 never compares",
     )
@@ -300,7 +303,7 @@ class RunSection(Settings, section="run"):
         "epochs between two evaluations of the full loss; 0 evaluates at the start and"
         " at the end only",
         at_least=0,
-        remedy="0 measures at the two ends only",
+        remedy="0 evaluates at the start and at the end only",
     )
     evaluate: str = setting(
         "loss",
@@ -313,7 +316,7 @@ class RunSection(Settings, section="run"):
         "exchanges between two checks of the recurrence error by the numerics monitor;"
         " 0 switches the monitor off",
         at_least=0,
-        remedy="0 never looks",
+        remedy="0 switches the monitor off",
     )
     fall_back: bool = setting(
         True,
@@ -419,9 +422,9 @@ class MethodRow:
 
 
 def ddp(codec: str, says: str, **defaults: Any) -> MethodRow:
-    """Return a method that sums gradients encoded by `codec`.
+    """Return a method that all-reduces gradients, encoded by `codec`, in every step.
 
-    `defaults` are its defaults in the section [codec].
+    `says` describes it. `defaults` are its defaults in the section [codec].
     """
     fixed = {
         "agreement.kind": "gradient",
@@ -437,9 +440,9 @@ def gradient_kind(kind: str, says: str) -> MethodRow:
 
 
 def averaged(kind: str, says: str) -> MethodRow:
-    """Return a method whose replicas take local steps, and then average weights.
+    """Return a method whose replicas take local steps between averages of weights.
 
-    `kind` is its agreement.
+    `kind` is its agreement. By default an average comes after every 8 steps.
     """
     return MethodRow(says, {"agreement.kind": kind}, LOCAL)
 
@@ -633,8 +636,9 @@ class SweepConfig(Settings, section="sweep"):
     def models(self, l2: float, rate: float, scores: int = 1) -> Models:
         """Return the models of all combinations of penalty, rate and fold.
 
-        For each penalty and rate, the last model is trained on the rows of all folds.
-        `l2` and `rate` are used where the sweep lists none.
+        For each penalty and rate, there is a model for each fold, trained without its
+        rows, and then one that is trained on the rows of all folds. `l2` and `rate` are
+        used where the sweep lists none; `scores` is the number of scores of a row.
         """
         folds = (*range(self.folds), None)
         each = tuple(
@@ -729,9 +733,9 @@ class RunConfig:
     problem, data, schedule, products, agreement, codec, mirror, accordion : dataclass
         Sections; `docs/reference/settings` describes each setting.
     update, coordinate, rate, average, sampling, sweep, precision, grid : dataclass
-        The same.
+        More sections, described on the same page.
     checkpoint, stop, polish, run : dataclass
-        The same.
+        More sections, described on the same page.
 
     See Also
     --------
@@ -773,7 +777,8 @@ class RunConfig:
         Parameters
         ----------
         tables : mapping of mappings
-            Section -> key -> value. What is not named has its default.
+            Section -> key -> value. What is not named has the value of the method that
+            `agreement.method` names, if any, else its default.
 
         Returns
         -------
@@ -824,7 +829,7 @@ class RunConfig:
         return self._with_tables(tables)
 
     def _with_tables(self, tables: Mapping[str, Any]) -> "RunConfig":
-        """Return these settings with the values of `tables` in their place.
+        """Return these settings, in which the values of `tables` replace others.
 
         Raise one ConfigError with a sentence for each wrong value.
         """
@@ -846,6 +851,8 @@ class RunConfig:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Return section -> key -> value, without the settings that are None.
+
+        The section agreement has the settings of all kinds of agreement.
 
         Returns
         -------
@@ -894,15 +901,18 @@ def rehearsal(
     config : RunConfig
         The run that is planned.
     values : mapping, optional
-        section.key -> value of settings that it has in the place of those of `config`.
+        section.key -> value of settings that the silent run has in the place of those
+        of `config`.
     run : RunSection, optional
-        What [run] has beside that, for ranks or devices of its own.
+        The section [run] in the place of that of `config`, for other ranks or devices;
+        what keeps the run silent replaces its values.
     monitored : bool, default=False
         Whether the numerics monitor stays: a run whose seconds are measured takes the
         time of its monitor, too.
     evaluated : bool, default=False
-        Whether the loss is evaluated after each epoch: a run whose losses are compared
-        has nothing else to show, and one whose seconds are measured must not wait.
+        Whether the loss is evaluated after each epoch, for a run whose losses are
+        compared. Otherwise it is evaluated at the start and at the end only, for a run
+        whose seconds are measured.
     **sections
         Other sections in the place of those of `config`.
     """
@@ -928,9 +938,10 @@ def rehearsal(
 
 
 def agreement_in(tables: Mapping[str, Any]) -> AgreementSettings:
-    """Return the section [agreement] of tables, without its `method`.
+    """Return the section [agreement] of `tables`, as the settings class of its kind.
 
-    The plugins that the tables name are imported.
+    A `method` that the section names is dropped, not applied. The plugins that `tables`
+    name are imported.
     """
     run = tables.get("run")
     plugins = run.get("plugins", ()) if isinstance(run, Mapping) else ()
@@ -1120,7 +1131,7 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
 
 
 def _changed(section: Any, table: Mapping[str, Any]) -> Any:
-    """Return a section in which the values of `table` replace its own."""
+    """Return a copy of `section` in which the values of `table` replace others."""
     if section.section == AgreementSettings.section:
         return _agreement({**table_of(section), **dict(section.foreign), **table})
     return replace(section, **_values(section.section, type(section), table))
@@ -1164,7 +1175,8 @@ def _typed(section: str, key: str, kind: Any, value: Any, declared: Setting) -> 
     """Return `value` as the type `kind` of a setting; refuse a value of another type.
 
     A whole number may stand for a real number, or for a text that is a count. The text
-    "auto" may stand for a value that is determined later. No other type is converted.
+    "auto" may stand for a value that is determined later, and "" for None where the
+    setting may be None and is no text. Lists become tuples. No other type is converted.
     """
     if declared.auto is not None and value == "auto":
         return declared.auto
@@ -1415,9 +1427,10 @@ def _sentence(name: str, of: str, values: Sequence[str], config: RunConfig) -> s
 
 
 def _remedy(name: str, of: str, value: str, config: RunConfig) -> str:
-    """Return the option that makes a run read `name`, if possible a method.
+    """Return an option that sets `of` to `value`, so that a run reads `name`.
 
-    The option sets `of` to `value`. A method that also fixes `name` to its value is
+    It is --update for the update rule, else --method if a method fixes `of` to `value`,
+    else --set. Of such methods one that fixes `name` to its value in `config` is
     preferred.
     """
     if of == "update.kind":
@@ -1429,7 +1442,11 @@ def _remedy(name: str, of: str, value: str, config: RunConfig) -> str:
 
 
 def _turned(config: RunConfig) -> dict[str, str]:
-    """Return name -> sentence for settings of [codec] that accordion replaces."""
+    """Return name -> why it is not read, for values that the codec accordion replaces.
+
+    They are settings of [codec] that have neither of the two values between which
+    accordion switches.
+    """
     if config.agreement.codec != "accordion" or config.accordion.codec not in CODECS:
         return {}
     low, high = config.accordion.regimes(config.codec)
@@ -1437,8 +1454,9 @@ def _turned(config: RunConfig) -> dict[str, str]:
     for key, value in vars(config.codec).items():
         if value not in (getattr(low, key), getattr(high, key)):
             sentences[f"codec.{key}"] = (
-                f"[codec] {key} = {value!r} is what accordion turns, between"
-                f" {getattr(low, key)!r} and {getattr(high, key)!r}; set accordion.low"
+                f"[codec] {key} = {value!r} is replaced by accordion, which switches"
+                f" between {getattr(low, key)!r} and {getattr(high, key)!r}; set"
+                " accordion.low"
                 " and accordion.high, and leave it out"
             )
     return {

@@ -555,7 +555,10 @@ class RowPass:
     def likelihood(
         self, family: LikelihoodFamily, dispersion: float, total: float
     ) -> tuple[float, float | None]:
-        """Return Σ c log f and the null deviance. Collective; no pass over the rows."""
+        """Return (Σ c log f, null deviance). Collective; no pass over the rows.
+
+        The null deviance is None if no best intercept was found. `total` is Σc.
+        """
         rows = self.rows
         null = np.zeros_like(self.local_scores)
         if rows.objective.shard.offsets is not None:
@@ -645,7 +648,10 @@ class InferenceSystem:
         )
 
     def solve(self, sums: RowSums, groups: int) -> InferenceSolution:
-        """Return the covariance; raise DataError where there is none."""
+        """Return the covariance and Newton's step; raise DataError where there is none.
+
+        `groups` is the number of clusters.
+        """
         H = sums.information[np.ix_(self.order, self.order)]
         g = sums.gradient[self.order]
         if not (np.isfinite(H).all() and np.isfinite(g).all()):
@@ -687,7 +693,11 @@ class InferenceSystem:
         )
 
     def _inverse(self, H: Array, sums: RowSums) -> Array:
-        """Return H⁻¹; raise DataError if earlier columns make up a column."""
+        """Return the inverse of the information matrix `H`.
+
+        Raise DataError if it is singular, with the name of the first column that is
+        constant or a linear combination of columns before it.
+        """
         from scipy.linalg.lapack import dpotrf, dpotri  # 10 MB that a fit may not need
 
         diagonal = np.diagonal(H)
@@ -852,7 +862,7 @@ def _of_rank_0(
 
 
 def _check(model: InferenceModel, request: InferenceRequest) -> None:
-    """Raise ConfigError for a covariance that the family does not have."""
+    """Raise ConfigError for a request that cannot be met for this model."""
     request.check()
     if model.variables > MOST_VARIABLES:
         raise ConfigError(
@@ -900,7 +910,11 @@ def _check_optimum(row_pass: RowPass, solution: InferenceSolution) -> None:
 
 
 def _grid(model: InferenceModel, reader: RowReader, world: Communicator) -> Grid:
-    """Return the grid of the fit, or one that suits these ranks. Collective."""
+    """Return a grid of these ranks for the rows of `reader`. Collective.
+
+    If the reader decides the parts of columns, there is a member for each part. If not,
+    it is the grid of the fit if that has as many ranks, else one replica on each rank.
+    """
     parts: tuple[slice, ...] | None = getattr(reader, "parts", None)
     replicas, members = model.grid
     if parts is not None:
@@ -962,6 +976,8 @@ def cluster_codes(
     world: Communicator, clusters: ArrayLike | None, rows: int
 ) -> tuple[Array | None, int]:
     """Return the cluster of each row of the data as a number, and how many there are.
+
+    Without `clusters` they are None and 0.
 
     Each rank passes the labels of all rows, or each the labels of its own rows, which
     follow in the order of ranks. Collective.

@@ -76,7 +76,7 @@ MOST_EMULATED = 2**20  # members
 
 
 def automatic_partition(facts: RunFacts) -> Resolved:
-    """Return how columns are distributed over the members, and why."""
+    """Return what "auto" means for `data.partition`, "equal" or "stored", and why."""
     if facts.members == 1:
         return "equal", "one member holds all columns"
     if facts.is_sparse:
@@ -85,7 +85,7 @@ def automatic_partition(facts: RunFacts) -> Resolved:
 
 
 def automatic_node_sharing(facts: RunFacts) -> Resolved:
-    """Return whether ranks of a node share memory, and why."""
+    """Return what "auto" means for `run.node_sharing`, "off" or "by size", and why."""
     if facts.ranks == 1:
         return "off", "there is one rank"
     return "by size", "large sums and copies share memory within a node"
@@ -190,7 +190,7 @@ class UpdateConfig(Settings, section="update"):
     )
     centre: str = setting(
         "none",
-        "mean that gradients lose: over classes, columns or none",
+        "mean that is subtracted from gradients: over classes, over columns, or none",
         choices=CENTRES,
     )
     normalise: bool = setting(False, "scale every gradient to norm 1")
@@ -553,6 +553,7 @@ def with_method(
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return `tables` with the settings of the method that they name, if any.
 
+    Its defaults are added where `tables` have no value, and its fixed settings always.
     Raise ConfigError if a setting that the method fixes has another value.
     """
     agreement = tables.get("agreement")
@@ -807,7 +808,8 @@ class RunConfig:
         Raises
         ------
         ConfigError
-            If a section, a key or a value is unknown, or has the wrong type.
+            If a section, a key or a value is unknown, or has the wrong type; if the
+            values have agreement.method.
 
         Examples
         --------

@@ -134,7 +134,10 @@ def waiting(result: Result) -> float:
 
 
 def waiting_for(result: Result, purpose: str) -> float:
-    """Return the share of the training time that the ledger has for `purpose`."""
+    """Return the share of the training time in the collectives of `purpose`.
+
+    It is that of the rank of the ledger in `result`, at most 1.
+    """
     return _share(result, result.ledger[purpose]["seconds"])
 
 
@@ -363,7 +366,7 @@ def _is_stalled(live: AssembledRun, status: Status) -> bool:
 
 
 def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
-    """Return advice to take the rate from the data, or [].
+    """Return advice to take the rate from the data, or []. Collective.
 
     It is given if that rate is larger than that of a stalled run, or smaller than that
     of another run, by a factor above OTHER.
@@ -385,7 +388,10 @@ def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
 
 
 def _about_columns(live: AssembledRun) -> list[str]:
-    """Return advice to standardize columns of unlike spreads or far from 0, or []."""
+    """Return advice to standardize columns of unlike spreads or far from 0, or [].
+
+    Collective, one pass over the rows. Prepared columns get no advice.
+    """
     if live.loaded.facts.preparation.columns != "raw":
         return []
     spreads, means = _moments(live)
@@ -415,7 +421,7 @@ def _about_columns(live: AssembledRun) -> list[str]:
 
 
 def _moments(live: AssembledRun) -> tuple[Any, Any]:
-    """Return the standard deviation and the mean of each local column.
+    """Return the standard deviation and the mean of each local column. Collective.
 
     They are those over the rows of all replicas.
     """
@@ -447,7 +453,7 @@ def _about_finisher(config: RunConfig) -> list[str]:
 
 
 def _about_intercept(live: AssembledRun) -> list[str]:
-    """Return advice to learn an intercept, or [].
+    """Return advice to learn an intercept, or []. Collective.
 
     It is given if an intercept lowers the loss of the null model, whose weights are 0,
     by more than the share WORTH. The loss counts from the least that F could be.
@@ -649,9 +655,10 @@ _ONCE = _Once()  # a logger adds the same filter once only
 
 @contextmanager
 def suppress_repeated_logs() -> Iterator[None]:
-    """Drop log records below ERROR that repeat what a fit warns of.
+    """Drop log records of this thread below ERROR that repeat what a fit warns of.
 
-    The context is for a run whose status is judged and reported afterwards.
+    They are those of the modules in `SPEAKERS`. The context is for a run whose status
+    is judged and reported afterwards.
     """
     for name in SPEAKERS:
         logging.getLogger(name).addFilter(_ONCE)

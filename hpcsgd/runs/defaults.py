@@ -39,14 +39,18 @@ log = logging.getLogger(__name__)
 
 
 def agrees_on_gradients(config: Any) -> bool:
-    """Return whether replicas agree on gradients in every step of this `config`."""
+    """Return whether replicas agree on gradients in every step of this `config`.
+
+    A `config` that is no mapping counts as one without settings.
+    """
     return _kind(config).shares_gradients
 
 
 def sharded_weights_option(config: Any) -> str:
     """Return the setting by which no rank holds all weights; "" if ranks do.
 
-    It is the agreement on disk, or stage 3 of sharded weights.
+    It is the agreement on disk, or stage 3 of sharded weights. A `config` that is no
+    mapping counts as one without settings.
     """
     agreement = agreement_in({"agreement": _agreement(config)})
     if agreement.on_disk:

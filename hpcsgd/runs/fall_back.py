@@ -80,8 +80,8 @@ def convert_checkpoint(
 ) -> Snapshot:
     """Return the checkpoint as one of a run with the settings `after`.
 
-    Exchange k of s steps is exchange k·s/s' of s' steps; what is counted in exchanges
-    stays a count of exchanges.
+    Exchange k of s steps is exchange k·s/s' of s' steps. Settings that count exchanges
+    keep their values.
     """
     document = deepcopy(checkpoint.document)
     s = before.schedule.steps

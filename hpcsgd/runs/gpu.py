@@ -267,7 +267,7 @@ def _transport(
 
 
 def _why_no_nccl(device: "Device") -> str:
-    """Return why NCCL cannot be loaded, with the remedy; "" if it can."""
+    """Return why NCCL cannot be loaded; "" if it can."""
     try:
         return "" if device.layer.nccl is not None else "CuPy finds no NCCL"
     except MissingPackage as missing:

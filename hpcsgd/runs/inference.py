@@ -140,7 +140,10 @@ class InferenceModel:
         return int((len(self.weights) + (self.intercept is not None)) * self.scores)
 
     def parameter_names(self) -> tuple[str, ...]:
-        """Return the names of the parameters, an intercept first, class by class."""
+        """Return the names of the parameters, class by class, an intercept first.
+
+        Of several classes the first, to which the others are contrasts, has none.
+        """
         names = self.names or [f"x{k}" for k in range(len(self.weights))]
         names = [*(["intercept"] if self.intercept is not None else []), *names]
         if self.scores == 1:
@@ -151,7 +154,7 @@ class InferenceModel:
     def parameters(self) -> Array:
         """Return the parameters in the order of their names.
 
-        Of K > 1 classes they are contrasts to the first class.
+        Of K > 1 classes they are differences to the weights of the first class.
         """
         parts = [] if self.intercept is None else [self.intercept[None, :]]
         whole = np.vstack([*parts, self.weights])
@@ -179,13 +182,14 @@ class FitStatistics:
     deviance : float or None
         D = 2 Σ c (ℓ − min ℓ); None without a likelihood.
     null_deviance : float or None
-        D of the best model of an intercept alone, with the offsets of the fit.
+        D of the best model of an intercept alone, with the offsets of the fit; None
+        without a likelihood, or if no best intercept was found.
     log_likelihood : float or None
         Σ c log f(y), of gaussian at its largest, where φ = D/n; None without a
         likelihood, as of counts with a requested dispersion.
     decrement : float
-        gᵀ H⁻¹ g / φ at the coefficients: none is further than its square root from the
-        optimum, in standard errors.
+        gᵀ H⁻¹ g / φ at the coefficients: no coefficient is further from its optimum
+        than the square root of it, in standard errors.
     clusters : int or None
         G, the number of clusters.
 
@@ -618,7 +622,7 @@ def first_scaling(land: Landscape) -> VariableScaling:
 
 @dataclass(frozen=True)
 class InferenceSolution:
-    """The covariance, as rank 0 has computed it."""
+    """The covariance and the figures of a fit, as rank 0 has computed them."""
 
     covariance: Array  # of the parameters, in their order
     step: Array  # Newton's, in the scaled variables
@@ -628,7 +632,7 @@ class InferenceSolution:
 
 
 class InferenceSystem:
-    """The equations of one fit on rank 0, in the scaled variables."""
+    """The equations of one fit, in the scaled variables, which rank 0 solves."""
 
     def __init__(
         self, model: InferenceModel, hessian: Hessian, request: InferenceRequest

@@ -1,7 +1,7 @@
-"""Communication-avoiding SGD for generalized linear models, counted to the word.
+"""Communication-avoiding SGD for generalized linear models, with exact traffic counts.
 
-Names are loaded when they are first used, so that importing the package costs nothing
-and needs nothing; training in memory needs NumPy and SciPy only.
+Names are loaded when they are first used, so that `import hpcsgd` is fast and needs no
+other package. Training on arrays in memory needs NumPy and SciPy only.
 """
 
 import _signal
@@ -19,9 +19,9 @@ def _is_command() -> bool:
 def _end_by_interrupts() -> bool:
     """Let SIGINT end a command until `main` handles it; return whether this was set.
 
-    Python's own handler would print a traceback if the user interrupts the imports. In
-    a program that imports the package, the handler is not changed, and False is
-    returned.
+    Python's own handler would print a traceback if the user interrupts the imports. The
+    handler is not changed, and False is returned, in a program that imports the
+    package, outside the main thread, and where another handler is installed.
     """
     usual = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
     try:

@@ -217,9 +217,10 @@ class TrainingRequest:
     owns_world: bool
 
     def open_session(self, callbacks: list[Callback] | None) -> Session:
-        """Return the run, ready to train; it lowers a rate that is too high.
+        """Return the run, ready to train. Collective.
 
-        Collective.
+        With the defaults of `fit` and an automatic rate, the run starts again with a
+        lower rate if it diverges; it tries up to `MOST_RATES` rates.
         """
         return open_session(
             self.world,
@@ -231,9 +232,10 @@ class TrainingRequest:
         )
 
     def with_source(self, result: Result, ranks: Communicator) -> Result:
-        """Return the result with the source of its rows, and close the ranks.
+        """Return `result` with the source of its rows; close ranks of the launcher.
 
-        `ranks` are those that are left; ranks of the caller stay open. Collective.
+        `ranks` are those that are left at the end of the run. They stay open if the
+        caller gave them. Collective.
         """
         # Not after an error: others may still be in a sum, and closing waits for them.
         if self.owns_world:
@@ -278,10 +280,12 @@ def open_request(
 def _settings_on(
     world: Communicator, named: NamedSettings, is_wide: bool, alone: RunConfig
 ) -> RunSettings:
-    """Return the settings on all ranks of `world`. Collective.
+    """Return the settings of a run on all ranks of `world`. Collective.
 
-    A run that resumes keeps the rate that it was started with. `alone` are the settings
-    as resolved for a single rank.
+    With the defaults of `fit`, they depend on the number of ranks, and on the settings
+    recorded in the checkpoint if the run resumes. `alone` are the settings as resolved
+    for a single rank; they are returned if they have the defaults of SGD or if `named`
+    is a RunConfig.
     """
     if alone.run.defaults != FIT or isinstance(named, RunConfig):
         return RunSettings(alone)
@@ -297,7 +301,10 @@ def _plan_of_form(
     before: RunConfig,
     reasons: dict[str, str],
 ) -> PlanReport:
-    """Return the plan of a coordinate descent. Collective."""
+    """Return the plan of a coordinate descent, and close the form. Collective.
+
+    `before` are the settings that were requested, `reasons` why some have their value.
+    """
     from hpcsgd.runs.plan import PlanFacts, plan_form
 
     ready = open_form(session.config, session.world, session.reader, session.setup)
@@ -352,8 +359,8 @@ def open_session(
 
     The grid, the recipe of number formats and the settings of a fall-back that a
     checkpoint records are decided here. `reader` opens the rows. A run with the
-    defaults of `fit` whose loss blows up tries up to `most_rates` rates, each lower
-    than the one before, unless the caller has set the rate.
+    defaults of `fit` that diverges starts again with a lower rate, up to `most_rates`
+    rates, unless the caller has set the rate.
     """
     setup = setup or Clock()
     setup.start()
@@ -372,10 +379,11 @@ def settle_opening(
     world: Communicator,
     reader: Callable[[Communicator], RowReader],
 ) -> RunSettings:
-    """Return the settings, with all that loading the rows depends on. Collective.
+    """Return `settings` with all values that loading the rows depends on. Collective.
 
     These are the grid, the number formats, and the settings of a fall-back that a
-    checkpoint records.
+    checkpoint records; also a rate and epochs that a resumed fit keeps. With coordinate
+    descent it is the grid alone.
     """
     config = resolve_grid(settings.config, world.size)
     if config.update.kind == COORDINATE:
@@ -402,9 +410,11 @@ def settle_opening(
 def open_data(
     config: RunConfig, X: Any, y: Any, sample_weight: Any, offset: Any
 ) -> Callable[[Communicator], RowReader]:
-    """Return a function that opens the rows: arrays of the caller, or a file.
+    """Return a function that opens the rows on the ranks of a communicator.
 
-    The file is `data.path` of `config`.
+    They are the arrays X and y if these are given, else the file `data.path` of
+    `config`. Raise ConfigError if only one of X and y is given, or neither they nor a
+    file.
     """
     if X is not None and y is not None:
         from hpcsgd.data.readers import MemoryReader
@@ -472,8 +482,8 @@ def tick_tock(
 
     Notes
     -----
-    The two runs take at least half the time of one after the other. That limit is
-    reached where computing takes as long as the transfers.
+    The two runs take at least half the time that they take one after the other. That
+    limit is reached where computing takes as long as the transfers.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Settings of a run: frozen sections in, TOML out, nothing unknown accepted."""
+"""Settings of a run, as frozen dataclasses that are read from and written to TOML."""
 
 import os
 import sys
@@ -72,12 +72,12 @@ FIT = "fit"
 SGD = "sgd"
 MOMENTUM_RULES = ("momentum", "nesterov", "nesterov-classic")  # of [update] kind
 DEFAULTS = (SGD, FIT)  # of settings that are not named
-MOST_EXCHANGES = 1_000_000  # between two looks
+MOST_EXCHANGES = 1_000_000  # between two checks
 MOST_EMULATED = 2**20  # members
 
 
 def automatic_partition(facts: RunFacts) -> Resolved:
-    """Return how columns are distributed over the members, and why."""
+    """Return what "auto" means for `data.partition`, "equal" or "stored", and why."""
     if facts.members == 1:
         return "equal", "one member holds all columns"
     if facts.is_sparse:
@@ -86,7 +86,7 @@ def automatic_partition(facts: RunFacts) -> Resolved:
 
 
 def automatic_node_sharing(facts: RunFacts) -> Resolved:
-    """Return whether ranks of a node share memory, and why."""
+    """Return what "auto" means for `run.node_sharing`, "off" or "by size", and why."""
     if facts.ranks == 1:
         return "off", "there is one rank"
     return "by size", "large sums and copies share memory within a node"
@@ -140,7 +140,7 @@ class UpdateConfig(Settings, section="update"):
     )
     beta2: float = setting(
         0.999,
-        "adam: decay rate of the mean of their squares",
+        "adam: decay rate of the mean of the squared gradients",
         at_least=0,
         below=1,
         remedy="0.999 is usual",
@@ -175,9 +175,10 @@ class UpdateConfig(Settings, section="update"):
     )
     clip_at: float = setting(
         0.0,
-        "largest value or norm, or the percentile; 0 takes 1, or the percentile 5",
+        "largest value or norm, or the percentile; 0 takes 1 for clip value and norm,"
+        " and 5 for percentile",
         at_least=0,
-        remedy="0 takes 1, or the percentile 5",
+        remedy="0 takes 1 for clip value and norm, and 5 for percentile",
         becomes=lambda facts: (facts.config.update.limit, "usual for this clip"),
         read_if={"update.clip": ("norm", "value", "percentile")},
     )
@@ -190,14 +191,14 @@ class UpdateConfig(Settings, section="update"):
     )
     centre: str = setting(
         "none",
-        "mean that gradients lose: over classes, columns or none",
+        "mean that is subtracted from gradients: over classes, over columns, or none",
         choices=CENTRES,
     )
     normalise: bool = setting(False, "scale every gradient to norm 1")
     noise: float = setting(
         0.0,
-        "variance of the noise on gradients in the first step, which decays; 0 adds"
-        " none",
+        "variance of the Gaussian noise on gradients in the first step; in step t it is"
+        " divided by (1 + t)^0.55; 0 adds none",
         at_least=0,
         remedy="0 is none",
     )
@@ -214,7 +215,8 @@ class UpdateConfig(Settings, section="update"):
     def limit(self) -> float:
         """Return the largest value or norm, or the percentile, at which to clip.
 
-        It is `clip_at`; if that is 0, it is 1, or the percentile 5.
+        It is `clip_at` unless that is 0, which stands for 1 if `clip` is value or norm,
+        and for 5 if it is percentile.
         """
         return self.clip_at or (5.0 if self.clip == "percentile" else 1.0)
 
@@ -274,12 +276,13 @@ class RunSection(Settings, section="run"):
     )
     reproducible: bool = setting(
         False,
-        "give every member the same bits, at the price of a second message in each"
-        " exchange",
+        "give all ranks the same bits of every sum, at the price of a second message"
+        " for each sum",
     )
     check_members: int = setting(
         0,
-        "exchanges between two comparisons of the members' weights; 0 never compares",
+        "exchanges between two comparisons of the arrays that should be equal on all"
+        " members, or on replicas that share gradients; 0 never compares",
         at_least=0,
         remedy="0 never compares",
     )
@@ -301,7 +304,7 @@ class RunSection(Settings, section="run"):
         "epochs between two evaluations of the full loss; 0 evaluates at the start and"
         " at the end only",
         at_least=0,
-        remedy="0 measures at the two ends only",
+        remedy="0 evaluates at the start and at the end only",
     )
     evaluate: str = setting(
         "loss",
@@ -314,7 +317,7 @@ class RunSection(Settings, section="run"):
         "exchanges between two checks of the recurrence error by the numerics monitor;"
         " 0 switches the monitor off",
         at_least=0,
-        remedy="0 never looks",
+        remedy="0 switches the monitor off",
     )
     fall_back: bool = setting(
         True,
@@ -420,9 +423,9 @@ class MethodRow:
 
 
 def ddp(codec: str, says: str, **defaults: Any) -> MethodRow:
-    """Return a method that sums gradients encoded by `codec`.
+    """Return a method that all-reduces gradients, encoded by `codec`, in every step.
 
-    `defaults` are its defaults in the section [codec].
+    `says` describes it. `defaults` are its defaults in the section [codec].
     """
     fixed = {
         "agreement.kind": "gradient",
@@ -438,9 +441,9 @@ def gradient_kind(kind: str, says: str) -> MethodRow:
 
 
 def averaged(kind: str, says: str) -> MethodRow:
-    """Return a method whose replicas take local steps, and then average weights.
+    """Return a method whose replicas take local steps between averages of weights.
 
-    `kind` is its agreement.
+    `kind` is its agreement. By default an average comes after every 8 steps.
     """
     return MethodRow(says, {"agreement.kind": kind}, LOCAL)
 
@@ -551,6 +554,7 @@ def with_method(
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return `tables` with the settings of the method that they name, if any.
 
+    Its defaults are added where `tables` have no value, and its fixed settings always.
     Raise ConfigError if a setting that the method fixes has another value.
     """
     agreement = tables.get("agreement")
@@ -634,8 +638,9 @@ class SweepConfig(Settings, section="sweep"):
     def models(self, l2: float, rate: float, scores: int = 1) -> Models:
         """Return the models of all combinations of penalty, rate and fold.
 
-        For each penalty and rate, the last model is trained on the rows of all folds.
-        `l2` and `rate` are used where the sweep lists none.
+        For each penalty and rate, there is a model for each fold, trained without its
+        rows, and then one that is trained on the rows of all folds. `l2` and `rate` are
+        used where the sweep lists none; `scores` is the number of scores of a row.
         """
         folds = (*range(self.folds), None)
         each = tuple(
@@ -668,9 +673,9 @@ class RunConfig:
     problem, data, schedule, products, agreement, codec, mirror, accordion : dataclass
         Sections; `docs/reference/settings` describes each setting.
     update, coordinate, rate, average, sampling, sweep, precision, grid : dataclass
-        The same.
+        More sections, described on the same page.
     checkpoint, stop, polish, run : dataclass
-        The same.
+        More sections, described on the same page.
 
     See Also
     --------
@@ -712,7 +717,8 @@ class RunConfig:
         Parameters
         ----------
         tables : mapping of mappings
-            Section -> key -> value. What is not named has its default.
+            Section -> key -> value. What is not named has the value of the method that
+            `agreement.method` names, if any, else its default.
 
         Returns
         -------
@@ -751,7 +757,8 @@ class RunConfig:
         Raises
         ------
         ConfigError
-            If a section, a key or a value is unknown, or has the wrong type.
+            If a section, a key or a value is unknown, or has the wrong type; if the
+            values have agreement.method.
 
         Examples
         --------
@@ -773,7 +780,7 @@ class RunConfig:
         return self._with_tables(tables)
 
     def _with_tables(self, tables: Mapping[str, Any]) -> "RunConfig":
-        """Return these settings with the values of `tables` in their place.
+        """Return these settings, in which the values of `tables` replace others.
 
         Raise one ConfigError with a sentence for each wrong value.
         """
@@ -795,6 +802,8 @@ class RunConfig:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Return section -> key -> value, without the settings that are None.
+
+        The section agreement has the settings of all kinds of agreement.
 
         Returns
         -------
@@ -843,15 +852,18 @@ def rehearsal(
     config : RunConfig
         The run that is planned.
     values : mapping, optional
-        section.key -> value of settings that it has in the place of those of `config`.
+        section.key -> value of settings that the silent run has in the place of those
+        of `config`.
     run : RunSection, optional
-        What [run] has beside that, for ranks or devices of its own.
+        The section [run] in the place of that of `config`, for other ranks or devices;
+        what keeps the run silent replaces its values.
     monitored : bool, default=False
         Whether the numerics monitor stays: a run whose seconds are measured takes the
         time of its monitor, too.
     evaluated : bool, default=False
-        Whether the loss is evaluated after each epoch: a run whose losses are compared
-        has nothing else to show, and one whose seconds are measured must not wait.
+        Whether the loss is evaluated after each epoch, for a run whose losses are
+        compared. Otherwise it is evaluated at the start and at the end only, for a run
+        whose seconds are measured.
     **sections
         Other sections in the place of those of `config`.
     """
@@ -877,9 +889,10 @@ def rehearsal(
 
 
 def agreement_in(tables: Mapping[str, Any]) -> AgreementSettings:
-    """Return the section [agreement] of tables, without its `method`.
+    """Return the section [agreement] of `tables`, as the settings class of its kind.
 
-    The plugins that the tables name are imported.
+    A `method` that the section names is dropped, not applied. The plugins that `tables`
+    name are imported.
     """
     run = tables.get("run")
     plugins = run.get("plugins", ()) if isinstance(run, Mapping) else ()
@@ -1069,7 +1082,7 @@ def _agreement(table: Mapping[str, Any]) -> AgreementSettings:
 
 
 def _changed(section: Any, table: Mapping[str, Any]) -> Any:
-    """Return a section in which the values of `table` replace its own."""
+    """Return a copy of `section` in which the values of `table` replace others."""
     if section.section == AgreementSettings.section:
         return _agreement({**table_of(section), **dict(section.foreign), **table})
     return replace(section, **_values(section.section, type(section), table))
@@ -1113,7 +1126,8 @@ def _typed(section: str, key: str, kind: Any, value: Any, declared: Setting) -> 
     """Return `value` as the type `kind` of a setting; refuse a value of another type.
 
     A whole number may stand for a real number, or for a text that is a count. The text
-    "auto" may stand for a value that is determined later. No other type is converted.
+    "auto" may stand for a value that is determined later, and "" for None where the
+    setting may be None and is no text. Lists become tuples. No other type is converted.
     """
     if declared.auto is not None and value == "auto":
         return declared.auto
@@ -1364,9 +1378,10 @@ def _sentence(name: str, of: str, values: Sequence[str], config: RunConfig) -> s
 
 
 def _remedy(name: str, of: str, value: str, config: RunConfig) -> str:
-    """Return the option that makes a run read `name`, if possible a method.
+    """Return an option that sets `of` to `value`, so that a run reads `name`.
 
-    The option sets `of` to `value`. A method that also fixes `name` to its value is
+    It is --update for the update rule, else --method if a method fixes `of` to `value`,
+    else --set. Of such methods one that fixes `name` to its value in `config` is
     preferred.
     """
     if of == "update.kind":
@@ -1378,7 +1393,11 @@ def _remedy(name: str, of: str, value: str, config: RunConfig) -> str:
 
 
 def _turned(config: RunConfig) -> dict[str, str]:
-    """Return name -> sentence for settings of [codec] that accordion replaces."""
+    """Return name -> why it is not read, for values that the codec accordion replaces.
+
+    They are settings of [codec] that have neither of the two values between which
+    accordion switches.
+    """
     if config.agreement.codec != "accordion" or config.accordion.codec not in CODECS:
         return {}
     low, high = config.accordion.regimes(config.codec)
@@ -1386,8 +1405,9 @@ def _turned(config: RunConfig) -> dict[str, str]:
     for key, value in vars(config.codec).items():
         if value not in (getattr(low, key), getattr(high, key)):
             sentences[f"codec.{key}"] = (
-                f"[codec] {key} = {value!r} is what accordion turns, between"
-                f" {getattr(low, key)!r} and {getattr(high, key)!r}; set accordion.low"
+                f"[codec] {key} = {value!r} is replaced by accordion, which switches"
+                f" between {getattr(low, key)!r} and {getattr(high, key)!r}; set"
+                " accordion.low"
                 " and accordion.high, and leave it out"
             )
     return {

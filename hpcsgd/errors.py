@@ -106,7 +106,7 @@ class DeviceLost(TransportError):
 
 
 class NumericsError(HpcsgdError, ArithmeticError):
-    """Arithmetic left the range in which its results are meaningful."""
+    """A computed value is outside the range in which it is meaningful."""
 
 
 class ConvergenceWarning(UserWarning):
@@ -127,9 +127,9 @@ class ConvergenceWarning(UserWarning):
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """Return the known name that is most like `word`; "" if none is like it.
+    """Return the known name that is most like `word`; "" if none is similar enough.
 
-    `likeness` is the least similarity, from 0 to 1.
+    `likeness` is the least similarity, from 0 to 1 (equal up to the case of letters).
 
     >>> nearest("tain", ["train", "tune"])
     'train'

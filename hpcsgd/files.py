@@ -64,7 +64,10 @@ def temporary_name(path: Path) -> Path:
 
 
 def open_private(path: Path) -> int:
-    """Make an empty file that only this user may open; return its descriptor."""
+    """Make an empty file that only this user may open; return its descriptor.
+
+    A file that exists at `path` is removed first.
+    """
     path.unlink(missing_ok=True)  # of a process that had our number and died
     # O_EXCL: a link that somebody planted under this name is not followed.
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -133,13 +136,15 @@ class Irregular(OSError):
 
 
 def reason(error: OSError) -> str:
-    """Return why a folder cannot be used, with the name of the entry at fault."""
+    """Return the text of `error`, preceded by the file name if it is `Irregular`."""
     text = error.strerror or repr(error)
     return f"{error.filename}: {text}" if isinstance(error, Irregular) else text
 
 
 def open_entry(path: Path, flags: int = os.O_RDONLY) -> int:
     """Open a regular file and return its descriptor; refuse anything else.
+
+    `flags` are those of `os.open`; with O_CREAT a missing file is made.
 
     A file that is opened to write has to belong to this user, or to the owner of its
     folder, as whom file systems that map users may show this user. A file of another
@@ -324,7 +329,10 @@ def write_sealed(
 def read_sealed(
     path: Path, kind: str, version: int
 ) -> "tuple[dict[str, Any], dict[str, Array]]":
-    """Return (document, arrays) of a whole file of `kind`; DataError for any other."""
+    """Return (document, arrays) of a whole sealed file of `kind` and `version`.
+
+    Raise DataError for any other file.
+    """
     image = _checked(path, kind, version)
     h5py = _h5py()
     try:
@@ -518,9 +526,10 @@ def open_locked(
     ----------
     path : the file; its last owner may remove or rename it just then
     open_file : opens `path`, or makes it, and returns the descriptor
-    tries : attempts to lock it; more than one where others look who has it
-    lock_required : fail on a file system without locks; without, the file is open and
-        not locked there: better unguarded than not at all
+    tries : attempts to lock it, `PAUSE` seconds apart; more than one for a file that
+        `user_of` locks for a moment
+    lock_required : raise OSError on a file system without locks; if False, the file is
+        opened there without a lock
 
     Raises
     ------
@@ -575,7 +584,11 @@ class FolderLock:
 
 
 def user_of(folder: Path) -> str:
-    """Return which process trains in `folder`, or "" if none does, or none is known."""
+    """Return the line on the process that has locked `folder` for a run.
+
+    It is "process PID on HOST", or "another run" if the lock file cannot be read; ""
+    if the folder is not locked or that cannot be found out.
+    """
     try:
         with open(open_entry(folder / NAME), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -613,7 +626,11 @@ def _is_alive(pid: int) -> bool:
 
 
 def _lock(number: int, tries: int) -> None:
-    """Lock a file for this process alone; try again while `user_of` has it locked."""
+    """Lock a file for this process alone.
+
+    Raise BlockingIOError if another process has it locked at each of `tries` attempts,
+    which are `PAUSE` seconds apart.
+    """
     for left in reversed(range(tries)):
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -724,9 +741,10 @@ DECIMAL = ("bytes", "kB", "MB", "GB")
 def format_bytes(
     size: float, units: Sequence[str] = BINARY, digits: str = ".3g"
 ) -> str:
-    """Format a number of bytes in the largest of `units` that is not larger.
+    """Return `size`, a number of bytes, as text in the largest unit that fits into it.
 
-    `digits` is a format specification; single bytes are counted whole.
+    `units` are keys of `UNIT_BYTES` in ascending order. `digits` is the format
+    specification of the number; in the unit "bytes" it is rounded to a whole number.
     """
     fitting = [unit for unit in units if UNIT_BYTES[unit] <= size]
     unit = fitting[-1] if fitting else units[0]
@@ -802,7 +820,7 @@ def load_kernels(
     Returns
     -------
     library : CDLL, or None where it is missing or switched off
-    why : str, what is in use, or why nothing is
+    why : str, "compiled: FILE" if the library is loaded, else why it is not
     """
     library, why = _load(folder, name, instead)
     if library is not None:

@@ -16,9 +16,9 @@ Array = NDArray[Any]  # of any format, and of integers
 class Format:
     """A binary floating-point format.
 
-    An integer format is described as one, too: its fraction has as many bits as its
-    least exponent says. All numbers below the largest power of two are then subnormal,
-    and their distance is 1.
+    An integer format is described in the same way, with `fraction` = `least`. All
+    numbers below its largest power of two, 2**least, then count as subnormal, and the
+    distance of any two neighbours is 1.
     """
 
     name: str
@@ -50,12 +50,15 @@ class Format:
 
     @property
     def is_wide(self) -> bool:
-        """True for a format in which NumPy and MPI compute themselves."""
+        """True for fp64 and fp32, in which NumPy and MPI compute without emulation."""
         return self.name in WIDE
 
     @property
     def wants_scale(self) -> bool:
-        """True where the range of exponents is so small that data may not fit."""
+        """True if its range of exponents is smaller than that of fp32.
+
+        Data may then lie outside the range unless they are scaled.
+        """
         return self.least > -126
 
 
@@ -87,7 +90,7 @@ def get_format(name: str) -> Format:
 
 
 def wider(first: str, second: str) -> str:
-    """Return the name of the format, of two, that rounds less."""
+    """Return the name of that of two formats which has the smaller unit roundoff."""
     return min(first, second, key=lambda name: get_format(name).unit_roundoff)
 
 
@@ -105,8 +108,9 @@ def round_through(values: Array, name: str, saturate: bool = False) -> None:
     """Round `values` in place to the nearest numbers of format `name`, ties to even.
 
     A value beyond the largest number becomes infinite, or NaN if the format has no
-    infinity; with `saturate` it becomes the largest number. Zeros keep their sign, and
-    NaN stays NaN.
+    infinity; with `saturate`, which fp32 ignores, it becomes the largest number. Zeros
+    keep their sign, and NaN stays NaN. Nothing changes if the dtype of `values` has no
+    number that the format lacks.
     """
     form = get_format(name)
     if form.carrier.itemsize > values.dtype.itemsize or form.name == "fp64":
@@ -140,9 +144,10 @@ def round_randomly(values: Array, name: str, draws: Array) -> None:
 
 
 def count_lost(values: Array, name: str) -> tuple[int, int]:
-    """Return how many values exceed the largest number, and how many become 0.
+    """Return how many values the format `name` cannot represent, as two counts.
 
-    The numbers are those of the format `name`.
+    The first counts values whose size exceeds the largest number of the format, the
+    second values other than 0 that it rounds to 0.
     """
     form = get_format(name)
     size = np.abs(values)
@@ -215,9 +220,9 @@ def _limit(rounded: Array, form: Format, saturate: bool) -> None:
 
 
 def exponent_for(size: float, form: Format) -> int:
-    """Return the least e for which size / 2^e is no more than the largest number.
+    """Return the least e ≥ `LEAST_EXPONENT` with size / 2^e at most `form.largest`.
 
-    The largest number is that of the format `form`.
+    It is 0 if `size` is 0.
     """
     if size == 0.0:
         return 0
@@ -288,9 +293,10 @@ def _encode(values: Array, name: str) -> Array:
 
 
 def decode(stored: Array, name: str, dtype: Any, out: Array | None = None) -> Array:
-    """Return the values of an array in the storage of format `name`, exactly.
+    """Return the values of an array that is stored in format `name`.
 
-    The result has the dtype `dtype`, or is `out`.
+    They are written into `out` if it is given; otherwise the result has the dtype
+    `dtype`. They are exact if that dtype is at least as wide as the format.
     """
     if name == "bf16":
         return widen_bf16(stored, dtype, out)
@@ -302,7 +308,11 @@ def decode(stored: Array, name: str, dtype: Any, out: Array | None = None) -> Ar
 
 
 def widen_bf16(stored: Array, dtype: Any, out: Array | None = None) -> Array:
-    """Return bf16 bits as float32 or float64, exactly, by a shift of 16 bits."""
+    """Return the values of bf16 bits, exactly, by a shift of 16 bits.
+
+    They are written into `out`, float32 or float64, if it is given; otherwise the
+    result has the dtype `dtype`.
+    """
     direct = out if out is not None and out.dtype == np.float32 else None
     if direct is None:
         direct = np.empty(stored.shape, dtype=np.float32)
@@ -315,9 +325,9 @@ def widen_bf16(stored: Array, dtype: Any, out: Array | None = None) -> Array:
 
 
 def encode_element(values: Array, name: str, stored: Any, scale: float) -> Array:
-    """Return `values` / `scale` rounded to nearest even, as a file's bits.
+    """Return `values` / `scale`, rounded to nearest even, as a data file stores them.
 
-    `stored` is the dtype of the file.
+    `name` is the format, `stored` the dtype of the elements in the file.
     """
     if scale != 1.0:
         values = values / scale
@@ -326,9 +336,9 @@ def encode_element(values: Array, name: str, stored: Any, scale: float) -> Array
 
 
 def decode_element(stored: Array, name: str, scale: float) -> Array:
-    """Return the values of a file's elements, times `scale`.
+    """Return `scale` times the values of the elements of a data file.
 
-    They are float64 for fp64, else float32.
+    `name` is their format. The result is float64 for fp64, else float32.
     """
     if name == "bf16":
         values = widen_bf16(stored, np.float32)

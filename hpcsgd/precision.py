@@ -46,20 +46,24 @@ class Precision(Settings, section="precision"):
 
     @property
     def one_message(self) -> bool:
-        """Return whether Gram and margins have equal formats, and so one message."""
+        """Return whether Gram matrix and margins are sent in one format and message."""
         return self.gram_wire == self.margin_sum
 
     @property
     def arithmetic(self) -> frozenset[str]:
-        """Return the formats in which a rank computes, without storage and messages."""
+        """Return the names of the formats in which a rank computes.
+
+        Those of `matrix`, `margin` and `gram_wire` are for storage and messages only,
+        and do not count.
+        """
         return _arithmetic(self)
 
     @property
     def is_uniform(self) -> bool:
-        """Return whether one wide format serves all arithmetic and holds the matrix.
+        """Return whether all arithmetic has one format, fp32 or fp64.
 
-        NumPy and BLAS then compute in that format; otherwise each field is rounded on
-        its own.
+        It must also represent every number of the matrix. NumPy and BLAS then compute
+        in that format; otherwise each field is rounded on its own.
         """
         if len(self.arithmetic) > 1:
             return False
@@ -70,7 +74,10 @@ class Precision(Settings, section="precision"):
 
     @property
     def working(self) -> np.dtype[Any]:
-        """Return the dtype of rows, and of the values that multiply them."""
+        """Return the dtype of rows, and of the values that multiply them, on the host.
+
+        It is float64 if the matrix or any arithmetic is in fp64, else float32.
+        """
         needed = self.arithmetic | {self.matrix}
         return np.dtype("float64" if "fp64" in needed else "float32")
 
@@ -166,8 +173,8 @@ class PrecisionConfig(Settings, section="precision"):
     weights: str | None = like("weights")
     scale: str = setting(
         "column",
-        "powers of two that scale an fp16 or fp8 matrix: one for each column, one for"
-        " all (global), or none",
+        "powers of two that scale an fp16, fp8 or int8 matrix: one for each column (for"
+        " sparse rows one for all), one for all (global), or none",
         choices=SCALES,
     )
     rounding: str = setting("nearest", "rounding of the weights", choices=ROUNDINGS)

@@ -72,8 +72,9 @@ class Setting:
     is_count : bool
         Whether a whole number may stand for a text.
     becomes : tuple or callable or None
-        What runs in the place of `placeholder`, and why: both, or what returns both
-        for the facts of a run. None: no value of the setting stands for another.
+        The value that runs in the place of `placeholder`, and the reason: a pair, or a
+        function of the facts of a run that returns it. None: no value of the setting
+        stands for another.
     placeholder : value or None
         The value that stands for another; None: the default.
     """
@@ -110,7 +111,11 @@ class Setting:
         return () if callable(self.choices) else self.choices
 
     def takes(self, value: Any) -> bool:
-        """Return whether a value is one of the choices and within the bounds."""
+        """Return whether a value is one of the fixed choices, or within the bounds.
+
+        Choices that can be extended are not checked. The value of "auto" is allowed
+        outside the bounds.
+        """
         if self.fixed:
             return value in self.fixed
         if self.auto is not None and value == self.auto:

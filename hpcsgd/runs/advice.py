@@ -28,9 +28,11 @@ FLAT = 1e-4  # relative change of the loss in an epoch that counts as none
 
 
 def loss_falls(result: Result) -> list[tuple[int, float]]:
-    """Return how fast the loss fell between each two recorded epochs.
+    """Return how fast the loss fell between consecutive recorded epochs.
 
-    Each entry is (epoch at the end, relative fall of the loss per epoch).
+    Each entry is (later epoch, fall of the loss per epoch). The fall is relative to the
+    loss at the earlier epoch, or to 1e-3 of the first loss if that is larger; it is
+    negative where the loss rose.
     """
     records = _looks(result)
     falls = []
@@ -55,7 +57,7 @@ def describe_motion(result: Result) -> str:
 
 
 def _whole_fall(result: Result) -> str:
-    """Return the first loss in words: "from", or "up from" if the loss rose."""
+    """Return "from F at the start", or "up from F at the start" if the loss rose."""
     first = result.history[0]["loss"] if result.history else result.loss
     return f"{'from' if result.loss <= first else 'up from'} {first:.4g} at the start"
 
@@ -63,7 +65,8 @@ def _whole_fall(result: Result) -> str:
 def flat_since(result: Result) -> int:
     """Return the epoch after which the loss did not change any more.
 
-    Relative changes below FLAT per epoch do not count.
+    Relative changes below FLAT per epoch do not count. It is the last epoch if the loss
+    still changed there.
     """
     since = epochs_done(result)
     records = _looks(result)
@@ -77,7 +80,7 @@ def flat_since(result: Result) -> int:
 
 
 def about_loss(result: Result) -> Iterator[str]:
-    """Yield advice on rate and epochs, from the last change of the loss."""
+    """Yield advice on rate and epochs, from the change of the loss at the end."""
     stretches = loss_falls(result)
     epochs = epochs_done(result)
     rate = result.config["rate"]["value"]
@@ -131,12 +134,15 @@ def waiting(result: Result) -> float:
 
 
 def waiting_for(result: Result, purpose: str) -> float:
-    """Return the share of the training time in the collectives of `purpose`."""
+    """Return the share of the training time in the collectives of `purpose`.
+
+    It is that of the rank of the ledger in `result`, at most 1.
+    """
     return _share(result, result.ledger[purpose]["seconds"])
 
 
 def advise_fewer_messages(result: Result) -> str:
-    """Return advice on the setting that saves messages between replicas."""
+    """Return advice on the setting by which replicas exchange fewer messages."""
     agreement = result.config.get("agreement", {})
     kind = settings_of(agreement.get("kind", "auto"))
     if kind.slices:
@@ -315,10 +321,12 @@ def name_remedies(
     `remedies` is a list of advice, and `advice` a sentence if the loss hardly moved. A
     run ends badly if it diverges, ends above its first loss, hardly moves, or if its
     finisher does not reach the optimum. Only then a pass or two over the rows are made,
-    which the ledger counts as "control" and "evaluate".
+    which the ledger counts as "control" and "evaluate". A run whose loss is not judged,
+    or whose weights are on disk, has no entries.
 
     Parameters
     ----------
+    live : the run after its end
     status : how it ended
     is_from_data : whether its rate was found from the rows
     """
@@ -347,7 +355,10 @@ def name_remedies(
 
 
 def _is_stalled(live: AssembledRun, status: Status) -> bool:
-    """Return whether the loss of a completed run never left its first value."""
+    """Return whether the loss of a completed run never left its first value.
+
+    Relative changes below FLAT do not count.
+    """
     losses = [record["loss"] for record in live.view.history]
     if status is not Status.COMPLETED or len(losses) < 2 or not losses[0]:
         return False
@@ -355,7 +366,7 @@ def _is_stalled(live: AssembledRun, status: Status) -> bool:
 
 
 def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
-    """Return advice to take the rate from the data, or [].
+    """Return advice to take the rate from the data, or []. Collective.
 
     It is given if that rate is larger than that of a stalled run, or smaller than that
     of another run, by a factor above OTHER.
@@ -377,7 +388,10 @@ def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
 
 
 def _about_columns(live: AssembledRun) -> list[str]:
-    """Return advice to standardize columns of unlike spreads or far from 0, or []."""
+    """Return advice to standardize columns of unlike spreads or far from 0, or [].
+
+    Collective, one pass over the rows. Prepared columns get no advice.
+    """
     if live.loaded.facts.preparation.columns != "raw":
         return []
     spreads, means = _moments(live)
@@ -407,7 +421,7 @@ def _about_columns(live: AssembledRun) -> list[str]:
 
 
 def _moments(live: AssembledRun) -> tuple[Any, Any]:
-    """Return the standard deviation and the mean of each local column.
+    """Return the standard deviation and the mean of each local column. Collective.
 
     They are those over the rows of all replicas.
     """
@@ -429,7 +443,8 @@ def _moments(live: AssembledRun) -> tuple[Any, Any]:
 def _about_finisher(config: RunConfig) -> list[str]:
     """Return advice to use the finisher, or [] where it cannot run.
 
-    F must be smooth, and a rank must have all weights of its columns.
+    F must be smooth, no rows may be held out, and every rank must have all weights of
+    its columns.
     """
     is_split = config.agreement.slices_weights
     if not config.problem.is_smooth or config.sampling.hold_out or is_split:
@@ -438,10 +453,10 @@ def _about_finisher(config: RunConfig) -> list[str]:
 
 
 def _about_intercept(live: AssembledRun) -> list[str]:
-    """Return advice to learn an intercept, or [].
+    """Return advice to learn an intercept, or []. Collective.
 
-    It is given if an intercept lowers the loss of the null model, which has all weights
-    0.
+    It is given if an intercept lowers the loss of the null model, whose weights are 0,
+    by more than the share WORTH. The loss counts from the least that F could be.
     """
     if live.config.problem.intercept:
         return []
@@ -507,9 +522,10 @@ def judge_fit(result: Result, names: SettingNames = OF_TRAIN) -> None:
 
     `converged` says whether the goal is reached, `gap` is the last upper bound of F −
     F*, and `advice` is a sentence if the goal is not reached, in which settings have
-    the names `names`. `certified` is True if the gap is at most tol · max(|F|, 1e-3 ·
-    F₀) with the tol of the run, False if it is known to be larger, and None if the
-    family or the penalty has no gap.
+    the names `names`. `certified` is None if no gap is known. After a refinement or
+    coordinate descent, it says whether the gap is at most tol · max(|F|, 1e-3 · F₀),
+    with the tol of the run and F₀ the loss of the null model above the least that F
+    could be. After steps of SGD alone, it says whether the run has converged.
     """
     report = result.report
     report["gap"] = result.history[-1].get("gap") if result.history else None
@@ -639,9 +655,10 @@ _ONCE = _Once()  # a logger adds the same filter once only
 
 @contextmanager
 def suppress_repeated_logs() -> Iterator[None]:
-    """Drop log records below ERROR that repeat what a fit warns of.
+    """Drop log records of this thread below ERROR that repeat what a fit warns of.
 
-    The context is for a run whose status is judged and reported afterwards.
+    They are those of the modules in `SPEAKERS`. The context is for a run whose status
+    is judged and reported afterwards.
     """
     for name in SPEAKERS:
         logging.getLogger(name).addFilter(_ONCE)
@@ -741,7 +758,8 @@ ADAPT = {
 def unreached_phase(config: RunConfig, exchanges: int) -> str:
     """Return a sentence on a later phase of the method that the run never reached.
 
-    The run had `exchanges` exchanges. Return "" if it reached all phases.
+    The run had `exchanges` exchanges. Return "" if it reached all phases, or had one
+    replica.
     """
     if config.grid.replicas == 1:
         return ""
@@ -763,7 +781,7 @@ def unreached_phase(config: RunConfig, exchanges: int) -> str:
 
 
 def _until_a_look(config: RunConfig) -> str:
-    """Describe a run before it first compares gradients of epochs.
+    """Return a clause on the run before it first compares gradients of epochs.
 
     Return "" if its method never compares them.
     """

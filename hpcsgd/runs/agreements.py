@@ -130,7 +130,11 @@ def terms_of(
 
 
 def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":
-    """Return the clock of any-batch rounds: replayed from a file, full, or timed."""
+    """Return the clock of any-batch rounds, which ends each round.
+
+    It replays rounds if `agreement.replay` names a file of them; otherwise it makes all
+    rounds full if `agreement.rounds` is "full", and else ends them by time.
+    """
     from hpcsgd.agreements.more.anybatch import (
         Full,
         ReplayedRounds,
@@ -159,7 +163,10 @@ def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":
 def infinity_place(
     config: RunConfig, loaded: LoadedRows, task: Task, rule: Rule
 ) -> "InfinityPlace":
-    """Return the place of the state on disk, and the tile that the budget allows."""
+    """Return where on disk the state is stored, and in tiles of which height.
+
+    The height is the largest that the budget `agreement.tile` allows.
+    """
     settings: Any = config.agreement
     shard = loaded.shard
     from hpcsgd.agreements.more.infinity.agreement import (
@@ -271,8 +278,9 @@ def _on_device(
 def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
     """Return a product that passes the batches of an exchange to the product `one`.
 
-    `gradient` decides how: as chunks of a round, as one batch, or one by one. `most` is
-    the largest number of batches of an exchange.
+    They are passed as chunks of a round if the agreement `gradient` takes rounds, all
+    at once if it can take them so and there are several, and otherwise one by one.
+    `most` is the largest number of batches of an exchange.
     """
     if gradient.settings.takes_rounds:
         taken: Any = gradient
@@ -283,7 +291,7 @@ def wrap_in_exchanges(one: Product, gradient: Gradient, most: int) -> Product:
 
 
 def _loss_scale(backend: Backend) -> LossScale | None:
-    """Return the loss scale of the residuals, if there is one.
+    """Return the loss scale of the residuals; None if their format needs none.
 
     It is set to adapt on all replicas together.
     """
@@ -295,9 +303,12 @@ def _loss_scale(backend: Backend) -> LossScale | None:
 def _sums_on_device(
     kind: type[Gradient], config: RunConfig, replicas: Communicator
 ) -> bool:
-    """Return whether replicas sum gradients on their devices.
+    """Return whether replicas sum gradients on their devices, not on their hosts.
 
-    A sum through the host would copy gradients between host and device twice as often.
+    They do if the agreement can, and if one replica is alone or gradients are summed
+    as they are, in one level, over a transport that reads device memory. Where MPI
+    copies arrays through the host, a sum on devices would copy gradients twice as
+    often.
     """
     if not kind.sums_on_devices:
         return False

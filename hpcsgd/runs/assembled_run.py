@@ -159,10 +159,10 @@ class AssembledRun(PlannedRun):
             self.grid.world.carrier.close()  # the world below it stays open
 
     def open(self) -> None:
-        """Create the states that the run stores on disk, if it stores any there.
+        """Create the states of a run that stores them on disk, if they are not open.
 
-        Also write a checkpoint, from which the run can resume before its first regular
-        one.
+        Then also write a checkpoint, from which the run can resume before its first
+        regular one. Do nothing for other runs. Collective.
         """
         agreement: Any = self.agreement
         if self.config.agreement.on_disk and not agreement.is_open:
@@ -196,9 +196,10 @@ class AssembledRun(PlannedRun):
         self.agreement.release()
 
     def warm_up(self) -> None:
-        """Compute scores and residuals of one batch, which loads libraries.
+        """Compute scores and residuals of one batch with weights 0; a local call.
 
-        Later timings then do not include the time to load them.
+        It loads libraries, so that later timings do not include the time to load them.
+        A run whose weights are on disk computes nothing.
         """
         task = self.task
         shard = self.task.shard

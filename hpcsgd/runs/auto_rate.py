@@ -55,16 +55,17 @@ def rate_of(config: RunConfig, steepness: float | None) -> RateConfig:
 
 
 def rate_of_rows(config: RunConfig, steepness: float) -> float:
-    """Return the rate 1/L, slowed by momentum and by gradients that are late.
+    """Return the rate 1/L, lowered for momentum, late gradients and growing batches.
 
-    L is `steepness`; if it is 0, the rate is 1.
+    L is `steepness`; if it is 0, the rate is 1. The rate is rounded down to `DIGITS`
+    digits.
     """
     slowed = _slowed(config) / growth(config)
     return rounded_down(slowed / steepness) if steepness > 0.0 else 1.0
 
 
 def rate_reason(config: RunConfig) -> str:
-    """Return how `rate_of` finds the rate of `config`."""
+    """Return how `rate_of` computes the rate of `config` from the rows, in words."""
     if config.rate.per_batch:
         rows = f"from {config.rate.per_batch} to {rows_of_step(config)} rows a step"
         return f"scaled {rows}, and at most 2/L"
@@ -74,7 +75,11 @@ def rate_reason(config: RunConfig) -> str:
 
 
 def rows_of_step(config: RunConfig) -> int:
-    """Return the rows of one step: those of all replicas if they share gradients."""
+    """Return the rows of one step at the start of a run.
+
+    If replicas share gradients, they are the rows of all replicas and of all batches
+    that are accumulated; else they are those of one batch.
+    """
     agreement = config.agreement
     batch = config.schedule.batch
     if not agreement.shares_gradients:
@@ -83,7 +88,11 @@ def rows_of_step(config: RunConfig) -> int:
 
 
 def ignores_length(update: UpdateConfig) -> str:
-    """Return the setting that makes the length of steps ignore L; "" for none."""
+    """Return the setting by which steps do not shrink with gradients; "" if none does.
+
+    It is a setting of [update]: an adaptive rule, or normalised gradients. No rate from
+    the curvature L suits such steps.
+    """
     if update.kind in ADAPTIVE:
         return f"kind = {update.kind!r}"
     return "normalise = true" if update.normalise else ""
@@ -100,7 +109,8 @@ def growth(config: RunConfig) -> int:
 def _scaled_rate(config: RunConfig, steepness: float) -> float:
     """Return the rate of the linear rule: k times the rows, k times the rate.
 
-    It is never above 2/L. Unlike losses of deep networks, those of linear models have
+    It is never above 2/L, which is lowered as 1/L is, unless adaptive or normalised
+    steps ignore L. Unlike losses of deep networks, those of linear models have
     an L that no batch makes smaller: beyond 2/L full gradients diverge.
 
     L is the largest that single rows or sampled batches have (`rate.norm`), and no mean
@@ -129,7 +139,7 @@ def _scaled_rate(config: RunConfig, steepness: float) -> float:
 def find_steepness(
     config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
 ) -> float | None:
-    """Return the curvature L, None where the rate of `config` does not depend on it.
+    """Return the curvature L; None if the rate of `config` does not depend on it.
 
     Collective.
     """
@@ -141,9 +151,11 @@ def find_steepness(
 def measure_steepness(
     config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
 ) -> float:
-    """Return the largest curvature L of F along a step. Collective.
+    """Return L, a bound of the curvature of F along a step. Collective.
 
-    It includes the curvature of the penalty.
+    It includes the ridge penalty, for a sweep the largest one. `rate.norm` decides
+    whether it holds for all batches or for sampled ones. Raise DataError on all ranks
+    if it is not finite.
     """
     # Of several models the one with the largest penalty bends most.
     l2 = max(config.sweep.l2, default=config.problem.l2)
@@ -159,7 +171,7 @@ def measure_steepness(
 
 
 def _slowed(config: RunConfig) -> float:
-    """Return the factor of 1/L for momentum and for gradients one step late."""
+    """Return the factor of 1/L: 1 − μ with momentum, and half if gradients are late."""
     update = config.update
     agreement = config.agreement
     slowed = 1.0 - update.momentum if update.kind in GATHERING else 1.0
@@ -176,7 +188,11 @@ def rounded_down(value: float) -> float:
 def smoothness(
     config: RunConfig, grid: Grid, loaded: LoadedRows, family: Family
 ) -> float:
-    """Return the largest curvature L on any rank, without the penalty. Collective."""
+    """Return the largest curvature of the loss on any rank, without the penalty.
+
+    Collective. With `rate.norm` = "batches" it is that of sampled batches, otherwise
+    that of the row with the largest one.
+    """
     ones = float(config.problem.intercept)
     bends = curvatures(grid, loaded, family)
     looked = _look(loaded, config.schedule.batch, config.rate.norm == "batches")
@@ -199,9 +215,10 @@ class _PassResult:
 
 
 def _look(loaded: LoadedRows, batch: int, wants_batches: bool) -> _PassResult:
-    """Read all local rows once; return ‖a_i‖² of each row and the sampled rows.
+    """Return the squares ‖a_i‖² of all local rows and the sampled batches, by one pass.
 
-    With `wants_batches`, the Grams of the sampled batches are returned, too.
+    With `wants_batches`, the Grams of the sampled batches are returned, too. Squares
+    and Grams are sums over the local columns. `batch` is the number of rows of a batch.
     """
     shard = loaded.shard
     squares = np.zeros(shard.height)
@@ -325,7 +342,10 @@ def _null_score(grid: Grid, weights: Array, targets: Array, offsets: Array) -> f
 
 
 def _bend(family: Family, scores: Array, targets: Array, step: float = 1e-3) -> Array:
-    """Return ∂r/∂t at these scores, by a central difference, and at least 0."""
+    """Return ∂r/∂t of each row at these scores, by a central difference, at least 0.
+
+    r is the GLM residual.
+    """
     above = family.residual(scores + step, targets)
     below = family.residual(scores - step, targets)
     slope: Array = np.maximum(above - below, 0.0) / (2.0 * step)

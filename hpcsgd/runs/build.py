@@ -72,7 +72,7 @@ def first_state(
 
 
 def _holder(product: Product) -> "CudaExchanges | None":
-    """Return the exchanges whose GPU stores the weights; None: the host stores them."""
+    """Return the exchanges of `product` if their GPU stores the weights, else None."""
     exchanges = on_gpu(product)
     return exchanges if exchanges is not None and exchanges.holds_weights else None
 

@@ -130,8 +130,9 @@ class CheckpointStore:
         """Return (path, newest whole checkpoint); None in a folder that never had one.
 
         Checkpoints that are not whole are logged and skipped; with `tidies`, those that
-        are proven to be damaged are renamed. A checkpoint that cannot be read at all
-        raises Unreadable, since it may be whole, and newer than the others.
+        are proven to be damaged are renamed. Raise DataError if there are checkpoints
+        and none is whole. A checkpoint that cannot be read at all raises Unreadable,
+        since it may be whole, and newer than the others.
         """
         passed: dict[Path, DataError] = {}
         for path in self._readable_paths():
@@ -268,8 +269,8 @@ def _last(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _is_finite(array: Array, is_of_many: bool) -> bool:
     """Return whether all of `array` is finite.
 
-    With `is_of_many`, the values of one model suffice: some models of a sweep may have
-    diverged while others continue.
+    With `is_of_many`, it suffices that one column, of a model of a sweep, is finite:
+    some models may have diverged while others continue.
     """
     good = np.isfinite(array)
     return bool(good.all() or (is_of_many and good.all(axis=-2).any()))
@@ -347,7 +348,10 @@ class Capture:
         return {KEPT: self.columns.of_all_replicas(whole), SIZES: np.array(sizes)}
 
     def _good(self, state: State) -> dict[str, Array]:
-        """Return the last weights with a good loss, for a run that diverges."""
+        """Return the last model with a good loss, whole; {} if none is kept.
+
+        A run that diverges returns to it.
+        """
         if self.evaluation.good is None:
             return {}
         model = self.evaluation.good.arrays
@@ -567,18 +571,28 @@ class Saver(Generic[S]):
         self._began = time.monotonic()
 
     def is_due(self, number: int, at_end: bool) -> bool:
-        """Return whether all ranks save after exchange `number`."""
+        """Return whether all ranks save after exchange `number`, whatever the time.
+
+        They do at the end of the run, and after every `checkpoint.every` exchanges.
+        """
         return at_end or (self.config.every > 0 and number % self.config.every == 0)
 
     def request(self) -> Request:
-        """Return the request of this rank: a checkpoint if one is due by the clock."""
+        """Return the request of this rank: a checkpoint if one is due by the clock.
+
+        A rank without a store, or whose last checkpoint is still being written,
+        requests nothing.
+        """
         if self.store is None or not self.config.seconds:
             return Request.NONE
         late = time.monotonic() - self._began >= self.config.seconds
         return Request.SAVE if late and not self._is_writing() else Request.NONE
 
     def save(self, state: S, view: View) -> None:
-        """Take a snapshot; start to write it after the previous one. Collective."""
+        """Take a snapshot, and start to write it on the rank with a store. Collective.
+
+        That rank first waits until the previous checkpoint is written.
+        """
         checkpoint = self.capture(state, view)
         self.remembered.append(checkpoint)
         self._began = time.monotonic()
@@ -659,7 +673,11 @@ class TiledCapture(Capture):
         view: View,
         progress: Callable[[int], tuple[int, int]],
     ) -> None:
-        """Restore the state from the files of the tiles. Collective."""
+        """Restore a run: its state from the files of the tiles. Collective.
+
+        All else is restored from the checkpoint, reset to the exchange after which the
+        files were last committed.
+        """
         agreement: Any = self.agreement
         run = checkpoint.document.get(RUN, "")
         exchanges, each = agreement.reopen(state, run)
@@ -673,7 +691,10 @@ class TiledCapture(Capture):
 
 
 def _until(document: dict[str, Any], exchanges: int) -> dict[str, Any]:
-    """Return `document` reset to `exchanges`: files may be behind a checkpoint."""
+    """Return `document` reset to an earlier exchange, without later evaluations.
+
+    The files of the states may be behind the checkpoint.
+    """
     history = [
         record for record in document["history"] if record["exchanges"] <= exchanges
     ]

@@ -176,7 +176,10 @@ def check_configuration(
 
 
 def refusals(config: RunConfig) -> Iterator[str]:
-    """Yield a sentence for each combination of settings that does not work."""
+    """Yield a sentence for each combination of settings that SGD does not support.
+
+    Coordinate descent is refused by a single sentence, since it takes no steps of SGD.
+    """
     if config.update.kind == COORDINATE:
         yield (
             f"--update {COORDINATE} takes no steps of SGD, which this is about; use"
@@ -192,7 +195,7 @@ def refusals(config: RunConfig) -> Iterator[str]:
 
 
 def _of_epochs(config: RunConfig) -> Iterator[str]:
-    """Yield a refusal of no epochs, or automatic ones, if nothing else trains."""
+    """Yield a refusal of 0 or automatic epochs if there is no refinement either."""
     schedule = config.schedule
     if schedule.epochs <= 0 and config.polish.kind == "none":
         epochs = "'auto'" if schedule.has_open_epochs else schedule.epochs
@@ -380,8 +383,8 @@ FAMILY_OF = {"primal": "gaussian", "dual": "squared-hinge"}
 def best_form(config: RunConfig) -> str:
     """Return the requested form, or for "auto" the one that suits the problem.
 
-    That is primal for gaussian, dual for squared-hinge where the dual form applies, and
-    newton for all other problems.
+    That is primal for gaussian; dual for squared-hinge with a ridge and without l1,
+    bounds and intercept; and newton for all other problems.
     """
     problem = config.problem
     form = config.coordinate.form
@@ -394,15 +397,19 @@ def best_form(config: RunConfig) -> str:
 
 
 def grid_of(config: RunConfig, ranks: int) -> tuple[int, int]:
-    """Return (replicas, members): ranks divide rows or, in the dual form, columns."""
+    """Return (replicas, members) of coordinate descent on `ranks` ranks.
+
+    Ranks divide the columns in the dual form, and the rows in the others.
+    """
     return (1, ranks) if best_form(config) == "dual" else (ranks, 1)
 
 
 def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
     """Return `config` with the grid that its method needs, if the user chose none.
 
-    A method for replicas gets one on each rank, since it would do nothing without them.
-    Coordinate descent gets the grid of its form. Other methods keep their grid.
+    A method for replicas gets one replica for each rank, since it would do nothing with
+    one. Coordinate descent gets the grid of its form. Other methods, and runs that
+    emulate members, keep their grid.
     """
     if config.grid != GridConfig() or config.run.emulate_members:
         return config
@@ -508,7 +515,7 @@ def _of_sweep(config: RunConfig) -> Iterator[str]:
 
 
 def penalty_of(problem: ProblemConfig, columns: int) -> Penalty:
-    """Return the penalty of all columns.
+    """Return the penalty of all columns of the data: ridge, l1 and bounds.
 
     Raise ConfigError if bounds are given for another number of columns.
     """
@@ -528,7 +535,7 @@ def penalty_of(problem: ProblemConfig, columns: int) -> Penalty:
 
 
 def takes_one_step(config: RunConfig) -> bool:
-    """Return whether l1 or bounds act after every step.
+    """Return whether l1 or bounds act after every step of SGD.
 
     An exchange then has one step.
     """

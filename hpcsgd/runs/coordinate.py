@@ -78,10 +78,10 @@ def fits(config: RunConfig) -> bool:
 
 
 def fastest_form(family: str, l1: float, ranks: int) -> str:
-    """Return the form that takes the least time to the optimum, or "auto".
+    """Return "newton" for least squares with l1 on one rank, else "auto".
 
-    Least squares with l1 on one process has no message that a Gram would save. There
-    newton is the fastest, since it computes with the columns of a working set alone.
+    One rank has no message that a Gram would save. There the form newton takes the
+    least time, since it computes with the columns of a working set alone.
     """
     return "newton" if ranks == 1 and l1 and family == FAMILY_OF["primal"] else "auto"
 
@@ -189,11 +189,11 @@ TABLE = 8  # columns for each value, up to which a table of all columns is made
 
 @dataclass(frozen=True)
 class Nonempty:
-    """The columns of this rank that a form is about.
+    """The columns of this rank that a form optimizes; the others have no values.
 
     Parameters
     ----------
-    kept : ndarray of int64, (kept,), ascending; None: all of them
+    kept : ndarray of int64, (kept,), ascending numbers of local columns; None: all
     width : int, columns that this rank holds
     """
 
@@ -217,7 +217,10 @@ class Nonempty:
         return penalty if self.kept is None else penalty.of(self.kept)
 
     def shard(self, shard: Shard, members: Communicator) -> Shard:
-        """Return the shard without the columns left out. Collective over `members`."""
+        """Return `shard` without the columns left out. Collective over `members`.
+
+        A dense shard, which has none, is returned as it is, without a message.
+        """
         matrix = shard.matrix
         columns = self.kept
         if not matrix.is_sparse:
@@ -283,11 +286,12 @@ def distinct(columns: Array, width: int) -> Array:
 
 
 def find_nonempty(shard: Shard, penalty: Penalty, replicas: Communicator) -> Nonempty:
-    """Return the columns with a value on some rank. Collective over `replicas`.
+    """Return the local columns with a value on some replica. Collective.
 
-    Where columns are left out, each rank sends the numbers of the columns in which it
-    has values. A column whose bounds do not allow 0 is kept, and at least one column is
-    kept in any case.
+    With sparse rows, the ranks of `replicas` send each other the numbers of the columns
+    in which they have values; of dense rows all columns are kept, without a message. A
+    column whose bounds do not allow 0 is kept, and at least one column is kept in any
+    case.
     """
     width = shard.width
     if not shard.matrix.is_sparse:
@@ -320,7 +324,7 @@ class OpenedForm:
     problem: ProblemConfig  # that of the form; on a path, not the one of `config`
     opened: OpenedRun
     nonempty: Nonempty
-    centers: Centers | None  # what the form's columns lack; None: nothing
+    centers: Centers | None  # subtracted from the form's columns; None: nothing is
     form: Form
     exchanges: Exchanges
     clock: Clock
@@ -332,7 +336,10 @@ class OpenedForm:
 
     @property
     def exchanges_planned(self) -> int:
-        """Return the exchanges of an epoch that takes all items."""
+        """Return the number of exchanges of an epoch that takes all items.
+
+        Where sweeps need no exchange for each group, each sweep counts as one.
+        """
         form = self.form
         schedule = self.config.schedule
         if form.is_alone:
@@ -416,7 +423,10 @@ def _prepare(config: RunConfig, opened: OpenedRun) -> OpenedForm:
 
 
 def _centers(objective: Objective) -> Centers | None:
-    """Return what to subtract from columns far from zero. Collective, one pass."""
+    """Return what to subtract from columns far from zero; None if there are none.
+
+    Collective, one pass over the rows.
+    """
     rows = open_rows(objective)
     return find_centers(rows, rows.moments(rows.share))
 
@@ -447,7 +457,8 @@ def _keeps(config: RunConfig, precision: Precision, items: int, form: str) -> bo
     """Return whether the Gram of every group is stored for later epochs.
 
     The setting `products.kind` decides; "auto" stores Grams that are used again and fit
-    into memory.
+    into `CACHE_BUDGET`. `items` is the number of coordinates, `form` the name of the
+    form.
     """
     kind = config.products.kind
     sampling = config.sampling
@@ -596,7 +607,10 @@ def _of_all_ranks(run: "CoordinateTraining") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EpochStep:
-    """The steps and exchanges that were taken, and how much of the epoch is done."""
+    """The steps and exchanges of one advance, and the share `done` / `planned`.
+
+    That share of the epoch is done after them.
+    """
 
     steps: int
     exchanges: int
@@ -648,18 +662,24 @@ class Descent:
         return state
 
     def finish(self, state: CoordinatePoint, view: View) -> CoordinatePoint:
-        """Finish an epoch that was interrupted, so that the point is complete."""
+        """Settle the form in an epoch that was interrupted; return the state.
+
+        The model of the state then contains all steps that were taken.
+        """
         if self.is_amid:
             self.ready.form.settle(state)
             self.is_amid = False
         return state
 
     def is_over(self, done: int) -> bool:
-        """Return whether all epochs are over."""
+        """Return whether all epochs are over, whatever the exchange `done` is."""
         return self.epochs >= self.ready.config.schedule.epochs
 
     def epochs_done_after(self, number: int) -> int | None:
-        """Return the epochs that the last exchange completed; None: it ended none."""
+        """Return the number of completed epochs; None amid an epoch.
+
+        The exchange is the last one, whatever `number` is.
+        """
         return None if self.is_amid else self.epochs
 
     def is_evaluated_after(self, number: int) -> bool:
@@ -746,7 +766,9 @@ class CertifiedEvaluation:
     def has_reached_goal(self, view: View) -> bool:
         """Return whether the last evaluation meets `coordinate.tol`.
 
-        The gap is compared with it, or the gradient where no gap is known.
+        It does if the gap is at most tol · max(|F|, 1e-3 · F₀), F₀ the loss of the null
+        model above the least that F could be. Where no gap is known, it does if the
+        gradient is at most tol times the first one. A tol of 0 is never met.
         """
         seen = self.seen
         tol = self.ready.config.coordinate.tol
@@ -780,7 +802,10 @@ class CertifiedEvaluation:
         )
 
     def restore(self, state: CoordinatePoint) -> float:
-        """Return the last loss: no point is better than the last one."""
+        """Return the last loss, NaN if there is none, and leave the state as it is.
+
+        No earlier point is better than the last one.
+        """
         return np.nan if self.seen is None else self.seen.loss
 
 
@@ -930,7 +955,7 @@ def along(
 
 
 def _under(ready: OpenedForm, problem: ProblemConfig) -> OpenedForm:
-    """Return a copy of `ready` with another penalty, and the same data and Gram.
+    """Return a copy of `ready` for `problem`, with the same data, form and Gram.
 
     The clock, which both share, starts again from zero.
     """

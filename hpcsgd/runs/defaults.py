@@ -39,13 +39,18 @@ log = logging.getLogger(__name__)
 
 
 def agrees_on_gradients(config: Any) -> bool:
-    """Return whether replicas agree on gradients in every step of this `config`."""
+    """Return whether replicas agree on gradients in every step of this `config`.
+
+    A `config` that is no mapping counts as one without settings.
+    """
     return _kind(config).shares_gradients
 
 
 def sharded_weights_option(config: Any) -> str:
-    """Return the option of the agreement under which no rank ever holds all weights, or
-    "".
+    """Return the setting by which no rank holds all weights; "" if ranks do.
+
+    It is the agreement on disk, or stage 3 of sharded weights. A `config` that is no
+    mapping counts as one without settings.
     """
     agreement = agreement_in({"agreement": _agreement(config)})
     if agreement.on_disk:
@@ -308,7 +313,11 @@ class FitArguments:
         return {"batch": batch, "steps": steps, "epochs": epochs}
 
     def _names_no_step(self) -> bool:
-        """Return whether neither an argument nor a setting of `config` names SGD."""
+        """Return whether nothing that the caller gave needs steps of SGD.
+
+        An argument or a setting of SGD, a GPU, automatic precision, no refinement,
+        recorded exchanges and a whole RunConfig do.
+        """
         usual = FitArguments()
         named = any(getattr(self, n) != getattr(usual, n) for n in ARGUMENTS_OF_SGD)
         if named or self.device != "cpu" or self.precision == AUTO:
@@ -371,10 +380,12 @@ class FitArguments:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def _solver(self, problem: dict[str, Any], recipe: str) -> str:
-        """Return the solver; "auto" depends on the problem.
+        """Return the algorithm of the steps: sgd, svrg or coordinate.
 
-        If l1 or bounds make F not smooth, coordinate forms end at its minimum; where
-        they cannot run, SVRG goes to the minimum without noise.
+        It is sgd for a solver that is a refinement. "auto" is sgd for a smooth F, on a
+        GPU, with held-out rows, or if an argument requests a form of SGD. Otherwise it
+        is coordinate, whose forms end at the minimum; where they cannot run, it is
+        svrg, which goes to the minimum without noise.
         """
         if self.solver not in SOLVERS:
             choices = ", ".join(map(repr, SOLVERS))
@@ -420,7 +431,12 @@ class FitArguments:
             )
 
     def _polish(self, problem: dict[str, Any], solver: str) -> dict[str, Any]:
-        """Return the settings of [polish]: L-BFGS needs a smooth F, and all rows."""
+        """Return the settings of [polish]; {} if there is no refinement.
+
+        A refinement needs a smooth F, all rows, steps other than coordinate descent,
+        and ranks that hold all weights. Raise ConfigError if polish=True requests one
+        that cannot run.
+        """
         tol = self.tolerance()
         if self.polish not in ("auto", True, False):
             raise ConfigError(f"polish = {self.polish!r} must be 'auto', True or False")
@@ -473,8 +489,9 @@ class FitArguments:
     def _average(self, solver: str) -> Any:
         """Return the setting `average.kind`, the mean of iterates that is the model.
 
-        With held-out rows the model is the best iterate, which a mean would hide. SVRG
-        and coordinates have no noise that a mean would remove.
+        "auto" is none in three cases: with held-out rows, the model is the best
+        iterate, which a mean would hide; SVRG and coordinates have no noise that a mean
+        would remove; and no mean is kept where no rank holds all weights.
         """
         is_noiseless = solver in ("svrg", COORDINATE)
         is_sharded = bool(sharded_weights_option(self.config))
@@ -496,7 +513,11 @@ class FitArguments:
         return {"on": "gap" if has_gap else "loss", **goal}
 
     def _run(self, solver: str) -> dict[str, Any]:
-        """Return the settings of [run]; passes that `verbose` prints have a gap."""
+        """Return the settings of [run]: the device and, with `verbose`, the gap.
+
+        Evaluations then compute the gap, too, unless the solver is coordinate descent
+        or no rank holds all weights.
+        """
         is_sharded = bool(sharded_weights_option(self.config))
         if self.verbose and solver != COORDINATE and not is_sharded:
             return {"device": self.device, "evaluate": "gap"}
@@ -613,9 +634,9 @@ def resolve_defaults(
     request : sections with the settings that are named, or a whole configuration, in
         which all of them are
     wide : whether the rows are of float64
-    ranks : how many there are
-    saved : the settings of the run that goes on, if one does: without a request it
-        keeps the defaults that it was made with
+    ranks : the number of ranks
+    saved : the settings of the run that is resumed, if any: it keeps its defaults,
+        "fit" or "sgd", unless `request` asks for others
     """
     if isinstance(request, RunConfig):
         check_configuration(request)
@@ -631,10 +652,11 @@ def resolve_defaults(
 def kept_values(
     config: RunConfig, saved: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return section.key -> value of what a fit that goes on keeps.
+    """Return section.key -> value of the settings that a resumed fit keeps.
 
-    It is the rate and the number of epochs of the run that has `saved` its settings, if
-    that was a fit, where `config` leaves them open.
+    They are the rate and the number of epochs in `saved`, the settings of the run that
+    is resumed, where `config` leaves them open. If that run did not have the defaults
+    of `fit`, there are none.
     """
     if saved.get("run", {}).get("defaults", SGD) != FIT:
         return {}

@@ -92,7 +92,10 @@ class Counter:
 
 
 class EnergyMeter:
-    """A meter of the energy of training, without evaluations and set-up."""
+    """A meter of the energy that this rank's counters measure while it is not paused.
+
+    It is paused in set-up and evaluations.
+    """
 
     def __init__(
         self,
@@ -216,14 +219,15 @@ def make_meter(
 ) -> EnergyMeter:
     """Return the meter of this rank.
 
-    Rank 0 of each node reads the counters of its processors, and each rank that of its
-    GPU.
+    The first rank of each node reads the counters of its processors, and each rank that
+    of its GPU. If a counter cannot be read, the meter counts nothing and has the
+    reason.
 
     Parameters
     ----------
-    gpu : address on the bus of the GPU that the rank uses, or nothing
-    environment : what the launcher left
-    powercap : where the system shows its counters
+    gpu : PCI bus address of the GPU that the rank uses; "" without a GPU
+    environment : environment variables, which give the number of the rank on its node
+    powercap : folder in which the system shows the counters of processors
     """
     node = _node()
     counters: list[Counter] = []

@@ -42,9 +42,10 @@ class FallbackLevel:
 
 
 def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None:
-    """Return the next fallback level of a run with `config`, None at the last one.
+    """Return the next fallback level of a run with `config`; None if there is none.
 
-    The number of steps in `config` is decided, not automatic.
+    `product` is the name of the product that runs. The number of steps in `config` is
+    decided, not automatic.
     """
     steps = config.schedule.steps
     recurs = product_facts(product).has_recurrence
@@ -79,8 +80,8 @@ def convert_checkpoint(
 ) -> Snapshot:
     """Return the checkpoint as one of a run with the settings `after`.
 
-    Exchange k of s steps is exchange k·s/s' of s' steps; what is counted in exchanges
-    stays a count of exchanges.
+    Exchange k of s steps is exchange k·s/s' of s' steps. Settings that count exchanges
+    keep their values.
     """
     document = deepcopy(checkpoint.document)
     s = before.schedule.steps
@@ -121,16 +122,19 @@ class GoodStates(Observer):
         self.candidates: list[Snapshot] = []
 
     def start(self, state: State, exchanges: int) -> None:
-        """Keep the state in which the run begins or resumes as a good one."""
+        """Keep the state in which the run begins or resumes as checked and good."""
         self.checked = self.measured = _snapshot(state, self.view)
 
     def after_exchange(self, state: State, number: int) -> None:
-        """Keep the state where a check of the recurrence begins."""
+        """Keep the state as a candidate if a check of the recurrence begins here."""
         if self.every and number % self.every == 0:
             self.candidates.append(_snapshot(state, self.view))
 
     def after_poll(self, number: int) -> None:
-        """Count states that were kept before exchange `number` as checked."""
+        """Count the last candidate before exchange `number` as checked.
+
+        The poll after this exchange had no alarm. Earlier candidates are dropped.
+        """
         snapshots = [
             snapshot for snapshot in self.candidates if snapshot.exchanges < number
         ]
@@ -139,17 +143,17 @@ class GoodStates(Observer):
             self.candidates = [k for k in self.candidates if k.exchanges >= number]
 
     def after_evaluation(self, state: State, view: View) -> None:
-        """Keep the state if the loss was good."""
+        """Keep the state if its loss is finite and not far above the first loss."""
         if self.evaluation.is_good:
             self.measured = _snapshot(state, view)
 
     def put_back(self, state: State, view: View, has_gap: bool) -> bool:
         """Put back a good state into `state` and `view`; return whether there is one.
 
-        It is the last state that was checked or, without a recurrence error
-        (`has_gap`), the last one with a good loss. A loss may be good in spite of a
-        recurrence error, and a run may diverge without one. The seconds of the run stay
-        as they are.
+        With `has_gap`, after an alarm on the recurrence error, it is the last state
+        that was checked; otherwise, after a divergence, the last one with a good loss.
+        A loss may be good in spite of a recurrence error, and a run may diverge without
+        one. The seconds of the run stay as they are.
         """
         good = self.checked if has_gap else self.measured
         if good is None:
@@ -219,8 +223,10 @@ def fallback_event(
 ) -> Event:
     """Add a fall-back to the events of the run, and return its event.
 
-    It has the cause, both positions and the changed setting `rung`. `stopped` counts
-    exchanges with the old settings, `there` with the new ones.
+    It has the cause, the changed setting `rung`, and the exchanges at which the run
+    stopped and continues: `stopped` in exchanges of the old settings, `there` in those
+    of the new ones. `view` is already at the good state, in exchanges of the old
+    settings.
     """
     reason, why, figures = _reason(cause)
     text = (
@@ -248,4 +254,8 @@ def _reason(cause: Cause) -> tuple[str, str, dict[str, float]]:
     """Return the cause of a fall-back in a word, in a phrase and in figures."""
     if cause is None:
         return "diverged", "weights or a loss without bound", {}
-    return "gap", "a gap", {key: cause[key] for key in ("gap", "tolerance")}
+    return (
+        "gap",
+        "a recurrence error",
+        {key: cause[key] for key in ("gap", "tolerance")},
+    )

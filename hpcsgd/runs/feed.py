@@ -132,9 +132,11 @@ def steps_together(config: RunConfig) -> int:
 def rates_of(
     config: RateConfig, models: Models | None, total_steps: int, epochs: int
 ) -> Callable[[int, int], Array]:
-    """Return a function of (first step, count) to the learning rates.
+    """Return a function of (first step, count) that returns learning rates.
 
-    It returns (s,) rates for one model, and (s, settings) for several.
+    They are the rates of `count` steps: (count,) for one model, and for several models
+    (count, settings), a column for each of `models.settings`. `total_steps` is the
+    number of steps of the run.
     """
     if models is None:
         return make_rate(config, total_steps, epochs).at

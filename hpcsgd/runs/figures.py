@@ -335,7 +335,11 @@ def _column_names(names: Any, count: int) -> list[str]:
 
 
 def plot_coefficients(rows: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
-    """Draw the largest coefficients as bars, one group for each feature."""
+    """Draw the largest coefficients as bars, a group for each feature.
+
+    Return the axes, which are `ax` if it is given. They show at most `SHOWN_BARS`
+    features.
+    """
     ax = new_axes(ax)
     labels = [name for name in rows[0] if name != "feature"]
 
@@ -363,7 +367,11 @@ def plot_coefficients(rows: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
 
 
 def plot_intervals(rows: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
-    """Draw the intervals of the coefficients with the largest statistics."""
+    """Draw the intervals of the coefficients with the largest statistics |z|.
+
+    Return the axes, which are `ax` if it is given. They show at most `SHOWN_BARS`
+    coefficients.
+    """
     ax = new_axes(ax)
     shown = sorted(rows, key=lambda row: -abs(row["statistic"]))[:SHOWN_BARS]
     for place, row in enumerate(shown):
@@ -398,6 +406,8 @@ def loss_curves(
     over: Sequence[str] = ("epoch", "seconds"),
 ) -> Path:
     """Draw loss over what it cost, a row for each panel and a column for each cost.
+
+    Return the path of the PNG file.
 
     Parameters
     ----------

@@ -57,7 +57,11 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     def begin(self, config: RunConfig, goes_on: bool) -> None:
-        """Put an earlier run aside unless this one resumes it; write resolved.toml."""
+        """Move the files of an earlier run aside, and write resolved.toml.
+
+        They are moved to a subfolder earlier-N, unless this run resumes that one
+        (`goes_on`). A certificate of `hpcsgd verify` is removed in any case.
+        """
         if self.path is None:
             return
         try:

@@ -80,8 +80,8 @@ NAMES = {
     "rows": "what belongs to its rows",
     "exchange": "the buffers of exchanges",
     "weights": "the weights",
-    "kept": "Grams or rows beside it",
-    "asked": "what makes the Gram",
+    "kept": "arrays kept between exchanges",
+    "asked": "the workspace of the Gram kernel",
 }
 
 
@@ -134,9 +134,10 @@ def device_need(
     wide: int = 1,
     held: int | None = None,
 ) -> DeviceNeed:
-    """Return the device memory for a host matrix and its exchanges.
+    """Return the device memory of one rank for a host matrix and its exchanges.
 
-    Weights have `wide` columns, or take `held` bytes if a rank has a part of them.
+    Weights take `held` bytes if that is given, because a rank has a part of them;
+    otherwise they have a row for each column of the matrix and `wide` columns.
     """
     from hpcsgd.backends.cuda.matrix import bytes_of_order, bytes_of_rows
 
@@ -177,11 +178,12 @@ def check_device_memory(
     world: Communicator,
     held: int | None = None,
 ) -> int:
-    """Raise ConfigError if a GPU has no room for a run, before the matrix is sent.
+    """Return the bytes that are left for each rank on the fullest GPU of the run.
 
-    Called by all ranks; ranks that share a GPU share its free memory. `held`: bytes of
-    the weights and of the arrays of steps, if a rank has not all columns of them.
-    Return the bytes that are left for each rank on the fullest GPU.
+    Raise ConfigError if the GPU of this rank has no room for the run, before the matrix
+    is sent. Called by all ranks; ranks that share a GPU share its free memory. `held`:
+    bytes of the weights and of the arrays of steps, if a rank has not all columns of
+    them.
     """
     wide = task.columns * task.states
     need = device_need(task.shard.matrix, demand, device.multiprocessors, wide, held)
@@ -240,8 +242,9 @@ def _is_wide(task: Task) -> bool:
 def _transport(
     asked: str, share_gpus: bool, device: "Device", world: Communicator
 ) -> str:
-    """Return the transport; "auto" is NCCL if every rank has it and a GPU of its own.
+    """Return the transport `asked`, or what "auto" stands for.
 
+    That is NCCL if every rank has it and a GPU of its own, else MPI through the host.
     If sums between several GPUs go through the host, rank 0 logs why.
     """
     if asked != "auto":
@@ -264,7 +267,7 @@ def _transport(
 
 
 def _why_no_nccl(device: "Device") -> str:
-    """Return why NCCL cannot be loaded, with the remedy; "" if it can."""
+    """Return why NCCL cannot be loaded; "" if it can."""
     try:
         return "" if device.layer.nccl is not None else "CuPy finds no NCCL"
     except MissingPackage as missing:
@@ -283,7 +286,12 @@ def make_on_gpu(
     grid: Grid,
     device: "Device",
 ) -> Product:
-    """Return the product `name` on the GPU; raise if it has no room. Collective."""
+    """Return the product `name` on the GPU of this rank. Collective.
+
+    It is `direct` where the members of `name` would hold all columns and there is one
+    member. Raise ConfigError if the GPU has no room, or if rows are sparse and members
+    would hold all columns.
+    """
     from hpcsgd.backends.cuda.gram import allowed
     from hpcsgd.backends.cuda.sequences import CudaExchanges
 
@@ -358,7 +366,7 @@ def _check_room_for_slices(
 ) -> None:
     """Raise ConfigError if the GPU has no room for slices; called by all ranks.
 
-    If no rank stores a whole gradient, the batches of an exchange count as one.
+    If the agreement takes the batches of an exchange at once, they count as one.
     """
     plans = [(size,) for sizes in feed.plans for size in sizes]
     if gradient.takes_at_once:
@@ -379,7 +387,11 @@ def on_gpu(product: Product) -> "CudaExchanges | None":
 
 
 def _kept(name: str, task: Task, feed: Feed, device: "Device") -> int:
-    """Return the bytes of cached Grams, or of rows of other members, on the device."""
+    """Return the bytes that a product keeps on the device beside its buffers.
+
+    They are those of all Grams for `cached`, those of rows with all columns and their
+    messages where several members hold all columns, and otherwise 0.
+    """
     from hpcsgd.backends.cuda.matrix import bytes_of_member_rows, bytes_of_rows
 
     shard = task.shard

@@ -140,7 +140,10 @@ class InferenceModel:
         return int((len(self.weights) + (self.intercept is not None)) * self.scores)
 
     def parameter_names(self) -> tuple[str, ...]:
-        """Return the names of the parameters, an intercept first, class by class."""
+        """Return the names of the parameters, class by class, an intercept first.
+
+        Of several classes the first, to which the others are contrasts, has none.
+        """
         names = self.names or [f"x{k}" for k in range(len(self.weights))]
         names = [*(["intercept"] if self.intercept is not None else []), *names]
         if self.scores == 1:
@@ -151,7 +154,7 @@ class InferenceModel:
     def parameters(self) -> Array:
         """Return the parameters in the order of their names.
 
-        Of K > 1 classes they are contrasts to the first class.
+        Of K > 1 classes they are differences to the weights of the first class.
         """
         parts = [] if self.intercept is None else [self.intercept[None, :]]
         whole = np.vstack([*parts, self.weights])
@@ -179,13 +182,14 @@ class FitStatistics:
     deviance : float or None
         D = 2 Σ c (ℓ − min ℓ); None without a likelihood.
     null_deviance : float or None
-        D of the best model of an intercept alone, with the offsets of the fit.
+        D of the best model of an intercept alone, with the offsets of the fit; None
+        without a likelihood, or if no best intercept was found.
     log_likelihood : float or None
         Σ c log f(y), of gaussian at its largest, where φ = D/n; None without a
         likelihood, as of counts with a requested dispersion.
     decrement : float
-        gᵀ H⁻¹ g / φ at the coefficients: none is further than its square root from the
-        optimum, in standard errors.
+        gᵀ H⁻¹ g / φ at the coefficients: no coefficient is further from its optimum
+        than the square root of it, in standard errors.
     clusters : int or None
         G, the number of clusters.
 
@@ -555,7 +559,10 @@ class RowPass:
     def likelihood(
         self, family: LikelihoodFamily, dispersion: float, total: float
     ) -> tuple[float, float | None]:
-        """Return Σ c log f and the null deviance. Collective; no pass over the rows."""
+        """Return (Σ c log f, null deviance). Collective; no pass over the rows.
+
+        The null deviance is None if no best intercept was found. `total` is Σc.
+        """
         rows = self.rows
         null = np.zeros_like(self.local_scores)
         if rows.objective.shard.offsets is not None:
@@ -615,7 +622,7 @@ def first_scaling(land: Landscape) -> VariableScaling:
 
 @dataclass(frozen=True)
 class InferenceSolution:
-    """The covariance, as rank 0 has computed it."""
+    """The covariance and the figures of a fit, as rank 0 has computed them."""
 
     covariance: Array  # of the parameters, in their order
     step: Array  # Newton's, in the scaled variables
@@ -625,7 +632,7 @@ class InferenceSolution:
 
 
 class InferenceSystem:
-    """The equations of one fit on rank 0, in the scaled variables."""
+    """The equations of one fit, in the scaled variables, which rank 0 solves."""
 
     def __init__(
         self, model: InferenceModel, hessian: Hessian, request: InferenceRequest
@@ -645,7 +652,10 @@ class InferenceSystem:
         )
 
     def solve(self, sums: RowSums, groups: int) -> InferenceSolution:
-        """Return the covariance; raise DataError where there is none."""
+        """Return the covariance and Newton's step; raise DataError where there is none.
+
+        `groups` is the number of clusters.
+        """
         H = sums.information[np.ix_(self.order, self.order)]
         g = sums.gradient[self.order]
         if not (np.isfinite(H).all() and np.isfinite(g).all()):
@@ -687,7 +697,11 @@ class InferenceSystem:
         )
 
     def _inverse(self, H: Array, sums: RowSums) -> Array:
-        """Return H⁻¹; raise DataError if earlier columns make up a column."""
+        """Return the inverse of the information matrix `H`.
+
+        Raise DataError if it is singular, with the name of the first column that is
+        constant or a linear combination of columns before it.
+        """
         from scipy.linalg.lapack import dpotrf, dpotri  # 10 MB that a fit may not need
 
         diagonal = np.diagonal(H)
@@ -852,7 +866,7 @@ def _of_rank_0(
 
 
 def _check(model: InferenceModel, request: InferenceRequest) -> None:
-    """Raise ConfigError for a covariance that the family does not have."""
+    """Raise ConfigError for a request that cannot be met for this model."""
     request.check()
     if model.variables > MOST_VARIABLES:
         raise ConfigError(
@@ -900,7 +914,11 @@ def _check_optimum(row_pass: RowPass, solution: InferenceSolution) -> None:
 
 
 def _grid(model: InferenceModel, reader: RowReader, world: Communicator) -> Grid:
-    """Return the grid of the fit, or one that suits these ranks. Collective."""
+    """Return a grid of these ranks for the rows of `reader`. Collective.
+
+    If the reader decides the parts of columns, there is a member for each part. If not,
+    it is the grid of the fit if that has as many ranks, else one replica on each rank.
+    """
     parts: tuple[slice, ...] | None = getattr(reader, "parts", None)
     replicas, members = model.grid
     if parts is not None:
@@ -962,6 +980,8 @@ def cluster_codes(
     world: Communicator, clusters: ArrayLike | None, rows: int
 ) -> tuple[Array | None, int]:
     """Return the cluster of each row of the data as a number, and how many there are.
+
+    Without `clusters` they are None and 0.
 
     Each rank passes the labels of all rows, or each the labels of its own rows, which
     follow in the order of ranks. Collective.

@@ -227,7 +227,7 @@ def test_cublas_without_room_is_refused_first(devices):
     left.append(Counting(6_000_000))
     with pytest.raises(ConfigError, match="use .products. gram_kernel = 'auto'$") as no:
         train_on(1, config, problem)
-    assert "(one rank: what makes the Gram 6.31 MiB, " in str(no.value)
+    assert "(one rank: the workspace of the Gram kernel 6.31 MiB, " in str(no.value)
     assert not given[0].asked
 
 

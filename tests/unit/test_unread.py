@@ -171,7 +171,7 @@ def test_a_codec_reads_what_the_table_says(codec):
                 "accordion": {"codec": "topk"},
                 "codec": {"share": 0.5},
             },
-            "share = 0.5 is what accordion turns, between 0.99 and 0.1",
+            "share = 0.5 is replaced by accordion, which switches between 0.99 and 0.1",
         ),
         (
             {"agreement": {"kind": "average", "momentum": "keep"}},

@@ -376,7 +376,10 @@ def _status(report: Report) -> str:
 
 
 def _steps(point: StudyPoint, report: Report | None) -> int | None:
-    """Return s; with --steps auto, the s that the run has chosen."""
+    """Return s; with --steps auto, the s that the run has chosen.
+
+    The latter is None without a report.
+    """
     if point.steps != "auto":
         return int(point.steps)
     return int(report["schedule"]["steps"]) if report else None

@@ -59,7 +59,7 @@ class PointConfig:
     replicas: int
     members: int
     batch: int  # rows of a step, over all replicas
-    steps: int  # SGD steps between two messages
+    steps: int  # SGD steps of an exchange, s; 1 if every step has a sum
     product: str
     recipe: str
     epochs: float
@@ -169,7 +169,8 @@ def read_point(
 ) -> ReportPoint:
     """Return the point of one line of points.jsonl.
 
-    Values of a wrong type count as missing.
+    A `label` replaces the name of the method; `model` is the run folder with the
+    weights, or "". Values of a wrong type count as missing.
     """
     grid = _table(line, "grid")
     energy = _table(line, "energy")
@@ -493,7 +494,10 @@ def nodes_of(host: str) -> str:
 
 
 def _merge_failed(groups: dict[tuple[object, ...], list[ReportPoint]]) -> None:
-    """Move runs that failed before they read data to the group of their folder."""
+    """Move each group without a successful run into another group of its folder.
+
+    A run that failed before it read its data has a task of its own.
+    """
     for key in [key for key, group in groups.items() if not _any_good(group)]:
         where = {point.source.folder for point in groups[key]}
         for other, group in groups.items():

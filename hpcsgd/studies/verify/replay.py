@@ -282,7 +282,10 @@ class RecordedSource:
             yield rows, self.reader.read(rows, slice(0, self.reader.cols))
 
     def lengths(self, columns: int) -> Array:
-        """Return how many values each sparse row stores in the first `columns` columns."""
+        """Return the number of stored values of each sparse row.
+
+        Only the first `columns` columns are counted.
+        """
         return np.concatenate([p.lengths for _, p in self._pieces(columns)])
 
     def _pieces(self, columns: int) -> Iterator[tuple[int, Csr]]:

@@ -309,7 +309,10 @@ def check_clocks(world: Communicator) -> str:
 
 
 def _agree(world: Communicator, is_good: bool, text: str) -> None:
-    """Raise TransportError on all ranks unless `is_good` is true on all. Collective."""
+    """Raise TransportError on all ranks unless `is_good` is true on all. Collective.
+
+    `text` is the fact that the message states of the first rank where it is false.
+    """
     bad = [r for r, good in enumerate(world.exchange_objects(is_good)) if not good]
     if bad:
         raise TransportError(

@@ -406,7 +406,11 @@ def elements(record: Mapping[str, Any]) -> list[tuple[int, str]]:
 def _state(
     folder: Path, job: str, number: int, record: Mapping[str, Any], known: SlurmFacts
 ) -> JobState:
-    """Return the state of one job, with the rank that made it fail."""
+    """Return the state of one job, with the rank that made it fail.
+
+    `record` is that of its submission, `number` its element of the array (0 without an
+    array), and `known` has its entries in Slurm.
+    """
     job_notes = notes(folder, job)
     seen = known.seen(job)
     word, why = judge(job_notes, seen, known.queue is not None)
@@ -459,7 +463,10 @@ def _code(said: Notes, seen: QueueEntry | None) -> int | None:
 
 
 def _elapsed(said: Notes) -> str:
-    """Return the time from the last start of a job to its last note as text, or ""."""
+    """Return the time from the last start of a job to its last note as text.
+
+    It is "" if the script has not begun, or has noted nothing since it began.
+    """
     began = [n["at"] for n in said if n.get("event") == "began"]
     last = last_event(said)
     if not began or last.get("event") == "began":

@@ -170,7 +170,10 @@ def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
 
 
 def cancel(folder: Path, job: str = "") -> list[str]:
-    """Cancel the active jobs of `folder`, or `job` alone; return their numbers."""
+    """Cancel the active jobs of `folder`; return their numbers.
+
+    With `job`, only this job, element of an array or whole array is cancelled.
+    """
     need("scancel")
     job_states = states(folder)
     if job and not any(job in (s.job, s.job.partition("_")[0]) for s in job_states):

@@ -115,7 +115,7 @@ class ComparisonRow:
 
     @property
     def status(self) -> str:
-        """Status of the run; `worse` if the last loss is larger than the first."""
+        """Status of the run; `worse` if it reached its end above its first loss."""
         return WORSE if self.worse else self.result.status.value
 
     @property
@@ -345,12 +345,18 @@ class Comparison:
         return min(runs, key=lambda run: run.seconds, default=None)
 
     def speed_up_one_rank(self, row: ComparisonRow) -> float | None:
-        """Return the speed-up of a row over the best run on one rank."""
+        """Return the speed-up of a row over the best run on one rank.
+
+        It is None without a run of the same task on one rank.
+        """
         run = self.one_rank(row)
         return run.seconds / row.seconds if run and row.seconds > 0 else None
 
     def efficiency(self, row: ComparisonRow) -> float | None:
-        """Return the speed-up of a row over one rank, divided by its ranks."""
+        """Return the speed-up of a row over one rank, divided by its ranks.
+
+        It is None without a run of the same task on one rank.
+        """
         speed_up = self.speed_up_one_rank(row)
         return None if speed_up is None else speed_up / row.ranks
 

@@ -77,7 +77,10 @@ class StudyFolder:
         self.lock = FolderLock(self.path)
 
     def open(self, plan: StudyPlan, resume: bool) -> None:
-        """Lock the folder and write the plan, or compare it with the plan on disk."""
+        """Lock the folder and write the plan.
+
+        If the folder has a plan, it must equal `plan`, and `resume` must be set.
+        """
         document = document_of(plan)
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -331,7 +331,7 @@ PLACES = ("local", "slurm")
 
 @dataclass(frozen=True)
 class StudyAxes:
-    """The axes of a study: its points on a grid are all combinations of these values.
+    """The axes of a study, whose points are all combinations of these values.
 
     Attributes
     ----------
@@ -678,7 +678,10 @@ def _grid(name: str, text: str) -> dict[str, int]:
 
 
 def folder_name(name: str) -> str:
-    """Return the name of the folder for the setting called `name`."""
+    """Return the name of the folder for the setting called `name`.
+
+    It has the letters and digits of `name` in lower case, with - for all between them.
+    """
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 

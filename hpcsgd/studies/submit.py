@@ -312,7 +312,7 @@ def begin(
 
 
 def on_site(plan: StudyPlan, options: JobOptions) -> StudyPlan:
-    """Return the plan with the device of its jobs: GPUs if the jobs have GPUs.
+    """Return the plan with device cuda if its jobs have GPUs and it sets no device.
 
     Emulated ranks compute on processors, and a job of theirs with GPUs is refused.
     """

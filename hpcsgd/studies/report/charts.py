@@ -54,6 +54,7 @@ def _with_looks(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Lines
 def lines_of(settings: Sequence[RunSetting]) -> list[Line]:
     """Return a line for each method: its fastest setting on each number of ranks.
 
+    A method that ran on one number of ranks only has no line.
     Emulated and real runs have lines of their own. The line of emulated runs begins
     with the real run on one rank, because one rank emulates no others.
     """
@@ -175,7 +176,7 @@ def _speed_up_of(
             spreads[id(setting)] = Spread(
                 *(seconds / t for t in (time.median, time.high, time.low))
             )
-    return "on the fewest ranks of the same method, times these ranks,", spreads
+    return "on the fewest ranks of the same method, scaled to one rank,", spreads
 
 
 def _scaling_series(
@@ -294,8 +295,8 @@ def verdict(problem: Problem) -> str:
     left_out = _left_out(settings)
     if len(order) < 2:
         return (
-            f"Only one setting was measured, {_name(order[0], settings)}; it takes at"
-            f" least two to say which is better.{left_out}"
+            f"Only one setting can be compared, {_name(order[0], settings)}; it takes"
+            f" at least two to say which is better.{left_out}"
         )
     best = order[0]
     rival = next((r for r in order if _algorithm(r) != _algorithm(best)), None)

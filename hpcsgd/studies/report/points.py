@@ -425,7 +425,7 @@ class Problem:
         return ", ".join(part for part in parts if part) or "runs"
 
     def one_rank(self, setting: RunSetting) -> RunSetting | None:
-        """Return the fastest setting on one rank with the batch of `setting`.
+        """Return the fastest setting on one rank with the batch of `setting`, or None.
 
         In weak scaling, its batch may also be that of `setting` divided by the ranks.
         """
@@ -452,7 +452,10 @@ class Problem:
         return Spread(*(work * seconds / t for t in (time.median, time.high, time.low)))
 
     def efficiency(self, setting: RunSetting) -> float | None:
-        """Return the speed-up over one rank, divided by the ranks."""
+        """Return the median speed-up over one rank, divided by the ranks.
+
+        It is None without a run on one rank.
+        """
         speed_up = self.speed_up(setting)
         return None if speed_up is None else speed_up.median / setting.width
 
@@ -652,7 +655,8 @@ def _of_comparison(folder: Path) -> Iterator[ReportPoint]:
 def _line_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
     """Return the result in a run folder, as the line of a study.
 
-    Return None if there is no result, or if a later run has written it.
+    Return None if there is no result, or if it is that of a later run, whose time
+    differs from the `seconds` of the comparison.
     """
     try:
         own_folder(folder.parent, folder.name)

@@ -568,7 +568,7 @@ class Allowance:
     def _kept(self, before: Array, after: Array, pull: Array, count: int) -> float:
         """Return a bound on the rounding error of weights or momentum in one step.
 
-        `pull` bounds the change in size, and `count` is the number of its terms.
+        `pull` has the sizes of what was added, and `count` is the number of roundings.
         """
         if self.exchange.steps.update == "sgd" and not before.any() and not after.any():
             return 0.0

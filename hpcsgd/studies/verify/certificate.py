@@ -159,7 +159,7 @@ class Certificate:
         return not self.failed and not self.undecided
 
     def json(self) -> str:
-        """Return the JSON document: the same bytes for the same run, k and seed."""
+        """Return the JSON document: the same bytes for the same run and arguments."""
         checks = [asdict(check) for check in self.checks]
         skipped = [
             check.name

@@ -54,7 +54,10 @@ class Step:
 
     @property
     def folder(self) -> str:
-        """Return the run folder, whose checkpoints show progress; "" without one."""
+        """Return the run folder, which --out in the command names; "" without one.
+
+        Its checkpoints show the progress of the job.
+        """
         for number, word in enumerate(self.command[:-1]):
             if word == "--out":
                 return self.command[number + 1]

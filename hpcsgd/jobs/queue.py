@@ -32,7 +32,10 @@ class CommandOutput:
 def run_command(
     command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> CommandOutput | None:
-    """Run `command`; return None if it is not found or does not end in a minute."""
+    """Run `command`; return None if it cannot be started or takes over a minute.
+
+    Without `environment`, it inherits that of this process.
+    """
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -61,9 +64,10 @@ def need(program: str) -> None:
 
 
 def clean_environment(directives: Sequence[str]) -> dict[str, str]:
-    """Return the environment without variables that override `directives`.
+    """Return the environment for sbatch, without variables that override `directives`.
 
-    If the command runs in a job, the variables of that job are removed as well.
+    If this process runs in a job, variables that Slurm and MPI set there are removed as
+    well.
     """
     options = {line.partition("=")[0].removeprefix("--") for line in directives}
     names = {f"SBATCH_{name.replace('-', '_').upper()}" for name in options} | ALWAYS
@@ -152,7 +156,10 @@ def queued() -> dict[str, QueueEntry] | None:
 
 
 def need_queue(jobs: Iterable[str], what: str) -> None:
-    """Raise TransportError if there are `jobs` of unknown state and squeue fails."""
+    """Raise TransportError if squeue fails and `jobs` is not empty.
+
+    The state of `jobs` is unknown. `what` is the advice in the message: "submit again".
+    """
     unknown = list(jobs)
     if unknown and queued() is None:
         raise TransportError(
@@ -162,7 +169,10 @@ def need_queue(jobs: Iterable[str], what: str) -> None:
 
 
 def accounted(jobs: Iterable[str]) -> dict[str, QueueEntry]:
-    """Return job -> entry of the accounting; empty if the site has no accounting."""
+    """Return job -> entry of the accounting; empty if the site has no accounting.
+
+    For an element of an array, all elements of this array are included.
+    """
     base_ids = {job.partition("_")[0] for job in jobs}
     numbers = ",".join(sorted(filter(str.isdigit, base_ids)))
     if not numbers:
@@ -185,7 +195,7 @@ def accounted(jobs: Iterable[str]) -> dict[str, QueueEntry]:
 
 
 def _code(text: str) -> int | None:
-    """Return the exit code of CODE:SIGNAL: 1 for 1:0, 137 for 0:9."""
+    """Return the exit code of CODE:SIGNAL: 1 for 1:0, 137 for 0:9; None for others."""
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if not match:
         return None
@@ -203,7 +213,10 @@ SCHEMA = 1
 
 
 def add_record(folder: Path, event: str, **said: Any) -> dict[str, Any]:
-    """Append a record to the log of a job's folder, flushed to disk; return it."""
+    """Append a record to jobs.jsonl in a job's folder, flushed to disk; return it.
+
+    `said` has the facts of the record beside schema, event and time.
+    """
     at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     record = {"schema": SCHEMA, "event": event, "at": at, **said}
     try:
@@ -218,7 +231,7 @@ def add_record(folder: Path, event: str, **said: Any) -> dict[str, Any]:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """Return the records in the log of a job's folder, oldest first."""
+    """Return the records in jobs.jsonl of a job's folder, oldest first."""
     try:
         text = read_entry_text(folder / LOG, "replace")
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -235,7 +248,10 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete JSON lines of a file that may be incomplete or missing."""
+    """Yield the JSON objects in the lines of a file, which may be missing.
+
+    Lines that are incomplete or contain no object are left out.
+    """
     with suppress(OSError):
         yield from _objects(read_entry_text(path, "replace"))
 

@@ -47,7 +47,7 @@ def written(seconds: int) -> str:
 
 
 def mebibytes_of(text: str) -> float:
-    """Return an amount of memory such as "64G" in MiB, which is the default unit."""
+    """Return an amount of memory such as "64G" in MiB; a number alone is in MiB."""
     match = re.fullmatch(r"(\d{1,9})([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
     if not match or int(match[1]) == 0:
         raise ConfigError(
@@ -128,7 +128,10 @@ LONGEST_WORD = 4096
 
 
 def check_name(value: str, what: str) -> str:
-    """Return `value` if it is a name in Slurm's syntax; else raise ConfigError."""
+    """Return `value` if it is a name in Slurm's syntax; else raise ConfigError.
+
+    `what` is the name of the value in the message.
+    """
     if not NAME.fullmatch(value):
         raise ConfigError(
             f"{what} = {value!r} may contain only letters, digits and _ . + -, and must"
@@ -138,7 +141,10 @@ def check_name(value: str, what: str) -> str:
 
 
 def check_names(value: str, what: str) -> str:
-    """Return `value` if it has names separated by commas; else raise ConfigError."""
+    """Return `value` if it has names separated by commas; else raise ConfigError.
+
+    `what` is the name of the value in the message.
+    """
     for part in value.split(","):
         check_name(part, what)
     return value
@@ -147,7 +153,7 @@ def check_names(value: str, what: str) -> str:
 def check_constraint(value: str, what: str) -> str:
     """Return `value` if it lists features of nodes; else raise ConfigError.
 
-    Features have no spaces or quotes.
+    Features have no spaces or quotes. `what` is the name of the value in the message.
     """
     if not CONSTRAINT.fullmatch(value):
         raise ConfigError(
@@ -158,7 +164,11 @@ def check_constraint(value: str, what: str) -> str:
 
 
 def check_line(value: str, what: str) -> str:
-    """Return `value` if it is one line of printable text; else raise ConfigError."""
+    """Return `value` if it is one line of printable text; else raise ConfigError.
+
+    A line has at most `LONGEST_WORD` characters. `what` is the name of the value in the
+    message.
+    """
     if len(value) > LONGEST_WORD:
         raise ConfigError(
             f"{what} has {len(value)} characters, and a job script takes at most"
@@ -228,11 +238,11 @@ class Resources:
     cpus : int
         Cores of each task, as Slurm counts them.
     memory : str
-        Memory of each node, as in "64G". Empty takes that of the site.
+        Memory of each node, as in "64G". Empty takes Slurm's default at the site.
     walltime : str
         Time limit in any form of Slurm.
     account, partition, qos, constraint : str
-        Names of the site. Empty omits them.
+        Options of Slurm with these names. Empty omits the option.
 
     Examples
     --------
@@ -319,7 +329,8 @@ class Resources:
         Returns
         -------
         str
-            The setting, else "cuda" where GPUs are requested.
+            The setting `device` if there is one; else "cuda" if these resources have
+            GPUs, else "cpu".
         """
         return str(run.get("device") or ("cuda" if self.gpus else "cpu"))
 
@@ -351,7 +362,10 @@ KNOWN = tuple(field.name for field in fields(Resources))
 
 
 def check_known(table: Mapping[str, Any], place: str = "resources") -> None:
-    """Raise ConfigError for a key that is no field of Resources; list the fields."""
+    """Raise ConfigError for a key that is no field of Resources; list the fields.
+
+    The message begins with `place`, the section or the argument that has the keys.
+    """
     reject_unknown(place, table, KNOWN)
 
 

@@ -126,9 +126,9 @@ COLLECTIVE = (
 def command_words(job: Job, site: Site, step: Step) -> tuple[str, ...]:
     """Return the words after `hpcsgd` in the script of a job.
 
-    A command of several ranks gets `--comm mpi`, unless it names another `--comm`;
-    ranks that MPI has not connected then fail. It gets `--ranks N` if one task starts
-    its ranks.
+    A command for one rank is unchanged. For several ranks, a command that takes --comm
+    and does not set it gets `--comm mpi`, with which ranks that MPI has not connected
+    fail; and any command gets `--ranks N` unless srun starts the ranks.
     """
     if any(word.partition("=")[0] == "--ranks" for word in step.command):
         raise ConfigError(

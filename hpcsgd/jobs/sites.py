@@ -106,7 +106,10 @@ class Limits:
     qos: Mapping[str, str] = field(default_factory=dict)  # its own time limits
 
     def longest(self, qos: str) -> str:
-        """Return the time limit of a quality of service."""
+        """Return the time limit of `qos`, or of the site if `qos` has none of its own.
+
+        Without a limit, it is "".
+        """
         return self.qos.get(qos, self.walltime)
 
 
@@ -317,7 +320,7 @@ def _defaults(table: Mapping[str, Any]) -> dict[str, Any]:
 def _reasons(
     key: str, rows: Mapping[str, Any], names: tuple[str, ...]
 ) -> tuple[Reason, ...]:
-    """Return the rows of [[key]], each with its reason."""
+    """Return the tables [[key]] of a site's file, which must have the keys `names`."""
     return tuple(_reason(key, row, names) for row in rows.get(key, []))
 
 

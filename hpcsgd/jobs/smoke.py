@@ -1,4 +1,4 @@
-"""The smoke job: checks of ranks, GPUs, files and clocks of a site."""
+"""The smoke job: checks of ranks, sums, versions, GPUs, files and clocks at a site."""
 
 import os
 import platform
@@ -29,9 +29,11 @@ SIZE = 2**16
 
 
 def check_files(world: Communicator, folder: Path) -> str:
-    """Check that the file of each rank is visible to all ranks. Collective.
+    """Check that all ranks see files that other ranks write. Collective.
 
-    Return a sentence with the slowest times.
+    Each rank writes one file into a new folder inside `folder`, which is removed at the
+    end, and waits for the files of at most 2 `MOST_READ` ranks. Return a sentence with
+    the times of the slowest ranks.
     """
     names = world.exchange_objects(f"smoke-{uuid.uuid4().hex[:12]}")
     place = folder / names[0]
@@ -68,9 +70,10 @@ def _write(place: Path, world: Communicator) -> float:
 
 
 def _read(place: Path, world: Communicator) -> float:
-    """Wait until files of other ranks are visible and complete; return the seconds.
+    """Wait until files of the ranks are visible and complete; return the seconds.
 
-    Raise DataError after `PATIENCE` seconds.
+    Of many ranks, only every k-th is waited for. Raise DataError after `PATIENCE`
+    seconds.
     """
     began = time.perf_counter()
     step = max(1, world.size // MOST_READ)
@@ -129,7 +132,7 @@ def smoke(
     world : all ranks
     folder : where runs will write
     device, transport : as `[run]` has them
-    expected : how many ranks there must be; None takes what there are
+    expected : how many ranks there must be; None accepts any number
     """
     checks: dict[str, Look] = {
         "ranks": lambda: check_ranks(world, expected),
@@ -162,7 +165,10 @@ def _check(name: str, look: Look) -> SmokeCheck:
 
 
 def check_ranks(world: Communicator, expected: int | None) -> tuple[str, Facts]:
-    """Check the number of ranks; return a sentence on their nodes, and facts on MPI."""
+    """Check that there are `expected` ranks, or any number if it is None. Collective.
+
+    Return a sentence on the ranks and their nodes, and the names of transport and MPI.
+    """
     if expected is not None and world.size != expected:
         raise TransportError(
             f"{expected} ranks were expected and {world.size} were started; ask for"
@@ -179,7 +185,10 @@ def check_ranks(world: Communicator, expected: int | None) -> tuple[str, Facts]:
 
 
 def check_sums(world: Communicator) -> str:
-    """Check sums whose results are known, on every path that messages take."""
+    """Check sums over all ranks whose results are known. Collective.
+
+    Their sizes are `WORDS`, one for each path that messages take. Return a sentence.
+    """
     right = sum(map(content_of, range(world.size)))
     for words in WORDS:
         workspace = world.workspace(words, np.float32)
@@ -193,9 +202,10 @@ def check_sums(world: Communicator) -> str:
 def measure_speed(world: Communicator) -> str | tuple[str, Facts]:
     """Time sums over all ranks of arrays on the host, one short and one long.
 
-    A time is the median over the repeats on a rank, for the slowest rank.
-    Bandwidth is payload: the bytes of the array that a rank gives to the sum, each
-    counted once, by that time.
+    Collective. Return a sentence, and with several ranks also the figures. A time is
+    the median over the repeats on a rank, for the slowest rank. Bandwidth is payload:
+    the bytes of the array that a rank gives to the sum, each counted once, by that
+    time.
     """
     if world.size == 1:
         return "one rank sends nothing"
@@ -238,7 +248,10 @@ def content_of(rank: int) -> int:
 
 
 def check_versions(world: Communicator) -> str:
-    """Check that all ranks run the same versions of the programs."""
+    """Check that all ranks run the same versions of the programs. Collective.
+
+    Return a sentence with the versions.
+    """
     versions = {
         "hpcsgd": hpcsgd.__version__,
         "python": platform.python_version(),
@@ -261,7 +274,11 @@ def check_versions(world: Communicator) -> str:
 
 
 def check_gpus(world: Communicator, device: str, transport: str) -> str:
-    """Check that each rank has a GPU and that a sum through the transport is right."""
+    """Check that each rank has a GPU and that a sum through the transport is right.
+
+    Collective. Nothing is checked unless `device` is "cuda"; one rank sums nothing.
+    Return a sentence with the number of GPUs and the transport.
+    """
     if device != "cuda":
         return "no GPUs asked for"
     from hpcsgd.config import RunConfig
@@ -275,7 +292,10 @@ def check_gpus(world: Communicator, device: str, transport: str) -> str:
 
 
 def check_clocks(world: Communicator) -> str:
-    """Check that the clocks of all ranks agree, up to the time of a message."""
+    """Check that clocks of ranks differ by at most `MOST_SKEW` seconds. Collective.
+
+    The difference includes the time of a message. Return a sentence with it.
+    """
     world.exchange_objects(None)
     times = world.exchange_objects(time.clock_gettime(time.CLOCK_REALTIME))
     skew = max(times) - min(times)
@@ -289,7 +309,10 @@ def check_clocks(world: Communicator) -> str:
 
 
 def _agree(world: Communicator, is_good: bool, text: str) -> None:
-    """Raise TransportError on all ranks unless `is_good` is true on all. Collective."""
+    """Raise TransportError on all ranks unless `is_good` is true on all. Collective.
+
+    `text` is the fact that the message states of the first rank where it is false.
+    """
     bad = [r for r, good in enumerate(world.exchange_objects(is_good)) if not good]
     if bad:
         raise TransportError(

@@ -185,7 +185,10 @@ def find_culprit(log: Path) -> Blame | None:
 
 
 def last_start(log: Path) -> str:
-    """Return the text of a log after the last start of its job; "" without a log."""
+    """Return the text of a log after the last start of its job; "" without a log.
+
+    Only the last `MOST` bytes of the log are read.
+    """
     try:
         own_folder(log.parents[1], log.parent.name)
         with open(open_entry(log), "rb") as file:
@@ -208,15 +211,17 @@ def _as_blame(found: "re.Match[str]") -> Blame:
 
 
 def run_facts(folder: Path, is_over: bool = False) -> dict[str, Any]:
-    """Return status, epoch and loss of a run folder; empty where there is none yet.
+    """Return status, epoch and loss of a run; empty before its first recorded loss.
+
+    With a result, there are also iterations, seconds_total and weights_sha256.
 
     Parameters
     ----------
     folder : of the run
     is_over : whether the job that trained there has ended
 
-    A run without a result is "running" while a process trains in its folder, and where
-    this cannot be known from here; "unfinished" where its process or job has ended.
+    A run without a result is "unfinished" if its process or job is known to have ended,
+    else "running".
     """
     result = read_result(folder)
     if result:
@@ -259,7 +264,7 @@ class JobExecution:
     nodes : str
         Names of its nodes, as Slurm writes them.
     elapsed : str
-        Time since its last start, as Slurm writes it.
+        Time from its last start to now or to its end, as Slurm writes it.
     """
 
     code: int | None
@@ -301,7 +306,8 @@ class JobState:
     execution : JobExecution
         Exit code, restarts, nodes and time of the job.
     why : str
-        A sentence on a job that did not end well, else "".
+        Why the job waits, as Slurm names it; or why it did not end well, or why its
+        state is not known; else "".
     rank : int or None
         The rank that failed, if the log names it.
     runs : tuple of JobRun
@@ -321,7 +327,10 @@ class JobState:
     log: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the facts as a dict for JSON, without groups."""
+        """Return the attributes as a dict for JSON, with those of `execution` in it.
+
+        "runs" has the folders of the runs, and "facts" their facts.
+        """
         return {
             "job": self.job,
             "name": self.name,
@@ -350,8 +359,8 @@ class SlurmFacts:
     def seen(self, job: str) -> QueueEntry | None:
         """Return the newest entry of a job, or None.
 
-        It is the queue's entry while the job is active, else that of the accounting, if
-        any.
+        It is the queue's entry while the job is active, else that of the accounting;
+        without that, the queue's entry of the ended job.
         """
         queued = (self.queue or {}).get(job)
         if queued is not None and queued.is_active:
@@ -397,7 +406,11 @@ def elements(record: Mapping[str, Any]) -> list[tuple[int, str]]:
 def _state(
     folder: Path, job: str, number: int, record: Mapping[str, Any], known: SlurmFacts
 ) -> JobState:
-    """Return the state of one job, with the rank that made it fail."""
+    """Return the state of one job, with the rank that made it fail.
+
+    `record` is that of its submission, `number` its element of the array (0 without an
+    array), and `known` has its entries in Slurm.
+    """
     job_notes = notes(folder, job)
     seen = known.seen(job)
     word, why = judge(job_notes, seen, known.queue is not None)
@@ -450,7 +463,10 @@ def _code(said: Notes, seen: QueueEntry | None) -> int | None:
 
 
 def _elapsed(said: Notes) -> str:
-    """Return the time from the last start of a job to its last note as text, or ""."""
+    """Return the time from the last start of a job to its last note as text.
+
+    It is "" if the script has not begun, or has noted nothing since it began.
+    """
     began = [n["at"] for n in said if n.get("event") == "began"]
     last = last_event(said)
     if not began or last.get("event") == "began":
@@ -499,7 +515,7 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _sets(command: Sequence[str]) -> dict[str, Any]:
-    """Return section.key -> value of every --set in a command."""
+    """Return section.key -> value of every `--set section.key=value` in a command."""
     pairs = zip(command, command[1:], strict=False)
     assignments = [word.partition("=") for flag, word in pairs if flag == "--set"]
     return {key: toml_value(value) for key, _, value in assignments}

@@ -33,7 +33,7 @@ BY_HAND = "local"  # the job number of a script that runs without Slurm
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A job that was submitted; `job` is empty for a dry run."""
+    """A submitted job; `job` is its number in Slurm, and empty for a dry run."""
 
     job: str
     name: str
@@ -46,6 +46,9 @@ def submit(
     job: Job, site: Site, dry_run: bool = False, python: str = sys.executable
 ) -> SubmittedJob:
     """Send `job` to Slurm at `site`.
+
+    At a site without Slurm, write the script and raise ConfigError, which names the
+    command that runs it.
 
     Parameters
     ----------
@@ -119,7 +122,10 @@ def write_script(job: Job, text: str) -> None:
 
 
 def _send(command: tuple[str, ...], lines: list[str]) -> str:
-    """Run sbatch; return Slurm's number of the job."""
+    """Run sbatch; return Slurm's number of the job.
+
+    `lines` are the directives of the script, which no variable may override.
+    """
     answer = run_command(command, clean_environment(lines))
     if answer is None:
         raise TransportError(
@@ -164,7 +170,10 @@ def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
 
 
 def cancel(folder: Path, job: str = "") -> list[str]:
-    """Cancel the active jobs of `folder`, or `job` alone; return their numbers."""
+    """Cancel the active jobs of `folder`; return their numbers.
+
+    With `job`, only this job, element of an array or whole array is cancelled.
+    """
     need("scancel")
     job_states = states(folder)
     if job and not any(job in (s.job, s.job.partition("_")[0]) for s in job_states):

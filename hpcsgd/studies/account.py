@@ -21,7 +21,8 @@ class AccountRow:
     `speed_up` is the same method with the same steps and recipe on its fewest ranks,
     that of `speed_up_sgd` is sgd on the fewest ranks of the study, that of `gain` is
     sgd on as many ranks, and that of `speed_up_one_rank` is the fastest setting of any
-    method on one rank. A baseline has the same batch, and ran on the same processors.
+    method on one rank. A baseline has the same batch (if the batch grows with the
+    ranks: the same batch for each rank), and ran on the same processors.
     Runs with more ranks than cores are baselines only for such runs. In a weak study
     the work grows with the ranks, so that the ratio of the times is multiplied by the
     ratio of the ranks.
@@ -134,8 +135,9 @@ class Account:
     def plot(self, ax: Any = None) -> Any:
         """Draw the seconds of every setting with matplotlib.
 
-        The horizontal axis is what the study varies: the ranks, or else the steps or
-        the batch. A hollow mark is a run of more ranks than cores, or emulated ranks.
+        The horizontal axis has the ranks, the steps or the batch, whichever has the
+        most different values. A hollow mark is a run of more ranks than cores, or of
+        emulated ranks.
 
         Parameters
         ----------
@@ -208,7 +210,8 @@ class Account:
 def _label(row: AccountRow, over: str, rows: list[AccountRow]) -> str:
     """Return the name of the curve of `row` in a plot over the quantity `over`.
 
-    It has the method, and what tells the curves of this method apart.
+    It has the method, and the settings in which the `rows` of this method at the same
+    place of the axis differ.
     """
     words = [row.method]
     x = getattr(row, over)
@@ -285,7 +288,8 @@ class _Times:
         """Yield the points that can be baselines of `point`.
 
         They ran on the same processors with as many rows in a step, or as many rows for
-        each rank if the batch grows with the ranks.
+        each rank if the batch grows with the ranks. Points with more ranks than cores
+        are left out unless `point` is one of them.
         """
         for other in self.points.values():
             # The time of a run with too few cores is no baseline for one with enough.
@@ -384,7 +388,7 @@ def _speed_up(
 ) -> float | None:
     """Return `before` / `now` times `work`, or None if a time is missing.
 
-    `work` is the ratio of the work of the two runs.
+    `work` is the work of the run that took `now` over that of the baseline.
     """
     if not before or not now:
         return None

@@ -84,12 +84,12 @@ class ComparisonRow:
 
     @property
     def diverged(self) -> bool:
-        """Return whether the loss grew without bound."""
+        """Return whether the run has the status `diverged`."""
         return self.result.status is Status.DIVERGED
 
     @property
     def worse(self) -> bool:
-        """Return whether the last loss is larger than the first."""
+        """Return whether the run reached its end with a loss above its first one."""
         return self.result.is_worse
 
     @property
@@ -115,7 +115,7 @@ class ComparisonRow:
 
     @property
     def status(self) -> str:
-        """Status of the run; `worse` if the last loss is larger than the first."""
+        """Status of the run; `worse` if it reached its end above its first loss."""
         return WORSE if self.worse else self.result.status.value
 
     @property
@@ -125,7 +125,10 @@ class ComparisonRow:
 
     @property
     def steps(self) -> int:
-        """SGD steps between two messages; 1 for a method that sums in every step."""
+        """SGD steps of one exchange, s.
+
+        It is 1 for one replica with the product `direct`, which sums in every step.
+        """
         report = self.result.report
         sums_each = report["products"] == "direct" and report["grid"]["replicas"] == 1
         return 1 if sums_each else int(report["schedule"]["steps"])
@@ -136,12 +139,18 @@ class ComparisonRow:
         return self.setting.config.update.kind
 
     def traffic(self, figure: str) -> int:
-        """Return rank 0's calls, words or bytes of products and agreements."""
+        """Return rank 0's calls, words or bytes for products and agreements together.
+
+        `figure` is "calls", "words" or "bytes".
+        """
         return sum(int(self.result.ledger[purpose][figure]) for purpose in TRAINING)
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes for each rank on the network, if every sum is a ring."""
+        """Bytes that rank 0 would send if sums were rings.
+
+        They are those of products and agreements together.
+        """
         each = (self.result.ledger[purpose]["wire_bytes"] for purpose in TRAINING)
         return float(sum(each))
 
@@ -266,7 +275,8 @@ class Comparison:
     def reference(self) -> ComparisonRow:
         """The row that losses and times of the others are compared with.
 
-        Among methods, it is sgd, or else ddp; otherwise it is the first row.
+        It is that of the method sgd, or else ddp, if it ran and its loss did not grow;
+        otherwise it is the first row.
         """
         by_name = {row.name: row for row in self.rows if row.setting.is_method}
         candidates = [by_name[name] for name in REFERENCES if name in by_name]
@@ -275,7 +285,7 @@ class Comparison:
 
     @property
     def baseline(self) -> str | None:
-        """The method with dense sums in 16 bits, if it is among the rows."""
+        """Name of the method with dense sums in 16 bits; None if no row has it."""
         names = [row.name for row in self.rows if row.setting.is_method]
         return BASELINE if BASELINE in names else None
 
@@ -291,7 +301,7 @@ class Comparison:
 
     @property
     def worse(self) -> list[str]:
-        """Names of the settings whose last loss is larger than the first."""
+        """Names of the settings whose run ended with a loss above its first one."""
         return [row.name for row in self.rows if row.worse]
 
     @property
@@ -316,7 +326,10 @@ class Comparison:
         return rules
 
     def loss_gap(self, row: ComparisonRow) -> float:
-        """Return the relative loss difference to the reference."""
+        """Return (loss of `row` − loss of the reference) / |loss of the reference|.
+
+        It is nan if the loss of the reference is 0.
+        """
         loss = self.reference.result.loss
         return (row.result.loss - loss) / abs(loss) if loss else float("nan")
 
@@ -332,12 +345,18 @@ class Comparison:
         return min(runs, key=lambda run: run.seconds, default=None)
 
     def speed_up_one_rank(self, row: ComparisonRow) -> float | None:
-        """Return the speed-up of a row over the best run on one rank."""
+        """Return the speed-up of a row over the best run on one rank.
+
+        It is None without a run of the same task on one rank.
+        """
         run = self.one_rank(row)
         return run.seconds / row.seconds if run and row.seconds > 0 else None
 
     def efficiency(self, row: ComparisonRow) -> float | None:
-        """Return the speed-up of a row over one rank, divided by its ranks."""
+        """Return the speed-up of a row over one rank, divided by its ranks.
+
+        It is None without a run of the same task on one rank.
+        """
         speed_up = self.speed_up_one_rank(row)
         return None if speed_up is None else speed_up / row.ranks
 
@@ -471,7 +490,7 @@ def row_of(setting: NamedSetting, results: list[Result]) -> ComparisonRow:
 
 
 def archive_earlier_comparison(folder: Path) -> None:
-    """Rename the files of an earlier comparison with the next free number."""
+    """Rename files of an earlier comparison to compare-earlier-N, N the first free."""
     number = 1
     while any(folder.glob(f"compare-earlier-{number}.*")):
         number += 1
@@ -623,8 +642,8 @@ def compare(
     Parameters
     ----------
     settings : sequence of NamedSetting
-        The settings. The others are compared with the first one; among methods with
-        sgd, or ddp.
+        The settings. The others are compared with the method sgd, or else ddp, if it
+        runs and its loss does not grow; otherwise with the first one.
     repeats : int, default=3
         Runs of each setting. Its time is their median.
     allow_unequal : bool, default=False
@@ -640,7 +659,8 @@ def compare(
     callbacks : callable, optional
         Returns the callbacks of one run, on this rank.
     one_rank : path-like, optional
-        Folder of runs on one rank. Speed-ups are relative to the best of them.
+        Folder of runs on one rank. Speed-ups over one rank are relative to the best of
+        them and of the one-rank runs of this comparison.
 
     Returns
     -------
@@ -739,7 +759,8 @@ def compare_methods(
     Parameters
     ----------
     methods : str or sequence of str, default="all"
-        "all", "a,b,c" or a list: names of methods, "sgd", "casgd" and "hybrid".
+        "all", or names as "a,b,c" or as a list: "sgd", "casgd", "hybrid", and those of
+        the setting `agreement.method`.
     config : mapping, optional
         Settings of `train` that all methods share. Its batch is that of all replicas
         together.
@@ -754,7 +775,8 @@ def compare_methods(
     world : Communicator, optional
         The ranks. Without it they are those of the launcher.
     one_rank : path-like, optional
-        Folder of runs on one rank. Speed-ups are relative to the best of them.
+        Folder of runs on one rank. Speed-ups over one rank are relative to the best of
+        them and of the one-rank runs of this comparison.
 
     Returns
     -------
@@ -783,7 +805,10 @@ def compare_methods(
 
 
 def check(settings: Sequence[Entry], repeats: int, allow_unequal: bool) -> None:
-    """Refuse a comparison that is empty or unfair, before anything is trained."""
+    """Refuse a comparison without repeats or settings, before anything is trained.
+
+    Settings with different global batches are refused unless `allow_unequal` is set.
+    """
     if repeats < 1:
         raise ConfigError(f"--repeats {repeats}: at least 1 is needed; 3 is usual")
     check_names(settings)

@@ -78,7 +78,10 @@ class StudyFolder:
         self.lock = FolderLock(self.path)
 
     def open(self, plan: StudyPlan, resume: bool) -> None:
-        """Lock the folder and write the plan, or compare it with the plan on disk."""
+        """Lock the folder and write the plan.
+
+        If the folder has a plan, it must equal `plan`, and `resume` must be set.
+        """
         document = document_of(plan)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -377,7 +380,10 @@ def _status(report: Report) -> str:
 
 
 def _steps(point: StudyPoint, report: Report | None) -> int | None:
-    """Return s; with --steps auto, the s that the run has chosen."""
+    """Return s; with --steps auto, the s that the run has chosen.
+
+    The latter is None without a report.
+    """
     if point.steps != "auto":
         return int(point.steps)
     return int(report["schedule"]["steps"]) if report else None

@@ -37,9 +37,9 @@ SCALED = ("per_batch", "norm")  # settings of rates that are inverse curvatures
 
 
 def scale_of(config: RunConfig) -> str:
-    """Return the rule whose own rate sets the length of steps; "" if there is none.
+    """Return the key of `OWN_RATES` for the rule of `config`; "" if it has none.
 
-    The rules are the keys of `OWN_RATES`.
+    These are rules whose steps do not depend on the size of gradients.
     """
     if config.update.kind in OWN_RATES:
         return config.update.kind
@@ -51,8 +51,9 @@ def scale_of(config: RunConfig) -> str:
 def with_own_rate(tables: Tables, base: Tables) -> dict[str, dict[str, Any]]:
     """Return `tables` with a rate from `OWN_RATES` if their rule needs another rate.
 
-    They need one if the rule of `base` has other units. Raises `ConfigError` if
-    `tables` or `base` is not a valid configuration.
+    They need one if their rule has a key in `OWN_RATES`, and the rule of `base` has
+    another key or none. Raises `ConfigError` if `tables` or `base` is not a valid
+    configuration.
     """
     result = {section: dict(table) for section, table in tables.items()}
     scale = scale_of(RunConfig.parse(tables))
@@ -90,9 +91,10 @@ class StudyMethod:
     def shares(
         self, batch: int, replicas: int, base: Tables
     ) -> dict[str, dict[str, Any]]:
-        """Return the settings that split a global batch over replicas and batches.
+        """Return the settings that split the global batch `batch` over replicas.
 
-        `base` has the settings that all methods share.
+        A replica may accumulate several batches in a step. `base` has the settings that
+        all methods share.
         """
         rows_each = batch // replicas
         parts = self._parts_of_step(base)
@@ -329,7 +331,7 @@ PLACES = ("local", "slurm")
 
 @dataclass(frozen=True)
 class StudyAxes:
-    """The axes of a study: its points on a grid are all combinations of these values.
+    """The axes of a study, whose points are all combinations of these values.
 
     Attributes
     ----------
@@ -465,7 +467,11 @@ class StudyPlan:
         return self.rows * ranks // most
 
     def batch_on(self, ranks: int, batch: int) -> int:
-        """Return the global batch on `ranks` ranks, for an entry of `batch`."""
+        """Return the global batch on `ranks` ranks, for the value `batch` of the axes.
+
+        It is `batch`; if the batch grows with the ranks, it is `batch` on the fewest
+        ranks and proportional to them on others.
+        """
         return batch * ranks // min(self.all_ranks) if self.batch_grows else batch
 
     def as_dict(self) -> dict[str, Any]:
@@ -487,7 +493,7 @@ class StudyPlan:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the first key in which two plans differ and its values; "" without one."""
+    """Return text on the first key in which two plans differ; "" if they are equal."""
     for key in dict.fromkeys([*before, *now]):
         was = before.get(key)
         is_now = now.get(key)
@@ -672,7 +678,10 @@ def _grid(name: str, text: str) -> dict[str, int]:
 
 
 def folder_name(name: str) -> str:
-    """Return the name of the folder for the setting called `name`."""
+    """Return the name of the folder for the setting called `name`.
+
+    It has the letters and digits of `name` in lower case, with - for all between them.
+    """
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
@@ -691,7 +700,8 @@ def check_names(settings: Sequence[Entry]) -> None:
             )
         if folders.count(folder) > 1:
             raise ConfigError(
-                f"two settings are called {setting.name!r}; give each a name of its own"
+                f"two settings are called {setting.name!r}, apart from case and signs;"
+                " give each a name of its own"
             )
 
 

@@ -56,12 +56,12 @@ class FieldRow:
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes of an exchange of a member, less than with all fields in fp32."""
+        """Bytes of this field that a member saves in one exchange, relative to fp32."""
         return self.level.moved[self.field] - self.cost.moved[self.field]
 
     @property
     def seconds_saved(self) -> float | None:
-        """Seconds of one exchange that the format saves; None if it is emulated."""
+        """Seconds that one exchange saves over all in fp32; None if it is emulated."""
         return None if self.cost.seconds is None else self.level.total - self.cost.total
 
     def as_dict(self) -> dict[str, Any]:
@@ -139,7 +139,11 @@ class PrecisionQuestion:
 
 
 def _scaled(exchange: ExactExchange, name: str, peaks: Any, how: str) -> ExactExchange:
-    """Return an exchange with the scales of a run whose matrix has format `name`."""
+    """Return an exchange with the scales of a run whose matrix has format `name`.
+
+    `peaks` has the largest magnitude of each column, `how` is the setting
+    precision.scale.
+    """
     form = get_format(name)
     if not form.wants_scale:
         return exchange
@@ -153,7 +157,10 @@ def field_rows(
     peaks: Any,
     say: Callable[[str], None],
 ) -> list[FieldRow]:
-    """Return a row for each field in each of the formats that it can have."""
+    """Return a row for each field in each format of the question that it can have.
+
+    `peaks` has the largest magnitude of each column of X.
+    """
     level = cost_of(exchanges[0], RECIPES[LEVEL], question.sums, seconds=True)
     rows = []
     for name in question.formats:
@@ -211,7 +218,11 @@ def recipe_rows(
     sample: Sample,
     rows: int,
 ) -> list[RecipeRow]:
-    """Return a row for each recipe, with the loss difference of a pilot run."""
+    """Return a row for each recipe, with the loss difference of a pilot run.
+
+    `peaks` has the largest magnitude of each column of X, and `rows` is the number of
+    rows of the whole data.
+    """
     planned = planned_exchanges(question.config, rows)
     recipes = {
         name: replace(question.config.precision, **_only_recipe(name))
@@ -283,7 +294,10 @@ class PrecisionReport:
 
     @property
     def is_safe(self) -> bool:
-        """Return whether the largest rate is at most the limit of stability."""
+        """Return whether the largest rate is at most `safe_rate`, where SGD is stable.
+
+        Both are those of the sampled exchanges.
+        """
         return self.rate <= self.safe_rate
 
     @property

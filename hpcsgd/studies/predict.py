@@ -417,7 +417,10 @@ def _avoiding(
 def _agreement(
     hardware: Hardware, asked: PredictedRun, job: CostInputs, grid: tuple[int, int]
 ) -> float:
-    """Return the seconds of one average over replicas, on the outermost levels."""
+    """Return the seconds of one average over replicas; 0 for one replica.
+
+    It is on the levels of the network that one replica does not fill.
+    """
     replicas = grid[0]
     if replicas == 1:
         return 0.0
@@ -440,7 +443,7 @@ def _sums_of_replicas(hardware: Hardware, grid: tuple[int, int]) -> list[Sum]:
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Return numbers of ranks: "1..64" has the powers of two, "1,2,6" is a list.
+    """Return numbers of ranks: "1..64" doubles from 1 up to 64, "1,2,6" is a list.
 
     >>> parse_ranks("1..8")
     [1, 2, 4, 8]

@@ -171,7 +171,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_sentence(log: Path, code: int) -> str:
-    """Return the last error message in the log of a run; "" for exit code 0."""
+    """Return the last error message in the log of a run; "" for exit code 0.
+
+    Without a message, the sentence names the exit code and the log.
+    """
     if code == 0:
         return ""
     text = read_entry_text(log, "replace")[-TAIL:]
@@ -415,7 +418,11 @@ def _limited(limit: float, world: Communicator, end: PointEndFile) -> Iterator[N
 
 
 def _machine(world: Communicator, threads: int) -> dict[str, Any]:
-    """Return the facts of rank 0's machine and the cores of all ranks. Collective."""
+    """Return the facts of this rank's machine, nodes and cores. Collective.
+
+    "nodes" counts the hosts of all ranks, "cores" those that ranks on this host may
+    use, and "oversubscribed" is true if any host has more threads than cores.
+    """
     facts = folder_module.facts()
     cores_of_ranks = world.exchange_objects((facts["host"], folder_module.own_cores()))
     on_host = [cores for host, cores in cores_of_ranks if host == facts["host"]]
@@ -430,7 +437,7 @@ def _machine(world: Communicator, threads: int) -> dict[str, Any]:
 
 
 def crowded(cores_of_ranks: list[tuple[str, list[int]]], threads: int) -> bool:
-    """Return whether the ranks of a node have more threads than cores.
+    """Return whether the ranks of some node have more threads than cores.
 
     `cores_of_ranks` has the host and the usable cores of every rank.
     """
@@ -457,8 +464,9 @@ def make_plan(
 ) -> StudyPlan:
     """Return the plan of a study.
 
-    `asked` has keys of [study], `base` has the tables of `train`. A list that `asked`
-    lacks has one value: that of `base`, or the default of `train`.
+    `asked` has keys of [study], `base` has the tables of `train`. If `asked` lacks
+    steps, batch, precision or seeds, the list has one value: that of `base`, or the
+    default of `train`. Other missing keys have the defaults of `StudyPlan`.
     """
     reject_unknown("[study]", asked, KEYS)
     named = asked.get("kind", kind)
@@ -493,7 +501,7 @@ def make_plan(
 
 
 def _axes_of(config: RunConfig) -> StudyAxes:
-    """Return the axes of a study, each with the one value of a configuration."""
+    """Return axes whose steps, batch, recipe and seed are those of a configuration."""
     return StudyAxes(
         steps=(config.schedule.steps or "auto",),
         batch=(config.schedule.batch * config.grid.replicas,),
@@ -503,7 +511,10 @@ def _axes_of(config: RunConfig) -> StudyAxes:
 
 
 def _shared(base: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return `base` without the settings that differ from point to point."""
+    """Return `base` without the settings that differ from point to point.
+
+    Checkpoints are off unless `base` has a table [checkpoint].
+    """
     tables = {section: dict(table) for section, table in base.items()}
     for section, key in SET_BY_POINTS:
         tables.get(section, {}).pop(key, None)
@@ -679,8 +690,8 @@ def weak(
 ) -> Account:
     """Run a weak scaling study: the rows grow with the ranks.
 
-    A run on one rank takes a part of the rows. `batch_grows` in `lists` lets the batch
-    grow as well.
+    A run on p of at most P ranks trains on the first p / P of the rows. With
+    `batch_grows` in `lists`, the batch grows as well.
 
     Each run is a process of its own. One that fails does not end the study.
 
@@ -727,7 +738,7 @@ def sweep(
 ) -> Account:
     """Run all combinations of settings, on every number of ranks.
 
-    Hybrid methods run on every grid.
+    The method hybrid runs on every grid of the ranks, or on the `grids` in `lists`.
 
     Each run is a process of its own. One that fails does not end the study.
 

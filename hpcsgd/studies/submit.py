@@ -60,7 +60,7 @@ class PointJob:
 
     job: str  # the number of the job
     state: str
-    why: str  # Slurm's reason for the state
+    why: str  # the reason for the state, if one is known
     log: str  # path of the log of the job
 
     @property
@@ -75,8 +75,9 @@ class PointJob:
 
 
 def send(plan: StudyPlan, folder: StudyFolder, options: JobOptions) -> list[str]:
-    """Submit the runs that have no result and no job; return the numbers of the jobs.
+    """Submit the runs without a result, unless a job of theirs waits or runs.
 
+    Return the numbers of the new jobs.
     The runs on one number of ranks take turns in one job, so that all of them run on
     the same nodes.
     """
@@ -265,7 +266,7 @@ class Submission:
     folder: str
     jobs: list[str]  # numbers of the submitted jobs
     under_way: int  # runs of earlier jobs that have not ended
-    over: int  # runs with a line
+    over: int  # runs with a line in points.jsonl, also failed ones
 
     def as_dict(self) -> dict[str, Any]:
         """Return the submission as a JSON object."""
@@ -311,7 +312,7 @@ def begin(
 
 
 def on_site(plan: StudyPlan, options: JobOptions) -> StudyPlan:
-    """Return the plan with the device of its jobs: GPUs if the jobs have GPUs.
+    """Return the plan with device cuda if its jobs have GPUs and it sets no device.
 
     Emulated ranks compute on processors, and a job of theirs with GPUs is refused.
     """

@@ -73,7 +73,7 @@ def test_a_run_folder_of_train(hpcsgd, report, susy, tmp_path):
     done = hpcsgd("train", "--data", susy, "--out", "runs/ca", *flags)
     assert done.returncode == 0, done.stderr
     code, out, _ = report("runs/ca")
-    assert code == 0 and "Only one setting was measured, ca" in out
+    assert code == 0 and "Only one setting can be compared, ca" in out
     text = (tmp_path / "report.html").read_text()
     assert "1 run in ca" in text and os.uname().nodename in text
     assert report("runs")[0] == 0, "the folder around it"

@@ -175,7 +175,10 @@ class Unit:
 
 
 def unit_for(unit: str, values: Iterable[float]) -> Unit:
-    """Return `unit` with its largest prefix that does not exceed the largest value."""
+    """Return `unit` with its largest prefix that does not exceed the largest value.
+
+    If all prefixes exceed it, the smallest one is taken.
+    """
     largest = max((abs(v) for v in values if isfinite(v)), default=0.0)
     units = [Unit(size, word) for size, word in PREFIXES.get(unit, ((1.0, unit),))]
     return next((u for u in units if largest >= u.size), units[-1])
@@ -220,7 +223,11 @@ class Scale:
 def make_scale(
     axis: Axis, values: Sequence[float], start: float, stop: float, most: int = 6
 ) -> Scale:
-    """Return the scale of an axis that includes all values, with about `most` ticks."""
+    """Return the scale of an axis that includes all values, with about `most` ticks.
+
+    Values that are not finite, or not positive on a logarithmic axis, do not count. The
+    ends of the axis have the positions `start` and `stop`.
+    """
     shown = [v for v in values if isfinite(v) and (v > 0 or not axis.log)]
     low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
     unit = unit_of(axis, shown)

@@ -152,7 +152,9 @@ BESIDE = 7.0  # between an axis and its numbers
 
 
 def svg(chart: Chart, in_page: bool = False) -> str:
-    """Return the picture as SVG; with `in_page` for a page that has a dark mode.
+    """Return a chart as SVG text; with `in_page`, its colours are those of the page.
+
+    They then follow the dark mode of the page.
 
     Raises
     ------
@@ -169,7 +171,7 @@ def svg(chart: Chart, in_page: bool = False) -> str:
 
 
 def png(chart: Chart, path: str | Path) -> Path:
-    """Write the picture as PNG, whole or not at all; return the path."""
+    """Write a chart as PNG, whole or not at all; return the path."""
     with settings():
         return saved(draw(chart).figure, path, dpi=144)
 
@@ -219,7 +221,10 @@ class Picture:
     def text(
         self, x: float, y: float, text: str, anchor: str = "left", **look: Any
     ) -> None:
-        """Write one line of text with its baseline at y."""
+        """Write one line of text with its baseline at `y`.
+
+        Its left end, or its middle if `anchor` is "center", is at `x`.
+        """
         look = {"color": INK, "fontsize": SIZE} | look
         self.paper.text(
             x,
@@ -232,7 +237,7 @@ class Picture:
         )
 
     def hint(self, kind: str, text: str = "", **data: str) -> str:
-        """Return an id for an element to draw, and store `text` as its explanation."""
+        """Return a new id for an element, and store its kind, explanation and data."""
         name = f"hint-{len(self.hints)}"
         self.hints[name] = Hint(kind, text, data)
         return name
@@ -257,7 +262,10 @@ class Picture:
 
 
 def draw(chart: Chart) -> Picture:
-    """Return the picture of a chart; a caller must be inside `plots.settings`."""
+    """Return the picture of a chart.
+
+    The caller must be inside `with hpcsgd.runs.figures.settings()`.
+    """
     if isinstance(chart, Lines):
         return _draw_lines(chart)
     if isinstance(chart, Bars):
@@ -511,7 +519,7 @@ def _end(one: Series, frame: Frame, across: Scale, up: Scale) -> tuple[float, fl
 
 
 def spread(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
-    """Return levels near the wanted ones, in their order, a line of text apart.
+    """Return levels near the wanted ones, in their order, at least a text line apart.
 
     The levels are those of labels, between `top` and `bottom` where they fit.
 

@@ -39,9 +39,9 @@ def scaling_charts(problem: Problem) -> list[Chart]:
 
 
 def _with_looks(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Lines:
-    """Return the chart with a look for each line: the same in all charts of a method.
+    """Return the chart with a look for each line; a method has the same in all charts.
 
-    Emulated runs of a method have another look.
+    `labels` are the names of the methods. Emulated runs of a method have another look.
     """
     styles = [
         labels.index(line[-1].label) + len(labels) * bool(line[-1].config.emulated)
@@ -54,6 +54,7 @@ def _with_looks(chart: Lines, lines: Sequence[Line], labels: list[str]) -> Lines
 def lines_of(settings: Sequence[RunSetting]) -> list[Line]:
     """Return a line for each method: its fastest setting on each number of ranks.
 
+    A method that ran on one number of ranks only has no line.
     Emulated and real runs have lines of their own. The line of emulated runs begins
     with the real run on one rank, because one rank emulates no others.
     """
@@ -175,7 +176,7 @@ def _speed_up_of(
             spreads[id(setting)] = Spread(
                 *(seconds / t for t in (time.median, time.high, time.low))
             )
-    return "on the fewest ranks of the same method, times these ranks,", spreads
+    return "on the fewest ranks of the same method, scaled to one rank,", spreads
 
 
 def _scaling_series(
@@ -294,8 +295,8 @@ def verdict(problem: Problem) -> str:
     left_out = _left_out(settings)
     if len(order) < 2:
         return (
-            f"Only one setting was measured, {_name(order[0], settings)}; it takes at"
-            f" least two to say which is better.{left_out}"
+            f"Only one setting can be compared, {_name(order[0], settings)}; it takes"
+            f" at least two to say which is better.{left_out}"
         )
     best = order[0]
     rival = next((r for r in order if _algorithm(r) != _algorithm(best)), None)
@@ -369,7 +370,10 @@ def _ranks_of_verdict(setting: RunSetting) -> str:
 
 
 def _without_loss(settings: Sequence[RunSetting]) -> str:
-    """Return the verdict on runs without a loss: emulated runs have times only."""
+    """Return the verdict if losses cannot be compared.
+
+    No run has a loss, as of emulated ranks, or no loss fell below its first value.
+    """
     if any(learnt_nothing(s) for s in settings):
         return f"No setting ended below where it began.{_left_out(settings)}"
     if len(settings) < 2:
@@ -588,7 +592,10 @@ KINDS: tuple[
 
 
 def loss_curves(problem: Problem) -> list[Lines]:
-    """Return a chart of the loss for each cost that the runs have recorded."""
+    """Return a chart of the loss for each cost that the runs have recorded.
+
+    In weak scaling there is none, because the rows differ.
+    """
     settings = [s for s in chosen(problem) if len(s.middle.outcome.history) > 1]
     if problem.is_weak or not settings:
         return []
@@ -599,8 +606,8 @@ def loss_curves(problem: Problem) -> list[Lines]:
 def chosen(problem: Problem) -> list[RunSetting]:
     """Return the settings of the loss curves, at most `MOST_CURVES`.
 
-    If there are more, they are the fastest setting of each method on the largest number
-    of ranks that all methods have.
+    Settings of emulated ranks are left out. If there are more others, they are the
+    fastest setting of each method on the largest number of ranks that all methods have.
     """
     real = [s for s in problem.settings if not s.config.emulated]
     if len(real) > MOST_CURVES:
@@ -770,7 +777,8 @@ MAPS = (
 def heat_maps(problem: Problem) -> list[Chart]:
     """Return maps of the time of a step and of the loss, for each method.
 
-    The cells of a map differ only in the settings on its axes.
+    The cells of a map differ only in the settings on its axes. In weak scaling there is
+    no map.
     """
     if problem.is_weak:
         return []

@@ -71,7 +71,10 @@ ALWAYS = ("vs 1 rank", "efficiency")
 
 
 def settings_table(problem: Problem) -> Table | None:
-    """Return a row for each setting, without the columns that are empty for all."""
+    """Return a row for each setting, without columns that are empty for all settings.
+
+    The columns `ALWAYS` stay. The result is None without settings.
+    """
     if not problem.settings:
         return None
     settings = sorted(problem.settings, key=lambda s: (s.label, s.width))
@@ -140,7 +143,10 @@ def _count(value: float | None) -> str:
 
 
 def traffic_table(problem: Problem) -> Table | None:
-    """Return calls and words of rank 0 and of the formula; differences are marked."""
+    """Return calls and words of rank 0 and of the formula; differences are marked.
+
+    Settings without a formula are left out. The result is None if no setting has one.
+    """
     rows = []
     for setting in problem.settings:
         run = _run_to_show(setting)
@@ -244,7 +250,8 @@ def weights_table(problem: Problem) -> Table | None:
     """Return the largest weights of the models, by the names of their columns.
 
     The rows are the largest weights of the model of least loss. Runs whose weights were
-    not saved, or cannot be read, are left out.
+    not saved, cannot be read or have another shape are left out. The result is None if
+    no model is left.
     """
     models = {}
     for setting in problem.settings:
@@ -280,7 +287,11 @@ def weights_table(problem: Problem) -> Table | None:
 
 
 def _model_of(point: ReportPoint) -> Result | None:
-    """Return the model of a run; None where its weights cannot be read."""
+    """Return the model of a run, or None.
+
+    It is None if its weights were not saved or cannot be read, or if there are several
+    models.
+    """
     if not point.source.model:
         return None
     try:
@@ -674,7 +685,10 @@ def write_page(report: Report, path: str | Path) -> Path:
 
 
 def write_figures(report: Report, folder: str | Path) -> list[Path]:
-    """Write every figure as .csv and, with matplotlib, as .svg and .png."""
+    """Write every figure as .csv and, with matplotlib, as .svg and .png.
+
+    Return the paths of the files.
+    """
     folder = Path(folder)
     written = []
     try:

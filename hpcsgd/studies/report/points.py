@@ -59,7 +59,7 @@ class PointConfig:
     replicas: int
     members: int
     batch: int  # rows of a step, over all replicas
-    steps: int  # SGD steps between two messages
+    steps: int  # SGD steps of an exchange, s; 1 if every step has a sum
     product: str
     recipe: str
     epochs: float
@@ -169,7 +169,8 @@ def read_point(
 ) -> ReportPoint:
     """Return the point of one line of points.jsonl.
 
-    Values of a wrong type count as missing.
+    A `label` replaces the name of the method; `model` is the run folder with the
+    weights, or "". Values of a wrong type count as missing.
     """
     grid = _table(line, "grid")
     energy = _table(line, "energy")
@@ -424,7 +425,7 @@ class Problem:
         return ", ".join(part for part in parts if part) or "runs"
 
     def one_rank(self, setting: RunSetting) -> RunSetting | None:
-        """Return the fastest setting on one rank with the batch of `setting`.
+        """Return the fastest setting on one rank with the batch of `setting`, or None.
 
         In weak scaling, its batch may also be that of `setting` divided by the ranks.
         """
@@ -451,7 +452,10 @@ class Problem:
         return Spread(*(work * seconds / t for t in (time.median, time.high, time.low)))
 
     def efficiency(self, setting: RunSetting) -> float | None:
-        """Return the speed-up over one rank, divided by the ranks."""
+        """Return the median speed-up over one rank, divided by the ranks.
+
+        It is None without a run on one rank.
+        """
         speed_up = self.speed_up(setting)
         return None if speed_up is None else speed_up.median / setting.width
 
@@ -493,7 +497,10 @@ def nodes_of(host: str) -> str:
 
 
 def _merge_failed(groups: dict[tuple[object, ...], list[ReportPoint]]) -> None:
-    """Move runs that failed before they read data to the group of their folder."""
+    """Move each group without a successful run into another group of its folder.
+
+    A run that failed before it read its data has a task of its own.
+    """
     for key in [key for key, group in groups.items() if not _any_good(group)]:
         where = {point.source.folder for point in groups[key]}
         for other, group in groups.items():
@@ -648,7 +655,8 @@ def _of_comparison(folder: Path) -> Iterator[ReportPoint]:
 def _line_of_repeat(folder: Path, seconds: Any) -> dict[str, Any] | None:
     """Return the result in a run folder, as the line of a study.
 
-    Return None if there is no result, or if a later run has written it.
+    Return None if there is no result, or if it is that of a later run, whose time
+    differs from the `seconds` of the comparison.
     """
     try:
         own_folder(folder.parent, folder.name)

@@ -154,7 +154,10 @@ def update(
 def step(
     exchange: RecordedExchange, at: Point, g: Array, pull: Array, rate: Any
 ) -> Point:
-    """Return the point after one update of weights and of a learnt intercept."""
+    """Return the point after one update of weights and of a learnt intercept.
+
+    `g` is the gradient in the weights, `pull` that in the intercept.
+    """
     w, v = update(exchange.steps, at["w"], at["v"], g, rate)
     b = at["b"]
     bv = at["bv"]
@@ -170,7 +173,10 @@ def target_size(family: Family, y: Array) -> Array:
 
 
 def residual(family: Family, t: Array, y: Array, clip: float) -> Array:
-    """Return ∂ℓ/∂t in longdouble, or in float64 if the family has nothing wider."""
+    """Return ∂ℓ/∂t in longdouble, or in float64 if the family has nothing wider.
+
+    Families with an exponential clip the scores `t` to ±`clip`.
+    """
     if not np.isfinite(family.curvature):
         t = np.clip(t, -clip, clip)
     try:
@@ -560,7 +566,10 @@ class Allowance:
             self.intercept_kicks[:, j] = (whole / np.sqrt(b) + shift, shift, shift)
 
     def _kept(self, before: Array, after: Array, pull: Array, count: int) -> float:
-        """Return a bound on the rounding error of weights or momentum in one step."""
+        """Return a bound on the rounding error of weights or momentum in one step.
+
+        `pull` has the sizes of what was added, and `count` is the number of roundings.
+        """
         if self.exchange.steps.update == "sgd" and not before.any() and not after.any():
             return 0.0
         sizes = np.abs(_wide(before)) + np.abs(_wide(after)) + pull

@@ -58,7 +58,7 @@ def recompute(
     l2: float,
     l1: float = 0.0,
 ) -> tuple[float, float]:
-    """Return the loss of a model and its tolerance.
+    """Return the loss of a model on all rows, with penalties, and its tolerance.
 
     The weights have shape (d, K), the intercept has shape (K,).
     """
@@ -157,7 +157,7 @@ class Certificate:
         return not self.failed and not self.undecided
 
     def json(self) -> str:
-        """Return the JSON document: the same bytes for the same run, k and seed."""
+        """Return the JSON document: the same bytes for the same run and arguments."""
         checks = [asdict(check) for check in self.checks]
         skipped = [
             check.name
@@ -284,7 +284,7 @@ def _checks(
 
 
 def _chosen(scene: RecordedRun, count: int, seed: int) -> list[int]:
-    """Return the numbers of `count` random recorded exchanges."""
+    """Return the numbers of `count` random recorded exchanges, or of all if fewer."""
     numbers = sorted(scene.recording.states)
     drawn = np.random.default_rng(seed).permutation(len(numbers))[:count]
     return sorted(numbers[i] for i in drawn)
@@ -314,7 +314,11 @@ def _data(
 
 
 def _traffic(scene: RecordedRun, source: RecordedSource | None) -> VerifiedItem:
-    """Check that the ledger has the calls, words and bytes of the formulas."""
+    """Check that the ledger has the calls, words and bytes of the formulas.
+
+    The check is not possible if no formula holds for the run. `source` is None if the
+    data are not those of the run.
+    """
     shape = scene.shape
     report = scene.result.report
     gathers = product_facts(report["products"]).holds_all_columns

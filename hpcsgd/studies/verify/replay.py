@@ -282,7 +282,10 @@ class RecordedSource:
             yield rows, self.reader.read(rows, slice(0, self.reader.cols))
 
     def lengths(self, columns: int) -> Array:
-        """Return the number of stored values of each sparse row in some columns."""
+        """Return the number of stored values of each sparse row.
+
+        Only the first `columns` columns are counted.
+        """
         return np.concatenate([p.lengths for _, p in self._pieces(columns)])
 
     def _pieces(self, columns: int) -> Iterator[tuple[int, Csr]]:
@@ -313,7 +316,10 @@ def open_source(
     split: FoldSplit = WHOLE,
     scale: str = "column",
 ) -> RecordedSource:
-    """Return the whole data with targets and weights encoded as in a run."""
+    """Return the whole data with targets and weights encoded as in a run.
+
+    Rows that `split` keeps apart from training have the weight 0.
+    """
     every = slice(0, reader.rows)
     encoded, _ = encode_targets(
         reader.targets(every), family.targets, 0, lambda own: [own]
@@ -385,7 +391,10 @@ class Union:
         return make_rate(self.config.rate, epochs * self.each, epochs).at(number, 1)
 
     def _of(self, replica: int, epoch: int, index: int) -> Array:
-        """Return the rows of one replica; none after its last batch of the epoch."""
+        """Return the rows of one replica in exchange `index` of an epoch.
+
+        There are none after its last batch of the epoch.
+        """
         batches = self._batches(replica)
         part = self._part(replica)
         first = sum(batches[:index])
@@ -495,7 +504,8 @@ class RecordedRun:
     def replayed(self) -> tuple[str, ...]:
         """Return the parts of the state that can be replayed.
 
-        A codec excludes the weights.
+        If replicas send gradients through a codec, only the intercept and its momentum
+        can.
         """
         is_exact = self.config.agreement.codec == "identity" or self.shape.replicas == 1
         if self.agrees_on_gradients and not is_exact:
@@ -514,7 +524,12 @@ class RecordedRun:
         return self._rows(number), groups[index], self._rates(epoch, index)
 
     def counting(self, source: RecordedSource) -> RunShape:
-        """Return the shape of a run on sparse rows, with their stored values."""
+        """Return the shape of a run on sparse rows, with a count of stored values.
+
+        The count is a function of an exchange, from 0, and a number of columns: it
+        returns how many values the exchange's rows of replica 0 store in the first
+        columns.
+        """
         lengths: dict[int, Array] = {}
 
         def stored(number: int, columns: int) -> int:
@@ -553,7 +568,7 @@ class RecordedRun:
 
 
 def open_recorded_run(folder: Path) -> RecordedRun:
-    """Read a run folder for replay; raise DataError if it has no recording."""
+    """Read a run folder for replay; raise DataError if it cannot be replayed."""
     result = load_result(folder)
     _check_replayable(folder, result)
     recording = read_recording(folder / NAME)

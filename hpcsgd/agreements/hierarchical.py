@@ -73,7 +73,7 @@ def plan_levels(
     """Return the levels of `groups`, from the smallest groups to all replicas.
 
     Raise ConfigError if groups and periods do not fit. If `periods` is empty, there
-    must be two levels, which average after every exchange and after `period` exchanges.
+    must be two levels, which average after every exchange and every `period` exchanges.
     """
     names = [part.strip() for part in groups.split(",")]
     numbers = _numbers(periods) if periods else _usual(names, period)
@@ -299,7 +299,7 @@ class Hierarchical(AverageVariant):
 
 
 def _periods(shape: RunShape) -> list[int]:
-    """Return the periods of the nested groups, or those that `plan_levels` assumes."""
+    """Return the periods of the nested groups, the usual ones if none are set."""
     periods = shape.settings.periods
     return _numbers(periods) if periods else [1, shape.period]
 

@@ -455,7 +455,10 @@ class Alq(Adaptive):
         return exponential(self.bits)
 
     def fit(self, law: Mixture) -> Array:
-        """Return the best levels from four starts, which include the present levels."""
+        """Return the levels of least variance that `sweep` reaches from four starts.
+
+        One of the starts is the present levels.
+        """
         count = len(self.levels)
         starts = [
             law.companded(count),
@@ -489,7 +492,7 @@ class Amq(Adaptive):
         return number, low, self.levels[number + 1]
 
     def fit(self, law: Mixture) -> Array:
-        """Return the powers of the best p, or the present levels if these are as good.
+        """Return the powers of the best p, or the present levels if these are better.
 
         The variance Ψ is a function of p alone, so it is evaluated over the whole range
         of p, whereas the paper descends from several p.

@@ -601,7 +601,8 @@ class Dgc(Codec):
         """Return the unsent gradient: v, and what momentum would still add to it.
 
         `kept` has the saved arrays v ("velocity") and u ("momentum"). With the momentum
-        coefficient m, the addition is Σ mᵏ u over all later exchanges.
+        coefficient m, the addition is Σ mᵏ u over k = 1, 2, ..., or with `nesterov` m
+        times that.
         """
         keeps = config.momentum
         times = keeps / (1.0 - keeps) * (keeps if config.nesterov else 1.0)
@@ -614,7 +615,7 @@ class Dgc(Codec):
         return self.codec.dense_exchanges
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return the bytes of top-k: u and v are never sent."""
+        """Return the bytes that top-k of v sends, or None where its k changes."""
         return self.codec.payload_bytes(ranks, rank)
 
     def _step(self, part: Array) -> Array:

@@ -590,7 +590,7 @@ class Infinity(Gradient):
         return {**super().plan_in_words(state), "tiles": tiles}
 
     def open(self) -> None:
-        """Create the files of a run that begins, on all ranks together.
+        """Create the files of a run that begins. Collective.
 
         Do nothing if they are open.
         """

@@ -102,7 +102,8 @@ class TilePlan:
 def columns_for(budget: float, each: int, columns: int) -> int:
     """Return the number of columns of a tile that fit into `budget` MiB.
 
-    A column takes `each` bytes in all buffers together. There are `columns` at most.
+    A column takes `each` bytes in all buffers together. The result is at most
+    `columns`. Raise ConfigError if no column fits.
     """
     fit = int(budget * MIB) // each
     if fit < 1:
@@ -183,7 +184,7 @@ REFUSES_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def aligned_buffer(size: int) -> Array:
-    """Return an array of at least `size` bytes that begins and ends on a page."""
+    """Return zeros, at least `size` bytes, that begin and end on a page of memory."""
     raw = np.zeros(padded(size) + PAGE, dtype=np.uint8)
     skip = -raw.ctypes.data % PAGE
     return raw[skip : skip + padded(size)]
@@ -346,7 +347,7 @@ class StateFile:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """Return the error of a file that is missing or must not be read."""
+    """Return the error of a file or folder that `error` kept from being opened."""
     return DataError(
         f"{path} cannot be opened ({error.strerror}); restore the files of all ranks,"
         " or start anew with --resume no"

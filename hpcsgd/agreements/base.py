@@ -295,7 +295,7 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def slices_weights(self) -> bool:
-        """Return whether no replica stores all weights of its members' columns."""
+        """Return whether each replica stores only a slice of the weights."""
         return False
 
     @property
@@ -439,7 +439,7 @@ class Agreement(ABC):
 
     @property
     def circle_sizes(self) -> list[int]:
-        """Return the sizes in replicas of this replica's nested groups; [] without."""
+        """Return the sizes of this replica's nested groups in replicas; [] for none."""
         return []
 
     def trains(self, number: int) -> bool:
@@ -541,7 +541,7 @@ class Agreement(ABC):
         return whole
 
     def prepare(self, state: State) -> None:  # noqa: B027
-        """Allocate the arrays that the agreement keeps between calls.
+        """Allocate the arrays that the agreement keeps between calls. Collective.
 
         Called once. `state.remember(name, words)` makes an array that checkpoints save.
 
@@ -552,7 +552,7 @@ class Agreement(ABC):
         """
 
     def start(self, state: State, exchanges: int) -> None:  # noqa: B027
-        """Begin a run, or resume it after `exchanges` exchanges.
+        """Begin a run, or resume it after `exchanges` exchanges. Collective.
 
         Parameters
         ----------
@@ -945,7 +945,7 @@ def copied(state: State, names: Iterable[str] | None = None) -> State:
 def same_on_members(
     grid: Grid, words: Array, replicas: int, purpose: str = PURPOSE
 ) -> None:
-    """Broadcast `words` of member 0 to all members if their copies may differ.
+    """Broadcast `words` of member 0 to all members of a replica if they may differ.
 
     Collective.
 
@@ -1219,7 +1219,10 @@ class Overlap:
         message.charged += (self.replicas.charged or 0.0) - charged
 
     def facts(self, *others: "Overlap") -> dict[str, float | str]:
-        """Return facts of these transfers and of those of `others`, for the report."""
+        """Return seconds of transfers, and how many were hidden, for the report.
+
+        The transfers of `others` are included.
+        """
         transfer = sum((overlap.transfer for overlap in others), self.transfer)
         hidden = sum((overlap.hidden for overlap in others), self.hidden)
         return {
@@ -1405,8 +1408,8 @@ class RunShape:
     def tail(self) -> int:
         """Return the number of words that are sent with a gradient.
 
-        They are the gradient of the intercept, a flag of overflow, and the number of
-        rows.
+        They are the gradient of the intercept, if there is one, a flag of overflow, if
+        residuals are scaled, and the number of rows.
         """
         return self.classes * self.intercept + self.flagged + 1
 

@@ -380,7 +380,7 @@ class Gradient(Agreement):
     def variant(
         cls, settings: Any, replicas: int, rows: int, batch: int
     ) -> type["Gradient"]:
-        """Return the class that serves these settings.
+        """Return the class to use for these settings: this class, or a variant of it.
 
         Parameters
         ----------
@@ -453,7 +453,7 @@ class Gradient(Agreement):
         yield slice(None)
 
     def prepare(self, state: State) -> None:
-        """Allocate buffer, buckets, optimizer state, and the arrays of codecs."""
+        """Allocate buffer, optimizer state, and arrays of codecs. Collective."""
         self.buffer = self._make_buffer(state)
         if self.inputs.loss_scale is not None:
             state.shared.setdefault(LOSS_SCALE, self.inputs.loss_scale.kept())

@@ -173,8 +173,8 @@ def _labels(group: str, places: Sequence[Address]) -> Labels:
         return (0,) * len(places)
     if group == "rack" and not all(place.rack for place in places):
         raise ConfigError(
-            "[agreement] groups: no rack is known for some ranks; set HPCSGD_RACK on"
-            " every node, or give sizes"
+            "[agreement] groups by rack need the rack of every rank, and some ranks"
+            " have none; set HPCSGD_RACK on every node, or give sizes"
         )
     depth = {"node": 2, "rack": 1}[group]
     keys = [(place.rack, place.node)[:depth] for place in places]

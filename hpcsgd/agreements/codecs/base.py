@@ -563,7 +563,7 @@ class Codec(ABC):
         Parameters
         ----------
         part : ndarray of shape (words,)
-            The gradient; it must not be changed.
+            The gradient, if `in_steps` times the rate; it must not be changed.
         moment : Moment
             Exchange, epoch, learning rate, and norm where it is wanted.
         """
@@ -608,7 +608,7 @@ class Codec(ABC):
 
     @property
     def dense_exchanges(self) -> int:
-        """Return how many exchanges sent all words because a record has more bytes."""
+        """Return how many exchanges sent all words, not a sparse record; here 0."""
         return 0
 
     @classmethod
@@ -900,7 +900,7 @@ ERROR = "error"  # the name of e in checkpoints
 
 
 class Feedback(Codec):
-    """Error feedback around any codec, with a memory of d·K words on every replica."""
+    """Error feedback around a codec: what it lost is added to what it encodes next."""
 
     unbiased = False
     wants_feedback = False
@@ -1054,7 +1054,7 @@ class Identity(Codec):
     wants_feedback = False
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Start the sum of part / R; after the division no sum overflows."""
+        """Start the sum over the R replicas of part / R; no such sum overflows."""
         part /= line.size
         arrive = line.start_sum(part)
         return lambda: Decoded(arrive(), None, part.nbytes)

@@ -263,9 +263,10 @@ class TopK(RecordCodec):
         return self.start_records(record, heads, [record.size] * line.size, line)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return the bytes of k words and their indices, or of all words if fewer.
+        """Return the bytes of k words and their indices, or of all words.
 
-        Return None with a warm-up, since k then changes from epoch to epoch.
+        All words are sent if an all-reduce of them moves no more bytes and `dense` is
+        "auto". Return None with a warm-up, since k then changes from epoch to epoch.
         """
         if self.config.warm_up:
             return None

@@ -153,7 +153,10 @@ class OwnSteps(Gradient, ABC):
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
-        """Return the number of arrays: gradient, moments, messages, copies."""
+        """Return how many arrays, as large as a state, a rank allocates beside states.
+
+        They are those of `Gradient`, those of messages, and copies.
+        """
         return super().vectors(shape) + cls.others
 
     @classmethod

@@ -209,8 +209,8 @@ class TickTock(Gradient):
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Take the step of the exchange also on a replica that had no rows in it.
 
-        Such a replica sends sums of zero rows. Then compare the replicas if that is
-        due.
+        Collective. Such a replica sends sums of zero rows. Then compare the replicas
+        if that is due.
         """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
@@ -251,7 +251,7 @@ class TickTock(Gradient):
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
-        """Return the number of arrays as large as the gradient.
+        """Return the number of arrays as large as a state, beside the states.
 
         They are the moments of the rule, the buffers of tick and tock, and for `mode` =
         delayed the late gradient.
@@ -362,8 +362,8 @@ class LateTickTock(TickTock):
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Take the step of the exchange also on a replica that had no rows in it.
 
-        Such a replica sends sums of zero rows. Then compare the replicas if that is
-        due.
+        Collective. Such a replica sends sums of zero rows. Then compare the replicas
+        if that is due.
         """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)

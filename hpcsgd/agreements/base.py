@@ -193,7 +193,8 @@ class AgreementSettings(Settings, section="agreement"):
     Attributes
     ----------
     shares_gradients : bool
-        Whether replicas share the gradient of every step.
+        Whether the agreement receives gradients and takes the steps itself, as
+        `Gradient` and its subclasses do.
     slices : bool
         Whether each replica stores only a slice of the optimizer state, from
         `zero_stage` 2 on also of the gradient, in 3 also of the weights.
@@ -348,7 +349,7 @@ class AgreementSettings(Settings, section="agreement"):
 
 @dataclass(frozen=True)
 class GradientSettings(AgreementSettings):
-    """An agreement whose replicas share the gradient of every step."""
+    """The settings of `Gradient` and its subclasses, which take steps themselves."""
 
     shares_gradients: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"feedback"})
@@ -1417,7 +1418,7 @@ class RunShape:
     def together(self) -> int:
         """Return the largest number of batches whose gradients are sent as one sum.
 
-        It is 1 for agreements that do not share gradients.
+        It is 1 for agreements that receive no gradients.
         """
         settings = self.settings
         return settings.batches_together if settings.shares_gradients else 1
@@ -1443,7 +1444,8 @@ class RunShape:
     def each(self) -> int:
         """Return the number of exchanges of an epoch, as agreements count them.
 
-        If replicas share gradients, an exchange has the batches that are sent together.
+        In agreements that receive gradients, an exchange has the batches that are sent
+        together.
         """
         if not self.settings.shares_gradients:
             return len(self.groups())

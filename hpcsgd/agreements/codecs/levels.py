@@ -358,7 +358,7 @@ class Adaptive(Nuqsgd):
 
     @classmethod
     def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
-        """Return the bytes of the table of levels."""
+        """Return the bytes of the table of 2^(bits − 1) levels in float64."""
         return 8 << config.bits - 1
 
     @abstractmethod
@@ -367,7 +367,7 @@ class Adaptive(Nuqsgd):
 
     @abstractmethod
     def fit(self, law: Mixture) -> Array:
-        """Return the levels that suit ratios |v| / N with the distribution `law`."""
+        """Return levels of little variance for ratios |v| / N of distribution `law`."""
 
     def is_due(self, moment: Moment) -> bool:
         """Return whether levels adapt in this exchange."""
@@ -478,7 +478,7 @@ class Amq(Adaptive):
     zeros_cost = True
 
     def first_levels(self) -> Array:
-        """Return powers of 1/2, up to 1."""
+        """Return 1 and the next smaller powers of 1/2, 2^(bits − 1) levels in all."""
         return powers(0.5, 1 << self.bits - 1)
 
     def between(self, ratios: Array) -> Between:

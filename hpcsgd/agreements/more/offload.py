@@ -201,13 +201,17 @@ class Offload(ShardedAgreement):
     def takes_at_once(self) -> bool:
         """Return whether all batches of an exchange are taken as one.
 
-        They are on a host, which keeps no whole gradient. A device keeps one.
+        They are on a host, which with several replicas keeps no whole gradient. A
+        device keeps one.
         """
         return not self.inputs.memory.on_device
 
     @property
     def keeps_gradient_whole(self) -> bool:
-        """Return whether all tiles of the gradient are kept; a device keeps them."""
+        """Return whether all tiles of the gradient are kept until the step.
+
+        They are on a device, and with one replica.
+        """
         return self.inputs.memory.on_device or super().keeps_gradient_whole
 
     def prepare(self, state: State) -> None:

@@ -305,7 +305,7 @@ def _periods(shape: RunShape) -> list[int]:
 
 
 def places(grid: Grid) -> list[Address]:
-    """Return the address of the first member of every replica. Collective."""
+    """Return rack and node of the first member of every replica. Collective."""
     addresses = grid.world.exchange_objects(grid.world.address or own_address())
     return [addresses[r * grid.members.size] for r in range(grid.replicas.size)]
 

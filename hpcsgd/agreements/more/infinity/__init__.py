@@ -31,7 +31,7 @@ class OnDisk:
         return self.shape[0]
 
     def __getitem__(self, part: Any) -> "OnDisk":
-        """Return this object: `tiles` selects columns and states."""
+        """Return this object for any `part`: `tiles` selects columns and states."""
         return self
 
     def __setitem__(self, part: Any, kept: int) -> None:

@@ -70,7 +70,7 @@ class TilePlan:
         return slice(tile.start + share.start, tile.start + share.stop)
 
     def within(self, number: int) -> slice:
-        """Return this replica's part of a tile, from the tile's first column on."""
+        """Return this replica's columns of a tile, counted from the tile's first."""
         columns = self.part(number)
         first = self.tile(number).start
         return slice(columns.start - first, columns.stop - first)
@@ -393,7 +393,7 @@ class Stamps:
         self.slot = 0
 
     def create(self, first: Stamp) -> None:
-        """Create the file, with slots for documents twice as large as the first."""
+        """Create the file with the stamp `first`, in slots over twice its size."""
         self.slot = padded(2 * len(_line(first)) + 256)
         try:
             with open(open_entry(self.path, CREATE), "wb") as file:

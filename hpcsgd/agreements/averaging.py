@@ -101,11 +101,14 @@ class Average(Agreement):
         self.average(state, self.share, self.grid.replicas, purpose)
 
     def weight(self, exchanges: int) -> float:
-        """Return the weight of this replica in an average after so many exchanges."""
+        """Return the weight of this replica in an average: its share of all rows."""
         return self.share
 
     def keeps_own(self, state: State) -> bool:
-        """Return whether replicas keep arrays that differ, such as kept momentum."""
+        """Return whether replicas keep arrays that differ after an average.
+
+        They do if each keeps its momentum, or has arrays in `state.memory`.
+        """
         if self.momentum == "keep" and not self.averages_all(state):
             return True
         return super().keeps_own(state)
@@ -194,10 +197,11 @@ def words_averaged(shape: RunShape) -> int:
 
 
 def sent_for_mean(shape: RunShape, wide: int, replicas: int) -> list[SentWords]:
-    """Return what rank 0 sends for a mean of `wide` words of each column.
+    """Return what rank 0 sends for a mean over `replicas` of `wide` words a column.
 
-    The intercept, if there is one, counts as one more column. If there are more than
-    two replicas of several members, it is also broadcast to the members after the sum.
+    The list is empty for one replica. The intercept, if there is one, counts as one
+    more column; if there are more than two replicas of several members, it is also
+    broadcast to the members after the sum.
     """
     if replicas == 1:
         return []
@@ -340,7 +344,8 @@ class FedAvg(AverageVariant):
     def weight(self, exchanges: int) -> float:
         """Return the share of this replica in the rows of all drawn replicas.
 
-        It is 0 if this replica was not drawn for the round.
+        The round is that of exchange `exchanges`. The share is 0 if this replica was
+        not drawn for it.
         """
         drawn = self.clients(max(exchanges, 1))
         if self.grid.replica not in drawn:
@@ -348,7 +353,7 @@ class FedAvg(AverageVariant):
         return self.rows[self.grid.replica] / sum(self.rows[r] for r in drawn)
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
-        """Set all replicas to the average of those that trained. Collective."""
+        """Set all replicas to the average of those drawn for the round. Collective."""
         share = self.weight(exchanges)
         self.average(state, share, self.grid.replicas, purpose)
 
@@ -461,7 +466,8 @@ class AsyncAverageSettings(AverageSettings):
 
     delay: int = setting(
         1,
-        "exchanges that an average takes to arrive; 0 makes it the agreement average",
+        "exchanges from the start of an average to its use; 0 makes it the agreement"
+        " average",
         at_least=0,
     )
 
@@ -530,7 +536,10 @@ class AsyncAverage(AverageVariant):
         )  # 0: nothing is under way
 
     def start(self, state: State, exchanges: int) -> None:
-        """Restore the average that was under way at the checkpoint, if any."""
+        """Restore the average that was under way at the checkpoint, if any.
+
+        A checkpoint saves it in `state.rank_arrays`.
+        """
         arrays = state.rank_arrays
         since = int(state.rank_arrays[SINCE][0])
         if since:
@@ -563,7 +572,8 @@ class AsyncAverage(AverageVariant):
     def settle(self, state: State, exchanges: int) -> None:
         """Drop the average under way, and average the present weights. Collective.
 
-        The mean over all replicas is the same as with the dropped average.
+        The mean over all replicas is the same as with the dropped average. Weights that
+        are equal on all replicas are not averaged.
         """
         if self._travelling is not None:
             self._arrive(self._travelling)
@@ -571,9 +581,10 @@ class AsyncAverage(AverageVariant):
         super().settle(state, exchanges)
 
     def memory(self, state: State) -> dict[str, Array]:
-        """Save the average under way in the state. Collective.
+        """Return the arrays of `state.memory` as checkpoints save them. Collective.
 
-        Return the arrays that the agreement keeps between calls.
+        Also store the average under way in `state.rank_arrays`, where checkpoints save
+        it.
         """
         now = self._travelling
         state.rank_arrays[SINCE][0] = 0 if now is None else now.since
@@ -595,7 +606,7 @@ class AsyncAverage(AverageVariant):
         return now is not None and exchanges == now.since + self.delay
 
     def start_average(self, state: State, exchanges: int) -> None:
-        """Begin to sum the weights of all replicas while training continues."""
+        """Start the all-reduce of an average, which runs while training continues."""
         own_words = self._said(state)
         words = own_words * own_words.dtype.type(self.share)
         with self.overlap.posting():

@@ -85,12 +85,12 @@ AGREEMENTS: dict[str, "str | type[Agreement]"] = {
 
 
 def usual_kind(replicas: int) -> str:
-    """Return the kind that "auto" stands for with this number of replicas."""
+    """Return what "auto" stands for: "average" for several replicas, "none" for 1."""
     return "average" if replicas > 1 else "none"
 
 
 def automatic_kind(facts: RunFacts) -> Resolved:
-    """Return the kind for the number of replicas of a run, and the reason as text."""
+    """Return the kind that "auto" stands for in a run, and the reason as text."""
     kind = usual_kind(facts.config.grid.replicas)
     if kind == "none":
         return kind, "one replica has nothing to agree on"
@@ -111,9 +111,9 @@ class Requires:
     steps, period : int or None
         Steps of an exchange, and exchanges between two agreements.
     updates : tuple of str or None
-        The update rules.
+        The update rules, of which the run has one.
     products : tuple of str or None
-        The products.
+        The products, of which the run has one.
     smooth : bool
         Whether the penalty must be smooth: no l1, no bounds.
     one_model : bool
@@ -193,20 +193,23 @@ class AgreementSettings(Settings, section="agreement"):
     Attributes
     ----------
     shares_gradients : bool
-        Whether replicas share the gradient of every step.
+        Whether the agreement receives gradients and takes the steps itself, as
+        `Gradient` and its subclasses do.
     slices : bool
-        Whether replicas hold slices of what a step needs.
+        Whether each replica stores only a slice of the optimizer state, from
+        `zero_stage` 2 on also of the gradient, in 3 also of the weights.
     on_disk : bool
         Whether weights and optimizer state are on disk.
     works_alone : bool
-        Whether the agreement does something on one replica, too.
+        Whether the agreement has work to do even if there is only one replica.
     steps_of_gradient : bool
         Whether steps and state are those of the kind `gradient`, so that a run may be
         resumed as another of these kinds.
     asks_members : bool
-        Whether the members of one replica, too, have something to agree on.
+        Whether the members of a replica exchange messages for the agreement even if
+        there is only one replica.
     takes_rounds : bool
-        Whether an exchange is a round of any number of rows.
+        Whether an exchange is a round of any number of rows, not of batches.
     reads : frozenset of str
         The subjects of other sections whose settings the agreement reads.
     ignores : frozenset of str
@@ -278,7 +281,7 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def batches_together(self) -> int:
-        """Return the number of batches whose gradients one exchange sends together."""
+        """Return the largest number of batches whose gradients are sent as one sum."""
         return self.accumulate
 
     @property
@@ -293,7 +296,7 @@ class AgreementSettings(Settings, section="agreement"):
 
     @property
     def slices_weights(self) -> bool:
-        """Return whether no replica stores all weights of its members' columns."""
+        """Return whether each replica stores only a slice of the weights."""
         return False
 
     @property
@@ -346,7 +349,7 @@ class AgreementSettings(Settings, section="agreement"):
 
 @dataclass(frozen=True)
 class GradientSettings(AgreementSettings):
-    """An agreement whose replicas share the gradient of every step."""
+    """The settings of `Gradient` and its subclasses, which take steps themselves."""
 
     shares_gradients: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"feedback"})
@@ -377,7 +380,7 @@ class Agreement(ABC):
     ----------
     grid : Grid
         The ranks. `grid.replicas` is the communicator of the ranks that hold the same
-        columns, and the only one that an agreement uses.
+        columns, one of each replica.
     share : float
         The part of all rows that this replica holds.
     period : int
@@ -389,7 +392,7 @@ class Agreement(ABC):
 
     Examples
     --------
-    The middle of what the replicas hold, on one replica:
+    An agreement on the median of the weights of all replicas, made for one replica:
 
     >>> import numpy as np
     >>> from hpcsgd.agreements import Agreement
@@ -416,12 +419,12 @@ class Agreement(ABC):
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Agreement":
-        """Make the agreement of a run.
+        """Make the agreement of a run. Collective.
 
         Parameters
         ----------
         terms : AgreementInputs
-            Rows of every replica, classes, period, seed, and the section
+            Grid, rows of every replica, classes, period, seed, and the section
             [agreement] of the settings.
 
         Returns
@@ -437,11 +440,11 @@ class Agreement(ABC):
 
     @property
     def circle_sizes(self) -> list[int]:
-        """Return the sizes of this replica's nested groups, [] without groups."""
+        """Return the sizes of this replica's nested groups in replicas; [] for none."""
         return []
 
     def trains(self, number: int) -> bool:
-        """Return whether this replica takes part in an exchange.
+        """Return whether this replica takes steps in an exchange.
 
         Parameters
         ----------
@@ -462,7 +465,7 @@ class Agreement(ABC):
         columns : int
             Columns of this member.
         width : int
-            Words a column.
+            Words of each column.
 
         Returns
         -------
@@ -539,7 +542,7 @@ class Agreement(ABC):
         return whole
 
     def prepare(self, state: State) -> None:  # noqa: B027
-        """Allocate the arrays that the agreement keeps between calls.
+        """Allocate the arrays that the agreement keeps between calls. Collective.
 
         Called once. `state.remember(name, words)` makes an array that checkpoints save.
 
@@ -550,7 +553,7 @@ class Agreement(ABC):
         """
 
     def start(self, state: State, exchanges: int) -> None:  # noqa: B027
-        """Begin a run, or resume it after `exchanges` exchanges.
+        """Begin a run, or resume it after `exchanges` exchanges. Collective.
 
         Parameters
         ----------
@@ -698,7 +701,7 @@ class Agreement(ABC):
         Returns
         -------
         dict of ndarray
-            One row a column.
+            The arrays by name, with one row for each column of this member.
         """
         return state.memory
 
@@ -726,12 +729,12 @@ class Agreement(ABC):
         name : str
             The name of the array.
         kept : ndarray
-            The array, one row a column.
+            The array, with one row for each column of this member.
         """
         state.memory[name][...] = kept
 
     def inherit(self, state: State, name: str, kept: Array) -> None:  # noqa: B027
-        """Take over a saved array that this agreement does not keep; or drop it.
+        """Use a saved array for which this agreement has none; here it is dropped.
 
         A checkpoint of a run on another grid may contain such an array.
 
@@ -742,7 +745,7 @@ class Agreement(ABC):
         name : str
             The name of the array.
         kept : ndarray
-            The array, one row a column.
+            The array, with one row for each column of this member.
         """
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
@@ -760,12 +763,14 @@ class Agreement(ABC):
         self.agree(state, purpose)
 
     def visited(self, dealt: int) -> int:
-        """Return the number of rows that all replicas together take in an exchange.
+        """Return the number of rows that are counted for an exchange of all replicas.
+
+        Every replica that trains counts as many rows as this one.
 
         Parameters
         ----------
         dealt : int
-            Rows that this replica takes.
+            Rows of this replica in the exchange.
 
         Returns
         -------
@@ -775,6 +780,8 @@ class Agreement(ABC):
 
     def logs(self) -> dict[str, Array]:
         """Return the logs of all exchanges so far, by name, the same on all ranks.
+
+        Collective.
 
         Returns
         -------
@@ -822,7 +829,7 @@ class Agreement(ABC):
         return planned
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the agreement that the report of a run contains.
+        """Return facts about the agreement for the report of a run. Collective.
 
         Returns
         -------
@@ -844,7 +851,7 @@ class Agreement(ABC):
 
     @classmethod
     def messages(cls, shape: "RunShape", exchanges: int) -> Sent | None:
-        """Return the collectives of rank 0 of several replicas after an exchange.
+        """Return the collectives of rank 0 for the synchronisation after an exchange.
 
         They follow from sizes and settings alone. `hpcsgd verify` and the tables of
         studies compare their sum with the ledger of a run. A method that a class of
@@ -900,7 +907,7 @@ class Agreement(ABC):
 
     @classmethod
     def holds(cls, shape: "StateShape") -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of everything that a rank keeps between exchanges.
+        """Yield name and bytes of each kind of array that a rank keeps for training.
 
         Parameters
         ----------
@@ -923,8 +930,9 @@ class Agreement(ABC):
 def copied(state: State, names: Iterable[str] | None = None) -> State:
     """Return a state on the host whose weights and intercept are copies.
 
-    With `names`, the arrays of `memory` with these names and all arrays of `shared` are
-    copies, too.
+    Without `names`, it shares all other arrays with `state`. With `names`, its `memory`
+    contains copies of the arrays with these names alone, and its `shared` copies of all
+    arrays.
     """
     seen = state.host_state()
     intercept = None if seen.intercept is None else seen.intercept.copy()
@@ -938,7 +946,7 @@ def copied(state: State, names: Iterable[str] | None = None) -> State:
 def same_on_members(
     grid: Grid, words: Array, replicas: int, purpose: str = PURPOSE
 ) -> None:
-    """Broadcast `words` of member 0 to all members if their copies may differ.
+    """Broadcast `words` of member 0 to all members of a replica if they may differ.
 
     Collective.
 
@@ -1028,7 +1036,8 @@ def check_same(world: Communicator, facts: SharedFacts) -> None:
 def check_plan(grid: Grid, facts: SharedFacts) -> None:
     """Raise ConfigError on all ranks if `facts` differ between replicas. Collective.
 
-    The members of one replica may have different facts.
+    Ranks with the same columns are compared; the members of one replica may have
+    different facts.
     """
     if grid.replicas.size == 1:
         return
@@ -1059,7 +1068,7 @@ def hash_of(facts: SharedFacts) -> int:
 
 
 def alike(sentence: str) -> ConfigError:
-    """Return a ConfigError that is marked as raised on all ranks."""
+    """Return a ConfigError with the text `sentence`, marked as raised on all ranks."""
     return ConfigError(sentence, on_all_ranks=True)
 
 
@@ -1093,9 +1102,9 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaCheck:
-    """A consistency check of the replicas of one column block.
+    """A consistency check of the ranks, one of each replica, with the same columns.
 
-    If their states differ, all replicas receive the state of replica 0.
+    If their states differ, all of them receive the state of replica 0.
     """
 
     def __init__(self, replicas: Communicator, every: int) -> None:
@@ -1190,7 +1199,7 @@ class Overlap:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Record a wait, in this context, for the message that was posted first."""
+        """Record a wait in this context, for the oldest message not waited for yet."""
         if self.replicas.ledger.gives_way is not None:
             self.replicas.ledger.gives_way()
         message = self._under_way.popleft()
@@ -1211,7 +1220,10 @@ class Overlap:
         message.charged += (self.replicas.charged or 0.0) - charged
 
     def facts(self, *others: "Overlap") -> dict[str, float | str]:
-        """Return facts of these transfers and of those of `others`, for the report."""
+        """Return seconds of transfers, and how many were hidden, for the report.
+
+        The transfers of `others` are included.
+        """
         transfer = sum((overlap.transfer for overlap in others), self.transfer)
         hidden = sum((overlap.hidden for overlap in others), self.hidden)
         return {
@@ -1226,16 +1238,16 @@ class Overlap:
 
 
 def bucket_count(columns: int, width: int, itemsize: int, cap: float) -> int:
-    """Return the number of buckets of a gradient: ⌈bytes / cap⌉, at most `columns`.
+    """Return the number of buckets of a gradient: ⌈bytes / cap⌉, from 1 to `columns`.
 
-    `cap` is in MiB.
+    The gradient has `width` words of `itemsize` bytes for each column; `cap` is in MiB.
     """
     size = columns * width * itemsize
     return max(min(ceil(size / (cap * MIB)), columns), 1)
 
 
 def tiles_of(columns: int, count: int, alignment: int = 1) -> list[slice]:
-    """Cut columns into at most `count` tiles that begin at multiples of `alignment`.
+    """Return at most `count` tiles of columns that begin at multiples of `alignment`.
 
     The tiles have equal numbers of columns, give or take `alignment` columns.
     """
@@ -1262,7 +1274,8 @@ class DataSize:
     sparse : bool
         Whether rows are sparse.
     stored : callable or None
-        (exchange from 0, columns) -> values of sparse rows in these columns.
+        (exchange from 0, columns) -> number of values that are stored in so many
+        columns of the sparse rows of the exchange.
     """
 
     rows: int
@@ -1297,7 +1310,7 @@ class Tiling:
     Attributes
     ----------
     count : int
-        Tiles of slices, if a device has chosen their number; else 0.
+        Tiles of slices in a sharded method; 0 in others.
     columns : int
         Columns of a tile of weights on disk.
     """
@@ -1323,11 +1336,11 @@ class RunShape:
     classes : int
         K, columns of the gradient.
     states : int
-        Arrays of the update: 1, or 2 with momentum.
+        Arrays of the update: weights, and momenta where the rule has them.
     gathers : bool
         Whether every member holds all columns.
     reproducible : bool
-        Whether a sum takes two collectives.
+        Whether the run is reproducible, so that a sum takes two collectives.
     tiling : Tiling
         Number and size of the tiles of weights.
     """
@@ -1396,16 +1409,16 @@ class RunShape:
     def tail(self) -> int:
         """Return the number of words that are sent with a gradient.
 
-        They are the gradient of the intercept, a flag of overflow, and the number of
-        rows.
+        They are the gradient of the intercept, if there is one, a flag of overflow, if
+        residuals are scaled, and the number of rows.
         """
         return self.classes * self.intercept + self.flagged + 1
 
     @property
     def together(self) -> int:
-        """Return the number of batches whose gradients one exchange sends together.
+        """Return the largest number of batches whose gradients are sent as one sum.
 
-        It is 1 for agreements that do not share gradients.
+        It is 1 for agreements that receive no gradients.
         """
         settings = self.settings
         return settings.batches_together if settings.shares_gradients else 1
@@ -1414,12 +1427,15 @@ class RunShape:
     def is_at_once(self) -> bool:
         """Return whether products treat the batches of an exchange as one batch.
 
-        This is so only for agreements on gradients.
+        They do in agreements on disk, and from stage 2 of ZeRO on.
         """
         return bool(self.settings.on_disk or self.settings.zero_stage > 1)
 
     def groups(self) -> list[tuple[int, ...]]:
-        """Return the batch sizes of each exchange of an epoch, as products see them."""
+        """Return the batch sizes of each exchange of an epoch, on replica 0.
+
+        Exchanges are those of products; `each` counts those of agreements.
+        """
         schedule = self.config.schedule
         if self.is_at_once:
             return plan_groups(self.own_rows, schedule.batch * self.together, 1)
@@ -1428,7 +1444,8 @@ class RunShape:
     def each(self) -> int:
         """Return the number of exchanges of an epoch, as agreements count them.
 
-        If replicas share gradients, an exchange has the batches that are sent together.
+        In agreements that receive gradients, an exchange has the batches that are sent
+        together.
         """
         if not self.settings.shares_gradients:
             return len(self.groups())
@@ -1436,9 +1453,9 @@ class RunShape:
 
     @property
     def buckets(self) -> int:
-        """Return the number of messages of a gradient, or of tiles of slices.
+        """Return the number of messages of a gradient, or in sharded methods of tiles.
 
-        It is 1 for one replica, and for sparse rows without slices.
+        It is 1 for one replica, and for sparse rows in methods that are not sharded.
         """
         if self.replicas == 1 or (self.data.sparse and not self.settings.slices):
             return 1
@@ -1449,7 +1466,7 @@ class RunShape:
     def alignment(self) -> int:
         """Return the number of columns of which every tile begins at a multiple.
 
-        It is the length of a block of optimizer state in 8 bits, else 1.
+        It is the length of a block if optimizer state has 8 bits, else 1.
         """
         return BLOCK if self.config.update.bits == 8 else 1
 
@@ -1468,21 +1485,24 @@ class RunShape:
         return self.replicas > 2 and self.members > 1
 
     def to_members(self, words: int) -> list[SentWords]:
-        """Return the broadcast of a tail of `words` words from member 0 to the members.
+        """Return the broadcast of a tail of `words` float64 words to the members.
 
-        The list is empty if the tail is not broadcast.
+        Member 0 sends it. The list is empty if the tail is not broadcast.
         """
         return [self.sent(words, 8)] if self.shares_tail else []
 
     def sent(self, words: int, itemsize: int = 0) -> SentWords:
         """Return one collective of `words` words of `itemsize` bytes.
 
-        Without `itemsize` the words are weights.
+        Without `itemsize`, a word has the size of a weight.
         """
         return SentWords(words, words * (itemsize or self.itemsize))
 
     def sum(self, words: int, itemsize: int = 0) -> list[SentWords]:
-        """Return the collectives of one sum: two if it is reproducible, else one."""
+        """Return the collectives of a sum of `words` words: 2 if reproducible, else 1.
+
+        Without `itemsize`, a word has the size of a weight.
+        """
         return [self.sent(words, itemsize)] * (2 if self.reproducible else 1)
 
 
@@ -1499,9 +1519,9 @@ class StateShape:
     columns : int
         Columns that this rank holds.
     states : int
-        Words of a column.
+        Words of a column of the state: weights, and momenta where the rule has them.
     copies : int
-        Copies of the state.
+        Copies of the state in memory, the state itself included.
     sparse : bool
         Whether rows are sparse.
     """
@@ -1530,16 +1550,17 @@ class StateShape:
 
     @property
     def moments(self) -> int:
-        """Return the number of arrays that the update rule keeps beside the weights.
+        """Return the number of arrays that the update rule keeps beside the state.
 
-        All arrays of 8 bits count as 1.
+        It is 0 for a rule whose momenta are in the state. All arrays in 8 bits together
+        count as 1.
         """
         update = self.config.update
         return 1 if update.bits == 8 else ADAPTIVE.get(update.kind, 0)
 
     @property
     def snapshots(self) -> int:
-        """Return how many copies of arrays beside the state are kept to fall back to.
+        """Return how many copies of an array beside the state are kept for a fall-back.
 
         The number is 4 with [run] fall_back, else 0.
         """
@@ -1547,10 +1568,10 @@ class StateShape:
 
     @property
     def vector(self) -> int:
-        """Return the bytes of an array with one word for each column."""
+        """Return the bytes of an array with one weight for each column of the rank."""
         return self.columns * self.itemsize
 
     @property
     def state(self) -> int:
-        """Return the bytes of one state."""
+        """Return the bytes of one copy of the state."""
         return self.vector * self.states

@@ -79,8 +79,8 @@ class DeviceRole:
     sums : bool
         Whether replicas sum gradients there.
     linear_step : callable or None
-        Makes what takes steps there, of (a row, words of it, states of each); None
-        where the host takes them.
+        (row of the buffer, words of the gradient, arrays of the update) -> what takes
+        steps there; None if the host takes the steps.
     alignment : int
         Tiles of slices begin at multiples of so many columns.
     """
@@ -149,7 +149,7 @@ class Buffer:
         self.memory.clear(self.device_values)
 
     def mark_empty(self) -> None:
-        """Set the host's copy to zero, unless replicas sum on their devices."""
+        """Set the buffer on the host to zero, unless replicas sum on their devices."""
         if not self.is_summed_on_device:
             self.flat[...] = 0.0
 
@@ -211,7 +211,7 @@ class Buffer:
 
     @property
     def takes_residuals(self) -> bool:
-        """Return whether residuals are summed, for an intercept, or only counted."""
+        """Return whether residuals are summed, for an intercept; else only counted."""
         return self.sums > 0
 
     def count_in(self, residuals: Array) -> None:
@@ -220,11 +220,11 @@ class Buffer:
 
     @property
     def is_flagged(self) -> bool:
-        """Return whether this replica has flagged the exchange as one not to count."""
+        """Return whether the tail has a flag of overflow that is set."""
         return len(self.tail) > self.sums + 1 and bool(self.tail[-2])
 
     def flag(self) -> None:
-        """Flag the exchange as one that must not count."""
+        """Set the flag of overflow: no replica takes the step of this exchange."""
         self.tail[-2] = 1.0
 
     def settle(self) -> None:
@@ -378,7 +378,7 @@ class Sender(Protocol):
         """
 
     def tail(self) -> Array:
-        """Return Σ over replicas of [Σr | count], after the first `receive`."""
+        """Return Σ over replicas of the tail, [Σr | count]; call `receive` first."""
 
     def facts(self) -> dict[str, int]:
         """Return what the sender counted, for the report of a run."""
@@ -436,7 +436,7 @@ class PlainSender:
         return 1.0 / float(self._tail[-1])
 
     def finish(self, buffer: Buffer) -> None:
-        """Wait for all sums on the device, and copy only the tail to the host."""
+        """Wait for the sums of all tiles on the device; copy the tail to the host."""
         with self.overlap.waiting():
             for summed in self._travelling:
                 summed.wait()
@@ -453,12 +453,12 @@ class PlainSender:
         buffer.settle()  # collectives that failed raise here
 
     def wait(self) -> None:
-        """Wait for the tile that was sent first."""
+        """Wait for the sum that was started first of those under way."""
         with self.overlap.waiting():
             self._travelling.pop(0).wait()
 
     def tail(self) -> Array:
-        """Return the tail of the buffer, [Σr | count]."""
+        """Return the tail, [Σr | count]; after `receive` it is a sum over replicas."""
         return self._tail
 
     def facts(self) -> dict[str, int]:

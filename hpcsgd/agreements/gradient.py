@@ -380,7 +380,7 @@ class Gradient(Agreement):
     def variant(
         cls, settings: Any, replicas: int, rows: int, batch: int
     ) -> type["Gradient"]:
-        """Return the class that serves these settings.
+        """Return the class to use for these settings: this class, or a variant of it.
 
         Parameters
         ----------
@@ -453,7 +453,7 @@ class Gradient(Agreement):
         yield slice(None)
 
     def prepare(self, state: State) -> None:
-        """Allocate buffer, buckets, optimizer state, and the arrays of codecs."""
+        """Allocate buffer, optimizer state, and arrays of codecs. Collective."""
         self.buffer = self._make_buffer(state)
         if self.inputs.loss_scale is not None:
             state.shared.setdefault(LOSS_SCALE, self.inputs.loss_scale.kept())
@@ -497,10 +497,10 @@ class Gradient(Agreement):
         return bucket_count(columns, self.columns, itemsize, settings.bucket)
 
     def start(self, state: State, exchanges: int) -> None:
-        """Restore the scale of residuals, and start with the gradient not sent yet.
+        """Restore the loss scale of residuals; take the unsent gradient, if any.
 
         That gradient is what codecs of several replicas had not sent, if this run
-        resumes on one.
+        resumes on one. It is taken as a step now, or with the next step.
         """
         if self.inputs.loss_scale is not None:
             self.inputs.loss_scale.restore(state.shared[LOSS_SCALE])
@@ -562,8 +562,8 @@ class Gradient(Agreement):
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Take the step of the other replicas if this one had no rows; check replicas.
 
-        The check compares arrays of all replicas, after as many exchanges as
-        `run.check_members` sets.
+        Collective. The check compares weights and optimizer state of all replicas,
+        after every `run.check_members` exchanges.
         """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
@@ -629,9 +629,9 @@ class Gradient(Agreement):
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
-        """Return how many arrays of the size of the weights a rank allocates.
+        """Return how many arrays, as large as a state, a rank allocates beside states.
 
-        They are the optimizer state and the gradient, and two for what a codec encodes.
+        They are those of the update rule, the gradient, and two more with a codec.
         """
         return shape.moments + (1 if shape.settings.codec == "identity" else 3)
 
@@ -644,7 +644,7 @@ class Gradient(Agreement):
             yield "codecs", (2 + shape.snapshots) * _kept_by_codecs(shape)
 
     def close(self) -> None:
-        """Close the communicators of leaders that `hierarchical` made, if any."""
+        """Close the communicators of leaders that `hierarchical` made. Collective."""
         if hasattr(self, "sender"):  # not yet, where others have refused
             self.sender.close()
 
@@ -1021,9 +1021,10 @@ class Growing(Gradient, sums_on_devices=True):
             self._left = 1
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Take steps that only other replicas had rows for; check gradients.
+        """Take steps that only other replicas had rows for; decide on larger batches.
 
-        Gradients are checked at the end of an epoch in which they were summed.
+        Collective. Replicas are compared if that is due. It is decided whether batches
+        grow at the end of an epoch whose gradients were summed.
         """
         number = exchanges - 1
         if self._done != number:
@@ -1050,7 +1051,7 @@ class Growing(Gradient, sums_on_devices=True):
         return batches if self.regime.is_low else 1
 
     def steps_taken(self, planned: int) -> int:
-        """Return the steps taken so far, which are counted and not planned."""
+        """Return the steps taken so far, which were counted; `planned` is not used."""
         return int(self.regime.record[LOWS] + self.regime.record[HIGHS])
 
     def facts(self) -> dict[str, Any]:
@@ -1066,7 +1067,7 @@ class Growing(Gradient, sums_on_devices=True):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of all arrays, those of the watched sum included."""
+        """Yield what `Gradient` yields, and the sum of watched gradients."""
         yield from super().holds(shape)
         if shape.replicas > 1:
             yield "watched gradients", (2 + shape.snapshots) * shape.vector

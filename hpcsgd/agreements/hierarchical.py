@@ -73,7 +73,7 @@ def plan_levels(
     """Return the levels of `groups`, from the smallest groups to all replicas.
 
     Raise ConfigError if groups and periods do not fit. If `periods` is empty, there
-    must be two levels, which average after every exchange and after `period` exchanges.
+    must be two levels, which average after every exchange and every `period` exchanges.
     """
     names = [part.strip() for part in groups.split(",")]
     numbers = _numbers(periods) if periods else _usual(names, period)
@@ -173,8 +173,8 @@ def _labels(group: str, places: Sequence[Address]) -> Labels:
         return (0,) * len(places)
     if group == "rack" and not all(place.rack for place in places):
         raise ConfigError(
-            "[agreement] groups: no rack is known for some ranks; set HPCSGD_RACK on"
-            " every node, or give sizes"
+            "[agreement] groups by rack need the rack of every rank, and some ranks"
+            " have none; set HPCSGD_RACK on every node, or give sizes"
         )
     depth = {"node": 2, "rack": 1}[group]
     keys = [(place.rack, place.node)[:depth] for place in places]
@@ -299,13 +299,13 @@ class Hierarchical(AverageVariant):
 
 
 def _periods(shape: RunShape) -> list[int]:
-    """Return the periods of the nested groups, or those that `plan_levels` assumes."""
+    """Return the periods of the nested groups, the usual ones if none are set."""
     periods = shape.settings.periods
     return _numbers(periods) if periods else [1, shape.period]
 
 
 def places(grid: Grid) -> list[Address]:
-    """Return the address of the first member of every replica. Collective."""
+    """Return rack and node of the first member of every replica. Collective."""
     addresses = grid.world.exchange_objects(grid.world.address or own_address())
     return [addresses[r * grid.members.size] for r in range(grid.replicas.size)]
 

@@ -16,7 +16,7 @@ from hpcsgd.formats import Array
 
 @dataclass(frozen=True)
 class GradientFacts:
-    """The columns of a gradient that this rank has, and the sum over all ranks."""
+    """The columns of a gradient on this rank, and a function that sums over ranks."""
 
     columns: slice | Array  # the local ones of all columns, or their numbers
     total: Callable[[Array], Array]  # sums words over the ranks with other parts
@@ -95,7 +95,7 @@ class ByNorm(Shaper):
     clipped: int = 0
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """Multiply the gradient by limit / ‖g‖ if its norm exceeds the limit."""
+        """Multiply the gradient by limit / ‖g‖ if ‖g‖ exceeds the limit of `limit`."""
         size = norm_of(gradient, whole)
         limit = self.limit(moment)
         if size > limit:
@@ -154,7 +154,7 @@ class OverClasses(Shaper):
     """
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """Subtract from each row its mean over the K scores."""
+        """Subtract from the gradient of each column its mean over the K scores."""
         gradient -= gradient.mean(axis=1, keepdims=True, dtype=gradient.dtype)
 
 
@@ -196,7 +196,7 @@ SALT = 0x6E6F697365  # of a stream of random numbers of its own
 
 @dataclass
 class Noise(Shaper):
-    """Gaussian noise whose variance decreases from `variance` in the first step."""
+    """Gaussian noise of variance `variance` / (1 + t)^0.55 in step t = 0, 1, ..."""
 
     variance: float
     seed: int

@@ -266,7 +266,7 @@ class SlowMo(Agreement):
         return self.base.facts()
 
     def trains(self, number: int) -> bool:
-        """Return whether this replica trains in exchange `number` of the base."""
+        """Return whether this replica trains in exchange `number`, counted from 1."""
         return self.base.trains(number)
 
     def prepare(self, state: State) -> None:
@@ -288,7 +288,10 @@ class SlowMo(Agreement):
             state.shared[START][...] = state.intercept[:1]
 
     def is_whole(self, exchanges: int) -> bool:
-        """Return whether a slow step is due, or all weights of the base are equal."""
+        """Return whether all replicas have equal weights after so many exchanges.
+
+        They have after a slow step, and where they have in the base.
+        """
         return self.is_slow(exchanges) or self.base.is_whole(exchanges)
 
     def is_slow(self, exchanges: int) -> bool:
@@ -360,7 +363,10 @@ class SlowMo(Agreement):
 
     @classmethod
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:
-        """Return whether the base agrees or a slow step is due after this exchange."""
+        """Return whether all replicas average in the base or a slow step is due then.
+
+        `exchanges` is the number of exchanges done.
+        """
         if cls.steps_slowly(shape, exchanges):
             return True
         return base_of(shape).agrees(shape, exchanges)
@@ -375,15 +381,16 @@ class SlowMo(Agreement):
 
     @classmethod
     def rank_0_trains(cls, shape: RunShape, number: int) -> bool:
-        """Return whether replica 0 trains in exchange `number` of the base."""
+        """Return whether replica 0 trains in exchange `number`, counted from 0."""
         return base_of(shape).rank_0_trains(shape, number)
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what the base sends, or one average of all where a slow step is due.
 
-        A sharded average is a reduce-scatter of d_c·W words and R times the intercept,
-        and an all-gather to which rank 0 sends its (d_c / R)·W words.
+        On d local columns of W words, a sharded average is a reduce-scatter of d·W
+        words and R times the intercept, and an all-gather to which rank 0 sends its
+        (d / R)·W words.
         """
         if not cls.steps_slowly(shape, exchanges):
             return base_of(shape).messages(shape, exchanges)

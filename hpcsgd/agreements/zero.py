@@ -331,7 +331,7 @@ class SlicedState(Gradient):
         return self.columns * self.states
 
     def joined(self, held: Array) -> Array:
-        """Return all columns of `held`, which is stored in slices where weights are."""
+        """Return all columns of `held`, joined from slices in stage 3. Collective."""
         return held if self.stage < 3 else self.joining.join(held, "control")
 
     def parted(self, whole: Array) -> Array:
@@ -558,7 +558,7 @@ class SlicedSettings(GradientSettings):
 
     @property
     def zero_stage(self) -> int:
-        """Return what is divided: states (1), also gradients (2), also weights (3)."""
+        """Return 2: optimizer state and gradients are divided, weights are not."""
         return 2
 
 
@@ -762,7 +762,7 @@ class ShardedAgreement(SlicedState):
     def after_exchange(self, state: State, exchanges: int) -> None:
         """If this replica had no rows, send zeros to the sums, and step its slices.
 
-        Then check that replicas agree, if a check is due.
+        Collective. Then check that replicas agree, if a check is due.
         """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
@@ -885,14 +885,15 @@ class ShardedAgreement(SlicedState):
 
     @classmethod
     def stage_of(cls, shape: StateShape) -> int:
-        """Return the stage: what is in slices is states (1), also gradients (2), also
-        weights (3).
+        """Return the stage of ZeRO, 1, 2 or 3.
+
+        In slices are states (1), also gradients (2), also weights (3).
         """
         return int(shape.settings.stage)
 
     @classmethod
     def beside(cls, shape: StateShape) -> int:
-        """Return how many more vectors of a slice's length a subclass keeps; here 0."""
+        """Return how many more arrays as long as a slice a subclass keeps; here 0."""
         return 0
 
     @classmethod

@@ -31,7 +31,10 @@ def make_codec(
     config: CodecConfig,
     accordion: AccordionConfig | None = None,
 ) -> Codec:
-    """Return the codec of one bucket, with error feedback if it is switched on."""
+    """Return the codec of one bucket, inside a `Feedback` if it has error feedback.
+
+    It has if the setting `feedback` is "on", or if it is "auto" and the codec wants it.
+    """
     codec = get_codec(name).of(bucket, config, accordion or AccordionConfig())
     if config.feedback != "auto" and codec.has_own_memory:
         raise ConfigError(
@@ -76,10 +79,10 @@ def owed(
     kept: Mapping[str, Array],
     rate: float,
 ) -> Array | None:
-    """Return the gradient that replicas have not sent, or None if there is none.
+    """Return the mean gradient that replicas have not sent; None if none was kept.
 
-    `kept` contains the arrays that the codecs of the replicas have saved. Error
-    feedback saves its error as a step, which is a gradient times `rate`.
+    `kept` contains the means over replicas of the arrays that their codecs have saved.
+    Error feedback saves its error as a step, which is a gradient times `rate`.
     """
     kind = get_codec(accordion.codec if name == "accordion" else name)
     gradient = kind.owes(kept, config)

@@ -74,7 +74,11 @@ class Accordion(Codec):
         return cls(bucket, config, accordion)
 
     def see(self, part: Array, moment: Moment) -> None:
-        """Add a gradient to the sum of the epoch, before feedback and encoding."""
+        """Add the gradient of this replica to the sum of the epoch, if it is watched.
+
+        With error feedback `part` is a step, from which the gradient is computed. When
+        a check is due, |G|² of the complete sum G is stored first, and G set to 0.
+        """
         if self.regime.is_due(moment):
             self._square = self.regime.take_square()
         if self.regime.watches(moment):
@@ -125,7 +129,10 @@ class Accordion(Codec):
         return super().facts() | counts
 
     def variance(self, part: Array) -> Array | None:
-        """Return the variance of each word of `part` as the active codec encodes it."""
+        """Return the variance of each word of `part` as the active codec encodes it.
+
+        Return None if that codec is biased.
+        """
         return self._in_force.variance(part)
 
     @property

@@ -67,10 +67,10 @@ def automatic_feedback(facts: RunFacts) -> Resolved:
     name = config.agreement.codec
     kind = get_codec(config.accordion.codec if name == "accordion" else name)
     if kind.has_own_memory:
-        return "off", f"{name} keeps what it has not sent itself"
+        return "off", f"{name} itself keeps what it has not sent"
     if config.codec.remembers_errors(kind.wants_feedback):
-        return "on", f"{name} is biased"
-    return "off", f"{name} is not biased"
+        return "on", f"{name} needs it"
+    return "off", f"{name} does not need it"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class CodecConfig(Settings, section="codec"):
 
     feedback: str = setting(
         "auto",
-        "error feedback: only for biased codecs (auto), always (on) or never (off)",
+        "error feedback: for codecs that need it (auto), always (on) or never (off)",
         choices=FEEDBACKS,
         becomes=automatic_feedback,
         read_by="feedback",
@@ -200,8 +200,8 @@ class CodecConfig(Settings, section="codec"):
     def remembers_errors(self, wants: bool) -> bool:
         """Return whether a codec has error feedback.
 
-        `wants` is the preference of the codec, which the setting `feedback` may
-        override.
+        It has if the setting `feedback` is "on", or if it is "auto" and the codec
+        `wants` it.
         """
         return self.feedback == "on" or (self.feedback == "auto" and wants)
 
@@ -281,11 +281,17 @@ class AccordionConfig(Settings, section="accordion"):
     def conflicts(self) -> Iterator[str]:
         """Yield a sentence if `codec` names accordion itself."""
         if self.codec == "accordion":
-            yield ("[accordion] codec = 'accordion' turns itself; use powersgd or topk")
+            yield (
+                "[accordion] codec = 'accordion' would control itself; use powersgd or"
+                " topk"
+            )
 
     @property
     def usual_regimes(self) -> tuple[str, str]:
-        """Return the usual [codec] settings of low and of high compression, as text."""
+        """Return the usual [codec] settings of low and of high compression, as text.
+
+        Both texts are empty for a codec without usual settings.
+        """
         return REGIMES.get(self.codec, ("", ""))
 
     def regimes(self, config: CodecConfig) -> tuple[CodecConfig, CodecConfig]:
@@ -481,7 +487,7 @@ class Codec(ABC):
     wants_feedback : bool
         Whether what is lost is added to the next gradient (error feedback).
     has_own_memory : bool
-        Whether the codec keeps what it has not sent itself.
+        Whether the codec itself keeps what it has not sent.
     needs_own : bool
         Whether `Decoded.own` is read. It need not be made otherwise.
     remembers : tuple of str
@@ -557,7 +563,7 @@ class Codec(ABC):
         Parameters
         ----------
         part : ndarray of shape (words,)
-            The gradient; it must not be changed.
+            The gradient, if `in_steps` times the rate; it must not be changed.
         moment : Moment
             Exchange, epoch, learning rate, and norm where it is wanted.
         """
@@ -602,7 +608,7 @@ class Codec(ABC):
 
     @property
     def dense_exchanges(self) -> int:
-        """Return how many exchanges sent all words, because this took fewer bytes."""
+        """Return how many exchanges sent all words, not a sparse record; here 0."""
         return 0
 
     @classmethod
@@ -636,8 +642,8 @@ class Codec(ABC):
         Returns
         -------
         ndarray of shape (words,) or None
-            A run that resumes on one replica, which encodes nothing, adds it at
-            once.
+            None if the codec keeps no unsent gradient. A run that resumes on one
+            replica, which encodes nothing, takes it once, with its first step.
         """
         return None
 
@@ -670,7 +676,7 @@ class Codec(ABC):
         Returns
         -------
         ndarray of shape (words,) or None
-            None of a biased codec.
+            None if the codec is biased.
         """
         return None
 
@@ -844,8 +850,8 @@ class Regime:
     def verdict(self, moment: Moment, square: float) -> bool:
         """Return whether gradients still change, by |G|² = `square` of an epoch.
 
-        The result is also True if the rate has passed a milestone. One rank computes it
-        and sends it to all others.
+        The result is also True if the rate has passed a milestone since the last check.
+        Ranks may differ in `square`, so all use the result of rank 0.
         """
         before = float(self.record[NORM])
         return self.has_dropped(moment) or is_critical(before, square**0.5, self.eta)
@@ -894,7 +900,7 @@ ERROR = "error"  # the name of e in checkpoints
 
 
 class Feedback(Codec):
-    """Error feedback around any codec, with a memory of d·K words on every replica."""
+    """Error feedback around a codec: what it lost is added to what it encodes next."""
 
     unbiased = False
     wants_feedback = False
@@ -949,7 +955,7 @@ SCALE_BYTES = 4
 
 
 class Chunks:
-    """A division of `words` words into chunks of `length`, the last one shorter."""
+    """A division of `words` words into chunks of `length`; the last may be shorter."""
 
     def __init__(self, words: int, length: int) -> None:
         self.words = words
@@ -974,7 +980,7 @@ class Chunks:
     def norms(self, part: Array, kind: str) -> NDArray[np.float32]:
         """Return the norm of each chunk, max |v| or l2, rounded up to float32.
 
-        No word of a chunk is greater than its norm.
+        No |word| of a chunk is greater than its norm.
         """
         largest = self.greatest(np.abs(part)).astype(np.float64)
         if kind == "l2":
@@ -999,7 +1005,7 @@ MOST_BITS = 32
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Return how many bytes `pack` makes of `count` codes."""
+    """Return how many bytes `pack` makes of `count` codes of `bits` bits."""
     return -(-count * bits // 8)
 
 
@@ -1014,7 +1020,7 @@ def pack(codes: Array, bits: int) -> NDArray[np.uint8]:
 
 
 def unpack(record: Array, count: int, bits: int) -> NDArray[np.uint32]:
-    """Return the first `count` codes of a record that `pack` made."""
+    """Return the first `count` codes, of `bits` bits, of a record that `pack` made."""
     if bits in WHOLE:
         # A copy: a piece of a message may begin at any byte.
         return record.copy().view(WHOLE[bits])[:count].astype(np.uint32)
@@ -1048,7 +1054,7 @@ class Identity(Codec):
     wants_feedback = False
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Start the sum of part / R; after the division no sum overflows."""
+        """Start the sum over the R replicas of part / R; no such sum overflows."""
         part /= line.size
         arrive = line.start_sum(part)
         return lambda: Decoded(arrive(), None, part.nbytes)

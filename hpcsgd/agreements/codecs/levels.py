@@ -358,7 +358,7 @@ class Adaptive(Nuqsgd):
 
     @classmethod
     def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
-        """Return the bytes of the table of levels."""
+        """Return the bytes of the table of 2^(bits − 1) levels in float64."""
         return 8 << config.bits - 1
 
     @abstractmethod
@@ -367,7 +367,7 @@ class Adaptive(Nuqsgd):
 
     @abstractmethod
     def fit(self, law: Mixture) -> Array:
-        """Return the levels that suit ratios |v| / N with the distribution `law`."""
+        """Return levels of little variance for ratios |v| / N of distribution `law`."""
 
     def is_due(self, moment: Moment) -> bool:
         """Return whether levels adapt in this exchange."""
@@ -455,7 +455,10 @@ class Alq(Adaptive):
         return exponential(self.bits)
 
     def fit(self, law: Mixture) -> Array:
-        """Return the best levels from four starts, which include the present levels."""
+        """Return the levels of least variance that `sweep` reaches from four starts.
+
+        One of the starts is the present levels.
+        """
         count = len(self.levels)
         starts = [
             law.companded(count),
@@ -475,7 +478,7 @@ class Amq(Adaptive):
     zeros_cost = True
 
     def first_levels(self) -> Array:
-        """Return powers of 1/2, up to 1."""
+        """Return 1 and the next smaller powers of 1/2, 2^(bits − 1) levels in all."""
         return powers(0.5, 1 << self.bits - 1)
 
     def between(self, ratios: Array) -> Between:
@@ -489,7 +492,7 @@ class Amq(Adaptive):
         return number, low, self.levels[number + 1]
 
     def fit(self, law: Mixture) -> Array:
-        """Return the powers of the best p, or the present levels if these are as good.
+        """Return the powers of the best p, or the present levels if these are better.
 
         The variance Ψ is a function of p alone, so it is evaluated over the whole range
         of p, whereas the paper descends from several p.

@@ -263,9 +263,10 @@ class TopK(RecordCodec):
         return self.start_records(record, heads, [record.size] * line.size, line)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return the bytes of k words and their indices, or of all words if fewer.
+        """Return the bytes of k words and their indices, or of all words.
 
-        Return None with a warm-up, since k then changes from epoch to epoch.
+        All words are sent if an all-reduce of them moves no more bytes and `dense` is
+        "auto". Return None with a warm-up, since k then changes from epoch to epoch.
         """
         if self.config.warm_up:
             return None
@@ -601,7 +602,8 @@ class Dgc(Codec):
         """Return the unsent gradient: v, and what momentum would still add to it.
 
         `kept` has the saved arrays v ("velocity") and u ("momentum"). With the momentum
-        coefficient m, the addition is Σ mᵏ u over all later exchanges.
+        coefficient m, the addition is Σ mᵏ u over k = 1, 2, ..., or with `nesterov` m
+        times that.
         """
         keeps = config.momentum
         times = keeps / (1.0 - keeps) * (keeps if config.nesterov else 1.0)
@@ -614,7 +616,7 @@ class Dgc(Codec):
         return self.codec.dense_exchanges
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return the bytes of top-k: u and v are never sent."""
+        """Return the bytes that top-k of v sends, or None where its k changes."""
         return self.codec.payload_bytes(ranks, rank)
 
     def _step(self, part: Array) -> Array:

@@ -153,7 +153,7 @@ class TimedRounds:
         return not self.grid.members.broadcast(word, 0, "control")[0]
 
     def end(self) -> None:
-        """Set a deadline of 0 from the times of the first round. Collective."""
+        """Set the deadline if it is 0, by the times of the first round. Collective."""
         if self.deadline:
             return
         durations = self.grid.world.exchange_objects(np.diff(self._looks).tolist())
@@ -445,7 +445,7 @@ class RoundMixer:
 
 
 def flatten_arrays(arrays: Sequence[Array], dtype: np.dtype) -> Array:
-    """Return all arrays as one vector, in the order in which they are sent."""
+    """Return all `arrays` as one vector of this `dtype`, in the order of the list."""
     flat = np.concatenate([array.reshape(-1) for array in arrays])
     words: Array = flat.astype(dtype, copy=False)
     return words
@@ -626,9 +626,10 @@ class Anybatch(Gradient):
         }
 
     def start(self, state: State, exchanges: int) -> None:
-        """Resume after `exchanges` rounds; do nothing on the grid of the checkpoint.
+        """Begin a run, or resume it after `exchanges` rounds.
 
-        On another grid the streams begin where full rounds would have ended.
+        Do nothing unless the checkpoint has another number of replicas: then the
+        streams begin where full rounds would have ended.
         """
         if self._is_regridded:
             shape = self.grid.replicas.size, exchanges
@@ -777,9 +778,11 @@ class Anybatch(Gradient):
         return self.is_whole(exchanges) and not self.keeps_own(state)
 
     def agree(self, state: State, purpose: str) -> None:
-        """Set weights to the mean of all replicas, weighted by their rows. Collective.
+        """Set weights to Σ_i c_i x_i / Σ_i c_i over all replicas i. Collective.
 
-        The relative disagreement of the replicas before it is stored.
+        c_i is what mixing made of the rows of the last round, or 1 if replicas are not
+        weighted by rows or none had any. The relative disagreement of the replicas
+        before is stored.
         """
         mean = self._mean(state, purpose, float(state.shared[DEN][0, 0]))
         if mean is None:  # a round in which no replica had rows

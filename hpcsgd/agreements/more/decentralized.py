@@ -153,7 +153,10 @@ class OwnSteps(Gradient, ABC):
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
-        """Return the number of arrays: gradient, moments, messages, copies."""
+        """Return how many arrays, as large as a state, a rank allocates beside states.
+
+        They are those of `Gradient`, those of messages, and copies.
+        """
         return super().vectors(shape) + cls.others
 
     @classmethod
@@ -251,10 +254,10 @@ class Decentralized(OwnSteps):
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return an all-reduce of weights and intercept, or a swap with one replica.
+        """Return the all-reduce or swap by which weights and intercept are mixed.
 
-        Where members may differ in a bit of the intercept, member 0 broadcasts it to
-        the members.
+        It is a swap where `peers` is shift_one. Where members may differ in a bit of
+        the intercept, member 0 broadcasts it to the members.
         """
         words = _words_of(shape)
         is_sum = shape.settings.peers == "all"

@@ -201,13 +201,17 @@ class Offload(ShardedAgreement):
     def takes_at_once(self) -> bool:
         """Return whether all batches of an exchange are taken as one.
 
-        They are on a host, which keeps no whole gradient. A device keeps one.
+        They are on a host, which with several replicas keeps no whole gradient. A
+        device keeps one.
         """
         return not self.inputs.memory.on_device
 
     @property
     def keeps_gradient_whole(self) -> bool:
-        """Return whether all tiles of the gradient are kept; a device keeps them."""
+        """Return whether all tiles of the gradient are kept until the step.
+
+        They are on a device, and with one replica.
+        """
         return self.inputs.memory.on_device or super().keeps_gradient_whole
 
     def prepare(self, state: State) -> None:
@@ -399,7 +403,7 @@ class Offload(ShardedAgreement):
         )
 
     def consensus(self, state: State, exchanges: int) -> State:
-        """Return the state, or a copy that is stepped along the late gradient."""
+        """Return `state`, or if a gradient is late a copy with its step. Collective."""
         if self.late is None:
             return state
         seen = copied(state, self._sliced())
@@ -410,7 +414,7 @@ class Offload(ShardedAgreement):
         return seen
 
     def settle(self, state: State, exchanges: int) -> None:
-        """Take the step along the last gradient, if it is late."""
+        """Take the step along the last gradient, if it is late. Collective."""
         if self.late is None:
             return
         self.inputs.memory.settle()  # the last slices may still be on their way up
@@ -470,7 +474,7 @@ class Offload(ShardedAgreement):
 
     @classmethod
     def beside(cls, shape: StateShape) -> int:
-        """Return the vectors of a slice on the host: 2, or 3 if steps are late."""
+        """Return how many more slices the host keeps: 2, or 3 if steps are late."""
         return 2 + int(shape.settings.delay_after >= 0)
 
     def release(self) -> None:
@@ -478,7 +482,7 @@ class Offload(ShardedAgreement):
         self.worker.close()
 
     def close(self) -> None:
-        """End the thread of the host, and close the communicators of the agreement."""
+        """End the thread of the host, and close the communicators. Collective."""
         self.release()
         super().close()
 

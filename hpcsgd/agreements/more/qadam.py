@@ -143,9 +143,10 @@ class QAdam(Gradient):
         self.sender = self.coded if self.rule.rests(number) else self.plain
 
     def _finish_sums(self, state: State) -> None:
-        """Replace Σr by n_p times m of the intercept, if momentum is sent.
+        """Replace Σr by n_p m_p of the intercept, if momentum is sent.
 
-        The count of the rows stays as it is.
+        m_p is the new momentum and n_p the rows of this replica, whose count stays as
+        it is.
         """
         if state.intercept is not None and self._tells_momentum():
             self._turn(
@@ -153,7 +154,7 @@ class QAdam(Gradient):
             )
 
     def _finish_tile(self, state: State, tile: Tile) -> None:
-        """Replace s_p of a tile by n_p m_p, if momentum is sent."""
+        """Replace the sum s_p of a tile by n_p m_p of the tile, if momentum is sent."""
         if self._tells_momentum():
             self._turn(tile.gradient, state.memory["adam_m"][tile.columns])
 

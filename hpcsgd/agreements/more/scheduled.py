@@ -120,7 +120,7 @@ class Queue:
         return sum(piece.size for piece in self._travelling)
 
     def push(self, piece: TilePiece) -> None:
-        """Add a piece that is ready to be sent."""
+        """Add a piece that is ready to be sent; `pump` starts it."""
         self._tell("ready", piece)
         self._open[piece.priority] += 1
         heapq.heappush(self._waiting, piece)
@@ -251,7 +251,7 @@ class AsTheyAre:
 
 
 class EncodedTiles:
-    """A wire that sends whole tiles, encoded by a codec.
+    """A wire that sends whole tiles, encoded by a codec or between leaders of groups.
 
     Tiles are not cut, because codecs keep arrays of whole tiles.
     """
@@ -270,11 +270,11 @@ class EncodedTiles:
         return (TilePiece(buffer.tiles.index(tile), 0, tile.flat),)
 
     def start(self, piece: TilePiece) -> None:
-        """Encode the tile of a piece, and start to send it."""
+        """Start to send the tile of a piece, encoded if there is a codec."""
         self.sender.send(self.buffer, self.buffer.tiles[piece.priority])
 
     def finish(self, piece: TilePiece) -> None:
-        """Wait for the tile of a piece, and decode it."""
+        """Wait for the sum or mean of the tile of a piece, and store its factor."""
         tile = self.buffer.tiles[piece.priority]
         self._factors[piece.priority] = self.sender.receive(self.buffer, tile)
 
@@ -283,7 +283,7 @@ class EncodedTiles:
         return False
 
     def factor(self, number: int) -> float:
-        """Return the factor that makes the decoded tile `number` the mean."""
+        """Return the factor that makes the received tile `number` the mean gradient."""
         return self._factors[number]
 
 
@@ -620,7 +620,7 @@ class Scheduled(Gradient):
         self.arrive(state)
 
     def consensus(self, state: State, exchanges: int) -> State:
-        """Wait for all tiles, and return the state itself. Collective."""
+        """Wait for all tiles, step them, and return `state` itself. Collective."""
         self.arrive(state)
         return state
 

@@ -116,7 +116,8 @@ class TickTockSettings(GradientSettings):
 
     mode: str = setting(
         "exact-sum",
-        "exact-sum takes the steps of SGD; delayed and independent are other methods",
+        "sum two gradients for each step of SGD (exact-sum), or apply each one exchange"
+        " late (delayed); independent is two fits, by hpcsgd.tick_tock",
         choices=MODES,
     )
 
@@ -158,14 +159,18 @@ class TickTock(Gradient):
     def variant(
         cls, settings: Any, replicas: int, rows: int, batch: int
     ) -> type[Gradient]:
-        """Return the class for `mode`; `AsOne` if no transfer can be hidden."""
+        """Return the class for `mode`: `LateTickTock` for delayed, else `TickTock`.
+
+        It is `AsOne` if `mode` is exact-sum and no transfer can be hidden: with one
+        replica, or if the tick has room for all `rows`.
+        """
         if settings.mode == "delayed":
             return LateTickTock
         is_one = replicas == 1 or rows <= batch * settings.accumulate
         return AsOne if settings.mode == "exact-sum" and is_one else cls
 
     def prepare(self, state: State) -> None:
-        """Allocate the buffers of tick and tock, and open a communicator for each."""
+        """Allocate buffers of tick and tock, each with a communicator. Collective."""
         super().prepare(state)
         buffers = self.buffer, self._make_buffer(state)
         self.grid.meet()
@@ -204,8 +209,8 @@ class TickTock(Gradient):
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Take the step of the exchange also on a replica that had no rows in it.
 
-        Such a replica sends sums of zero rows. Then compare the replicas if that is
-        due.
+        Collective. Such a replica sends sums of zero rows. Then compare the replicas
+        if that is due.
         """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
@@ -246,7 +251,7 @@ class TickTock(Gradient):
 
     @classmethod
     def vectors(cls, shape: StateShape) -> int:
-        """Return the number of arrays as large as the gradient.
+        """Return the number of arrays as large as a state, beside the states.
 
         They are the moments of the rule, the buffers of tick and tock, and for `mode` =
         delayed the late gradient.
@@ -357,8 +362,8 @@ class LateTickTock(TickTock):
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Take the step of the exchange also on a replica that had no rows in it.
 
-        Such a replica sends sums of zero rows. Then compare the replicas if that is
-        due.
+        Collective. Such a replica sends sums of zero rows. Then compare the replicas
+        if that is due.
         """
         if self._done != exchanges - 1:
             self._begin(exchanges - 1)
@@ -369,7 +374,7 @@ class LateTickTock(TickTock):
     def arrive(self, state: State) -> None:
         """Wait for the gradient that is being sent, and store its sum in `state`.
 
-        Do nothing if no gradient is being sent.
+        Collective. Do nothing if no gradient is being sent.
         """
         item = self._late
         self._late = None
@@ -383,12 +388,12 @@ class LateTickTock(TickTock):
         tail[1] = item.buffer.tail[-1]
 
     def settle(self, state: State, exchanges: int) -> None:
-        """Apply the late gradient at the end of a run."""
+        """Apply the late gradient at the end of a run. Collective."""
         self.arrive(state)
         self._apply_rested(state, exchanges)
 
     def consensus(self, state: State, exchanges: int) -> State:
-        """Return a copy of `state` after the step along the late gradient.
+        """Return a copy of `state` after the step along the late gradient. Collective.
 
         The weights of `state` stay as they are.
         """
@@ -550,7 +555,7 @@ def run_alternately(works: Sequence[Callable[[Turns], Any]]) -> list[Any]:
 
 
 def duplicate_communicator(world: Communicator) -> Communicator:
-    """Return a communicator of the same ranks with a ledger of its own."""
+    """Return a communicator of the same ranks, with its own ledger. Collective."""
     layer: Communicator | None = world.split(0, world.rank)
     communicator = layer
     ledger = Ledger()

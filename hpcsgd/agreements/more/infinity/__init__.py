@@ -31,11 +31,11 @@ class OnDisk:
         return self.shape[0]
 
     def __getitem__(self, part: Any) -> "OnDisk":
-        """Return this object: `tiles` selects columns and states."""
+        """Return this object for any `part`: `tiles` selects columns and states."""
         return self
 
     def __setitem__(self, part: Any, kept: int) -> None:
-        """Restore the weights of copy `kept`, a number that `copy` returned."""
+        """Use the weights of copy `kept`, a number that `copy` returned."""
         self.keeper.restore_copy(kept)
 
     def copy(self) -> int:
@@ -71,7 +71,7 @@ class WeightsOnDisk(Protocol):
         """Raise a read error of any rank on all ranks. Collective."""
 
     def copy_weights(self) -> int:
-        """Copy the present weights; return the number of the copy."""
+        """Copy the present weights; return the number of the copy. Collective."""
 
     def restore_copy(self, kept: int) -> None:
-        """Restore the weights of copy `kept`, a number that `copy_weights` returned."""
+        """Use the weights of copy `kept`, a number that `copy_weights` returned."""

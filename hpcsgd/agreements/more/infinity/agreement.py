@@ -129,7 +129,7 @@ class Between:
         self._begun = 0
 
     def sums(self, number: int, count: int, sizes: Sizes, add: "Add") -> Array:
-        """Return this replica's part of a tile of G, summed over replicas. Collective.
+        """Return this replica's part of a gradient tile, summed over all. Collective.
 
         `add` computes this replica's own gradient of the tile. When the sum is
         returned, the sum of the next of the `count` tiles has been started.
@@ -590,7 +590,7 @@ class Infinity(Gradient):
         return {**super().plan_in_words(state), "tiles": tiles}
 
     def open(self) -> None:
-        """Create the files of a run that begins, on all ranks together.
+        """Create the files of a run that begins. Collective.
 
         Do nothing if they are open.
         """

@@ -70,7 +70,7 @@ class TilePlan:
         return slice(tile.start + share.start, tile.start + share.stop)
 
     def within(self, number: int) -> slice:
-        """Return this replica's part of a tile, from the tile's first column on."""
+        """Return this replica's columns of a tile, counted from the tile's first."""
         columns = self.part(number)
         first = self.tile(number).start
         return slice(columns.start - first, columns.stop - first)
@@ -102,7 +102,8 @@ class TilePlan:
 def columns_for(budget: float, each: int, columns: int) -> int:
     """Return the number of columns of a tile that fit into `budget` MiB.
 
-    A column takes `each` bytes in all buffers together. There are `columns` at most.
+    A column takes `each` bytes in all buffers together. The result is at most
+    `columns`. Raise ConfigError if no column fits.
     """
     fit = int(budget * MIB) // each
     if fit < 1:
@@ -183,7 +184,7 @@ REFUSES_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def aligned_buffer(size: int) -> Array:
-    """Return an array of at least `size` bytes that begins and ends on a page."""
+    """Return zeros, at least `size` bytes, that begin and end on a page of memory."""
     raw = np.zeros(padded(size) + PAGE, dtype=np.uint8)
     skip = -raw.ctypes.data % PAGE
     return raw[skip : skip + padded(size)]
@@ -346,7 +347,7 @@ class StateFile:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """Return the error of a file that is missing or must not be read."""
+    """Return the error of a file or folder that `error` kept from being opened."""
     return DataError(
         f"{path} cannot be opened ({error.strerror}); restore the files of all ranks,"
         " or start anew with --resume no"
@@ -392,7 +393,7 @@ class Stamps:
         self.slot = 0
 
     def create(self, first: Stamp) -> None:
-        """Create the file, with slots for documents twice as large as the first."""
+        """Create the file with the stamp `first`, in slots over twice its size."""
         self.slot = padded(2 * len(_line(first)) + 256)
         try:
             with open(open_entry(self.path, CREATE), "wb") as file:

@@ -122,14 +122,15 @@ class Rows(Protocol):
     def dense(self) -> tuple[Array, Array | slice]:
         """Return the values as one dense array, and the numbers of its columns.
 
-        Columns without values may be left out. The numbers are a slice if none is.
+        Columns without values may be left out. The numbers are a slice of all columns
+        if none is.
         """
 
     def margins(self, weights: Array, out: Array) -> None:
-        """Compute out ← Y W."""
+        """Compute out ← Y W for these rows Y and the weights W."""
 
     def gram(self, blocks: Blocks, out: Array) -> None:
-        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed."""
+        """Compute out ← the strictly-lower blocks of Y Yᵀ for these rows Y, packed."""
 
     def add_transposed(self, scaled: Array, weights: Array) -> None:
         """Add Yᵀ · `scaled` to the first columns of `weights`, in place."""
@@ -190,10 +191,13 @@ class Backend(Protocol):
         """Round each value to the nearest number of format `name`, in place."""
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
-        """Compute out ← Y W."""
+        """Compute and return out ← Y W for the rows Y and the weights W."""
 
     def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
-        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed."""
+        """Compute and return out ← the strictly-lower blocks of Y Yᵀ, packed.
+
+        Y are `rows`, in batches of the sizes `blocks`.
+        """
 
     def corrected_residuals(
         self,
@@ -267,7 +271,7 @@ class HostPlan:
     )
 
     def apply_transition(self, weights: Array) -> None:
-        """Apply weights ← Φ weights, where state k owns K columns."""
+        """Apply weights ← Φ weights, where state k has K columns and Φ is `carry`."""
         carry = self.carry
         if self.states == 1:
             if carry[0, 0] != 1.0:

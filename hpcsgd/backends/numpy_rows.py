@@ -125,7 +125,7 @@ class HostBackend:
         return np.zeros(shape, dtype=self.weights)
 
     def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> HostPlan:
-        """Spread the coefficients of `unrolled` over the rows of `blocks`."""
+        """Return the coefficients of `unrolled`, repeated for the rows of `blocks`."""
         if isinstance(unrolled, ManyUnrolledSteps):
             return plan_many(unrolled, blocks, self.inner)
         sizes = blocks.sizes
@@ -187,12 +187,12 @@ class HostBackend:
         round_values(values, name)
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
-        """Compute out ← Y W."""
+        """Compute and return out ← Y W for the rows Y and the weights W."""
         rows.margins(weights, out)
         return out
 
     def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
-        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed."""
+        """Compute and return out ← the strictly-lower blocks of Y Yᵀ, packed."""
         rows.gram(blocks, out)
         return out
 
@@ -266,7 +266,7 @@ class HostBackend:
     def apply_update(
         self, weights: Array, rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
-        """Apply all s steps by one transposed product, for every state that moves."""
+        """Apply all s steps to the weights by one product Yᵀ (gains · residuals)."""
         scaled = [residuals * gain for gain in plan.gain]
         self._move(weights, rows, np.hstack(scaled) if scaled[1:] else scaled[0], plan)
 
@@ -460,7 +460,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class CsrRows:
-    """Sampled rows as SciPy multiplies them, widened."""
+    """Sampled CSR rows, widened to the working format, as SciPy multiplies them."""
 
     csr: Csr
     marks: Marks

@@ -130,7 +130,8 @@ class GradientReducer(GradientSink, Protocol):
     ) -> None:
         """Compute this member's part of the scores out ← Y w at w = `point`.
 
-        In a sharded method, w is gathered tile by tile over replicas. Collective.
+        In a sharded method, w is gathered tile by tile over replicas, and the call is
+        collective.
         """
 
 

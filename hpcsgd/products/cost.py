@@ -209,7 +209,10 @@ class _Exchange:
         return 1.0 / self.job.epochs if self.job.comes_again else 1.0
 
     def messages(self, product: str, is_kept: bool = False) -> float:
-        """Return the seconds of all messages of one exchange of `product`."""
+        """Return the seconds of all messages of one exchange of `product`.
+
+        `is_kept`: what the product keeps of these batches was stored earlier.
+        """
         job = self.job
         shape = ExchangeShape(
             sizes=(job.batch,) * self.steps,

@@ -65,7 +65,7 @@ class Direct(Product):
         yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Take s plain steps, with one synchronisation each, and return the state."""
+        """Take s plain steps, each with its own sum over members; return the state."""
         x = self.exchanges.plain(group.blocks)
         x.load(group)
         x.attach(state)
@@ -250,7 +250,7 @@ class AnyBatches(Product):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Run chunks of the stream at the weights of the start of the round.
 
-        `group` only gives the number of the round. Return the state.
+        `group` only gives the epoch and the number of the round. Return the state.
         """
         self.judge.begin(group.epoch, group.index, self.most)
         while self.judge.has_next_chunk():

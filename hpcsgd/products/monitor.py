@@ -220,7 +220,7 @@ def recompute_scores(
     model: RoundoffModel,
     number: int,
 ) -> tuple[Array, float]:
-    """Return this member's recomputed scores as words of `fold`, and their rounding.
+    """Return this member's recomputed scores as words of `fold`, and their error.
 
     The steps of `group` are applied one by one to a copy of this member's weights. The
     second result is the largest standard deviation of a word by rounding, estimated in

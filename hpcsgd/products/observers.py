@@ -191,9 +191,10 @@ class Proximal(Observer):
 def reach(coefficients: Any) -> Array:
     """Return how far a unit of the gradient ξ moves each state in an exchange.
 
-    It is −Σ_i b_i Φ_{s,i+1} u_i over the s steps, each of which takes ξ once: b_i are
-    the rows of step i, u_i its gain, and Φ_{s,i+1} the transition of the steps after
-    it.
+    ξ is the gradient of l1 and bounds, which all steps of the exchange share. The
+    result is −Σ_i b_i Φ_{s,i+1} u_i over the s steps, each of which takes ξ once: b_i
+    are the rows of step i, u_i its gain, and Φ_{s,i+1} the transition of the steps
+    after it.
     """
     sizes = np.asarray(coefficients.blocks.sizes, dtype=np.float64)
     form = coefficients.plain if len(sizes) == 1 else coefficients.whole

@@ -173,7 +173,7 @@ class DenseProducts:
         return part
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Compute out ← tiles of Y Yᵀ, without margins."""
+        """Compute out ← tiles of Y Yᵀ for the rows Y with these numbers."""
         self._gram(numbers, out, None, None)
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
@@ -186,7 +186,7 @@ class DenseProducts:
         self.margins(numbers, weights, margins)
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Compute out ← Y W."""
+        """Compute out ← Y W for the rows Y with these numbers and the weights W."""
         wide = self.widths.margins
         if wide == 1:
             grid = -(-self.count // ROWS_A_BLOCK)
@@ -198,7 +198,7 @@ class DenseProducts:
         self._launch("margins_columns", *shape[:2], arguments, shared=shape.shared)
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """Compute W ← W carryᵀ + Yᵀ factors."""
+        """Compute W ← W carryᵀ + Yᵀ factors for the rows Y and the weights W."""
         wide = self.widths.weights
         states = self.widths.states
         if wide > 1:
@@ -371,7 +371,7 @@ class SparseProducts:
         return part
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Compute out ← tiles of Y Yᵀ."""
+        """Compute out ← tiles of Y Yᵀ for the rows Y with these numbers."""
         shape = kernels.csr_gram(self.tiles.count, self.tiles.side)
         self._launch("csr_gram", shape, numbers, self._batches, self.tiles.numbers, out)
 
@@ -385,7 +385,7 @@ class SparseProducts:
         self.margins(numbers, weights, margins)
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Compute out ← Y W."""
+        """Compute out ← Y W for the rows Y with these numbers and the weights W."""
         wide = self.widths.margins
         shape = kernels.csr_margin(self.count, wide)
         if wide == 1:
@@ -396,7 +396,7 @@ class SparseProducts:
         self._launch("csr_margins_columns", shape, numbers, *sizes, weights, out)
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """Compute W ← W carryᵀ + Yᵀ factors."""
+        """Compute W ← W carryᵀ + Yᵀ factors for the rows Y and the weights W."""
         wide = self.widths.weights
         cols = self.matrix.width
         shape = kernels.csr_update(cols, wide)

@@ -208,7 +208,7 @@ class CudaGradientStep(CudaStep):
         self.launches.apply_update(self.sums.device_values)
 
     def columns(self, is_full: bool) -> Any:
-        """Return what the consumer receives as rows, whose gradient is added already.
+        """Return a stand-in for the rows, whose gradient the sums contain already.
 
         `is_full` means that the sums are complete.
         """

@@ -80,7 +80,10 @@ ELEMENTS = ("bf16", "fp16")  # of a matrix that it can multiply
 
 
 class WgmmaGram(OtherGram):
-    """Products whose Gram warpgroups compute, with margins in the same launch."""
+    """Products whose Gram is computed by warpgroups of a GPU of sm_90.
+
+    Margins are computed in the same launch if each row has one.
+    """
 
     def __init__(self, own: DenseProducts) -> None:
         super().__init__(own)
@@ -279,7 +282,7 @@ def choose_gram(
 def _can(name: str, kind: str, own: DenseProducts) -> bool:
     """Return whether the kernel `name` can compute the tiles of `own`.
 
-    Raise ConfigError if `kind` requires it, and it cannot read the matrix.
+    Raise ConfigError if `kind` requires it, and it does not support the matrix or GPU.
     """
     if name == "wgmma":
         if kind == name:

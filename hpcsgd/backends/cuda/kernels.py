@@ -464,7 +464,7 @@ def recurrence_launch(
 def softmax_launch(rows: int, states: int) -> RecurrenceLaunch:
     """Return the launch of the kernel `softmax` for exchanges of `rows` rows.
 
-    It has one block, and depends on no number of classes.
+    It has one block. Its shared memory does not depend on the number of classes.
     """
     _check(rows, states)
     return RecurrenceLaunch(1, 1024, 2 * rows)

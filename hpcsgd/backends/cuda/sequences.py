@@ -437,7 +437,7 @@ class CudaExchange:
         return margins.reshape(self.blocks.rows, -1)
 
     def host_rows(self) -> Rows:
-        """Return the sampled rows on the host.
+        """Return the sampled rows in this member's columns on the host.
 
         They are copied from the GPU if the matrix is not in the memory of the host.
         """
@@ -591,8 +591,8 @@ class CudaPlainSteps:
 class CudaRows:
     """A buffer on a GPU of gathered rows, with the columns of all members.
 
-    With `keeps` it contains all rows of the data, by row number; otherwise the rows of
-    one exchange, in their order.
+    With `keeps` it contains all rows of the replica, by local row number; otherwise the
+    rows of one exchange, in their order.
     """
 
     def __init__(self, maker: "CudaExchanges", rows: int, keeps: bool) -> None:

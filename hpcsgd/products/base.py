@@ -181,7 +181,7 @@ class MemoryShape:
     rows : int
         Rows m of one exchange.
     states : int
-        Arrays of the update: 1, or 2 with momentum.
+        Arrays of the update, 1, or 2 with momentum, times the models of a sweep.
     working : int
         Bytes of a value that is computed with.
     matrix : float

@@ -5,9 +5,10 @@ from hpcsgd.precision import Precision
 
 
 def make_backend(precision: Precision) -> Backend:
-    """Return the backend of `precision`: compiled kernels if available, else NumPy.
+    """Return the host's backend for `precision`: compiled kernels, or else NumPy.
 
-    A precision that is not uniform is emulated with NumPy.
+    NumPy is used if no kernels are compiled. A precision that is not uniform is
+    emulated with NumPy in any case.
     """
     from hpcsgd.backends import compiled_calls
 

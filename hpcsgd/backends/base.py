@@ -30,7 +30,7 @@ MOST_EXPONENT = 100  # 2^e and 2^-e are numbers of float32
 class ColumnExponents:
     """Powers of two that scale the columns of a matrix into a narrow format.
 
-    It also counts the values that were clipped or became 0 when they were stored.
+    If `counts`, `up` also counts the values that were clipped or became 0.
     """
 
     form: Format
@@ -57,7 +57,10 @@ class ColumnExponents:
         np.ldexp(values, -self._of(values), out=values)
 
     def _of(self, values: Array) -> Any:
-        """Return the exponents of the columns of `values`: of this rank, or all."""
+        """Return the exponents of the columns of `values`.
+
+        `values` is flat, or has the columns of this rank or all columns of the data.
+        """
         if values.ndim == 1:
             return self.exponents[0]
         exponents = self.exponents[self.own]
@@ -65,9 +68,10 @@ class ColumnExponents:
 
 
 def make_scaling(form: Format, peaks: Array, own: slice, how: str) -> ColumnExponents:
-    """Return the largest exponents that leave no column's peak beyond the format.
+    """Return the scaling by the largest exponents that leave each peak in the format.
 
-    `peaks` has the largest absolute value of each column. `how` is "column", "global"
+    `peaks` has the largest absolute value of each column of the data, and `own` are the
+    columns of this rank. `how` is "column" (each column has its own exponent), "global"
     (all columns share the smallest exponent) or "none" (all exponents are 0).
     """
     _, above = np.frexp(peaks)  # peak = f · 2^above with f in [1/2, 1)
@@ -88,10 +92,10 @@ def make_scaling(form: Format, peaks: Array, own: slice, how: str) -> ColumnExpo
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Targets, weights, offsets and anchors of sampled rows, for the recurrence."""
+    """Targets, sample weights, offsets and anchors of sampled rows."""
 
     targets: Array  # (m, 1)
-    weights: Array | None  # (m, 1)
+    weights: Array | None  # (m, 1); several models may have (m, K)
     offsets: Array | None  # (m, 1)
     anchors: Array | None = None  # (m, K) scores, whose residuals are subtracted
 
@@ -116,13 +120,17 @@ class Rows(Protocol):
         """Return the same rows in `columns` alone; dense rows are not copied."""
 
     def dense(self) -> tuple[Array, Array | slice]:
-        """Return the values as one array, and its column numbers, or a slice of all."""
+        """Return the values as one dense array, and the numbers of its columns.
+
+        Columns without values may be left out. The numbers are a slice of all columns
+        if none is.
+        """
 
     def margins(self, weights: Array, out: Array) -> None:
-        """Compute out ← Y W."""
+        """Compute out ← Y W for these rows Y and the weights W."""
 
     def gram(self, blocks: Blocks, out: Array) -> None:
-        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed."""
+        """Compute out ← the strictly-lower blocks of Y Yᵀ for these rows Y, packed."""
 
     def add_transposed(self, scaled: Array, weights: Array) -> None:
         """Add Yᵀ · `scaled` to the first columns of `weights`, in place."""
@@ -152,25 +160,29 @@ class Backend(Protocol):
     dice: "ColumnDraws | None"  # of weights that are rounded at random
 
     def store(self, block: Array) -> Array:
-        """Return the block in the storage of `precision.matrix`."""
+        """Return the values of `block` in the storage of `precision.matrix`."""
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """Return weights of this shape, zeros in `precision.weights`."""
+        """Return weights of this shape, all 0, in the dtype of `precision.weights`."""
 
     def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> "HostPlan":
         """Return the coefficients in the form that the other methods take."""
 
     def gather(self, matrix: Array, rows: Array, out: Array | None) -> Rows:
-        """Return sampled rows for the products, widened in `out` or as they are stored.
+        """Return the rows with numbers `rows` of the stored `matrix`, for products.
 
+        They are widened in `out`, or used where they are stored; None allocates `out`.
         Only this backend can use them.
         """
 
     def gather_sparse(self, matrix: Csr, rows: Array) -> Rows:
-        """Return sampled sparse rows for the products, widened or as stored."""
+        """Return the rows with numbers `rows` of the stored `matrix`, for products.
+
+        They are a widened copy, or used where they are stored.
+        """
 
     def widen(self, stored: Csr) -> Rows:
-        """Return all rows for the products, with the stored values exactly."""
+        """Return all rows of `stored` for products, with exactly the stored values."""
 
     def some_columns(self, rows: Rows, part: slice) -> Rows:
         """Return gathered rows in the columns `part`; dense rows are not copied."""
@@ -179,10 +191,13 @@ class Backend(Protocol):
         """Round each value to the nearest number of format `name`, in place."""
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
-        """Compute out ← Y W."""
+        """Compute and return out ← Y W for the rows Y and the weights W."""
 
     def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
-        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed."""
+        """Compute and return out ← the strictly-lower blocks of Y Yᵀ, packed.
+
+        Y are `rows`, in batches of the sizes `blocks`.
+        """
 
     def corrected_residuals(
         self,
@@ -193,12 +208,18 @@ class Backend(Protocol):
         batch: StepBatch,
         intercept: Array | None,
     ) -> Array:
-        """Return residuals (m, K) of s exact steps; `intercept` advances in place."""
+        """Return the residuals (m, K) of s exact steps, by the s-step recurrence.
+
+        `margins` and `gram` are summed over members. `intercept` advances in place.
+        """
 
     def apply_update(
         self, weights: Array, rows: Rows, residuals: Array, plan: "HostPlan"
     ) -> None:
-        """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i, in place."""
+        """Compute weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i over the steps i of `plan`.
+
+        Φ is the matrix `carry` of `plan`.
+        """
 
     def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
         """Take all steps in one call, on rows of all columns, without a message.
@@ -250,7 +271,7 @@ class HostPlan:
     )
 
     def apply_transition(self, weights: Array) -> None:
-        """Apply weights ← Φ weights, where state k owns K columns."""
+        """Apply weights ← Φ weights, where state k has K columns and Φ is `carry`."""
         carry = self.carry
         if self.states == 1:
             if carry[0, 0] != 1.0:
@@ -261,7 +282,10 @@ class HostPlan:
         weights[...] = mixed.reshape(weights.shape)
 
     def advance(self, intercept: Array, step: int, residuals: Array) -> None:
-        """Advance the intercept by one step: β ← M β + u Σr, without the penalty."""
+        """Advance the intercept by step number `step`: β ← M β + u Σr.
+
+        M is without the ridge penalty, which the intercept does not have.
+        """
         unrolled = self.unrolled
         total = residuals.sum(axis=0, dtype=np.float64)
         push = np.multiply.outer(unrolled.push[step], total)
@@ -314,7 +338,10 @@ def _way(precision: Precision, name: str) -> str:
 
 
 class ColumnDraws:
-    """Random numbers for each column of the data, equal on all ranks that store it."""
+    """Random numbers for each column of the data, which members of a replica agree on.
+
+    Replicas draw different numbers. `own` are the columns of this rank.
+    """
 
     def __init__(self, seed: int, replica: int, own: slice, columns: int) -> None:
         self.key = np.array([seed, replica], dtype=np.uint64)
@@ -326,7 +353,7 @@ class ColumnDraws:
         """Return random numbers in [0, 1), one for each entry of `weights`.
 
         `weights` has a row for each local column, or for each column of the data. Each
-        call draws new numbers.
+        call draws new numbers, so all members must make the same calls.
         """
         counter = np.array([0, 0, 0, self.throws], dtype=np.uint64)
         self.throws += 1
@@ -364,8 +391,9 @@ class LossScale:
     def accepts(self, residuals: NDArray[np.generic]) -> bool:
         """Return whether the steps of these residuals are applied; adapt the scale.
 
-        A fixed scale, or one at its least value, leaves no step out: residuals that are
-        not finite then end the run.
+        They are if all residuals are finite. A fixed scale, or one at its least value,
+        leaves no step out: residuals that are not finite then end the run. A scale that
+        `waits` only notes an overflow, and `settle` adapts it.
         """
         fits = bool(np.isfinite(residuals).all())
         if not fits and (self.is_fixed or self.value <= LEAST):
@@ -377,9 +405,10 @@ class LossScale:
         return fits
 
     def settle(self, overflowed: bool) -> None:
-        """Adapt the scale after an exchange.
+        """Halve the scale if `overflowed`, else count a quiet exchange.
 
-        `overflowed`: some residual of the exchange was not finite.
+        `overflowed`: some residual of the exchange was not finite. After `PATIENCE`
+        quiet exchanges, a scale that is not fixed doubles.
         """
         self.overflowed = False
         if not overflowed:
@@ -429,11 +458,11 @@ VELOCITY = "velocity"  # name of the momenta where they are stored apart from we
 
 @dataclass(frozen=True)
 class WordRange:
-    """Some weights of a state, and the arrays of an update rule for these weights."""
+    """A range of weights, and the arrays of an update rule for these weights."""
 
-    weights: Any  # which are read
-    to: Any  # where they are written, maybe the same
-    arrays: Mapping[str, Any]
+    weights: Any  # which a step reads
+    to: Any  # where the step writes the new weights, maybe the same
+    arrays: Mapping[str, Any]  # by name, read and written
     scale: float = 1.0  # weights on a device are divided by it
 
 
@@ -442,7 +471,8 @@ class Memory(Protocol):
 
     on_device: ClassVar[bool]  # False: its arrays are NumPy arrays
 
-    # Streams for copies beside the kernels; None on the host.
+    # The layer of the GPU for transports, and the stream of its requests; None on the
+    # host.
     layer: Any
     stream: Any
 
@@ -455,7 +485,10 @@ class Memory(Protocol):
     def mirrored(
         self, kept: dict[str, Array], names: Iterable[str]
     ) -> dict[str, Array]:
-        """Return the arrays `kept`; steps in this memory update those in `names`."""
+        """Return the arrays `kept`, of which steps in this memory update `names`.
+
+        On a device, reading one of `names` from the result copies it to the host.
+        """
 
     def host_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an array of zeros on the host, for copies from and to this memory."""
@@ -485,16 +518,18 @@ class Memory(Protocol):
         factor: float,
         turn: Turn,
     ) -> None:
-        """Take a step of `rule` along `factor` · `gradient` plus the penalty, λw.
+        """Take a step of `rule` with the gradient `factor` · `gradient` + λw.
 
-        The step reads and writes the weights and arrays of `part`. On the host it
-        overwrites `gradient`.
+        λ is `l2`, and `turn` has the number and the rate of the step. The step reads
+        and writes the weights and arrays of `part`. On the host it overwrites
+        `gradient`.
         """
 
     def host_wait(self, group: Communicator) -> Wait:
-        """Return a function that waits on the host for a group's newest collective.
+        """Return a function that waits on the host for `group`'s newest collective.
 
-        On a device, the `wait` of a collective only makes the stream wait.
+        On a device it is needed, since `wait` of a collective only makes the stream
+        wait.
         """
 
     def start_to_host(self, array: Any, out: Array) -> Wait:
@@ -513,7 +548,7 @@ class Memory(Protocol):
         """Wait until all work that was requested is done."""
 
     def facts(self) -> dict[str, int]:
-        """Return the bytes that were copied up to a device and down from it."""
+        """Return name -> bytes that were copied up to a device and down from it."""
 
 
 class HostMemory:
@@ -564,7 +599,7 @@ class HostMemory:
         factor: float,
         turn: Turn,
     ) -> None:
-        """Take a step of `rule`, and write the weights to `part.to`.
+        """Take a step as `Memory.step` describes, and write the weights to `part.to`.
 
         `gradient` is overwritten. A rule with a velocity gets weights and velocity
         joined in one array during the step.
@@ -630,7 +665,7 @@ class DeviceCopy(Protocol):
         """Return the device's copy, which the caller may read and write."""
 
     def written(self) -> None:
-        """Note that the device's copy was written."""
+        """Mark the device's copy as written, so that reads on the host copy it."""
 
     def replace(self, values: Array) -> None:
         """Replace the array by `values`, an array on the host."""

@@ -76,7 +76,10 @@ class SampledRows:
         return some
 
     def part(self, columns: slice) -> "SampledRows":
-        """Return the rows in `columns`, as they are stored; copies have all columns."""
+        """Return the rows in `columns`, as they are stored.
+
+        If a copy is needed, it is one of all columns.
+        """
         matrix = self.matrix[:, columns]
         workspace = self.room[:, columns]
         some = SampledRows(matrix, self.numbers, workspace, self.backend)
@@ -84,7 +87,7 @@ class SampledRows:
         return some
 
     def copy(self) -> DenseRows:
-        """Return the rows as NumPy multiplies them; they are copied only once."""
+        """Return a widened copy of the rows, for NumPy; it is made only once."""
         if self.whole is not None:
             rows, columns = self.whole
             return rows.copy().part(columns)
@@ -94,7 +97,7 @@ class SampledRows:
         return DenseRows(self.room)
 
     def dense(self) -> tuple[Array, Array | slice]:
-        """Return the values of a copy, and a slice of all its columns."""
+        """Return the values of a copy of the rows, and a slice of all their columns."""
         return self.copy().dense()
 
     def first_not_finite(self) -> tuple[int, int] | None:
@@ -222,7 +225,7 @@ class SampledCsrRows:
 
     @cached_property
     def widened(self) -> Rows:
-        """Return a copy of the rows, widened to the dtype in which SciPy multiplies."""
+        """Return a copy of the rows, widened to the working format, for SciPy."""
         taken = self.stored.take(self.numbers)
         return HostBackend.widen(self.backend, taken)
 
@@ -236,7 +239,7 @@ class SampledCsrRows:
         return self.backend.widen(self.by_columns.tile(columns))
 
     def dense(self) -> tuple[Array, Array | slice]:
-        """Return a dense copy of the touched columns, and their numbers."""
+        """Return a dense copy of the columns that have values, and their numbers."""
         return self.widened.dense()
 
     def first_not_finite(self) -> tuple[int, int] | None:
@@ -272,18 +275,20 @@ class SampledCsrRows:
             self.widened.add_transposed(scaled, weights)
 
     def steps_kernel(self, name: str, family: str) -> Call | None:
-        """Return the kernel that takes all plain steps of a family, or None.
+        """Return the kernel `name` of plain steps for a family on CSR rows, or None.
 
-        There is one for families with one score a row.
+        Only "walk", which takes all steps in one call, has one, for families with one
+        score a row.
         """
         if name != "walk" or family == SOFTMAX:
             return None
         return compiled_calls.csr_kernel("walk_csr", self.stored)
 
     def place(self) -> tuple[Array, int, Array, int]:
-        """Return addresses of the CSR arrays, 0, row numbers and the column count.
+        """Return the arguments of kernels: CSR arrays, 0, row numbers, column count.
 
-        The 0 is in the place of a row stride.
+        The CSR arrays are given by an array of their addresses; the 0 is in the place
+        of a row stride.
         """
         csr = self.stored
         parts = CStruct((), None, (csr.indptr, csr.indices, csr.data))
@@ -304,7 +309,8 @@ class NativeBackend(HostBackend):
     def gather(self, matrix: Array, rows: Array, out: Array | None) -> Rows:
         """Return the sampled rows without a copy, as they are stored.
 
-        `out` is the memory for a copy that may be made later.
+        `out` is the memory for a copy that may be made later. Rows that kernels do not
+        take are copied at once, as by `HostBackend`.
         """
         if not self._takes(matrix.dtype) or matrix.strides[1] != matrix.itemsize:
             return super().gather(matrix, rows, out)
@@ -314,14 +320,20 @@ class NativeBackend(HostBackend):
         return SampledRows(matrix, numbers, out, self)
 
     def gather_sparse(self, matrix: Csr, rows: Array) -> Rows:
-        """Return the sampled sparse rows without a copy, as they are stored."""
+        """Return the sampled sparse rows without a copy, as they are stored.
+
+        Rows that kernels do not take are copied at once, as by `HostBackend`.
+        """
         if not self._takes(matrix.dtype):
             return super().gather_sparse(matrix, rows)
         numbers = np.ascontiguousarray(rows, dtype=np.int64)
         return SampledCsrRows(matrix, numbers, self)
 
     def widen(self, stored: Csr) -> Rows:
-        """Return all sparse rows without a copy, as they are stored."""
+        """Return all rows of `stored` without a copy, as they are stored.
+
+        Rows that kernels do not take are copied at once, as by `HostBackend`.
+        """
         if not self._takes(stored.dtype):
             return super().widen(stored)
         return SampledCsrRows(stored, np.arange(len(stored), dtype=np.int64), self)
@@ -359,9 +371,9 @@ class NativeBackend(HostBackend):
         family: Family,
         batch: StepBatch,
     ) -> str | None:
-        """Return the name of the kernel of the recurrence of s steps, or None.
+        """Return the name of the kernel for this recurrence of s steps.
 
-        NumPy computes the recurrence where there is no kernel.
+        None: no kernel takes the arguments, and NumPy computes the recurrence.
         """
         # The margins of a plain step may be those of one point, not of all states.
         fits = batch.anchors is None and len(plan.lead) == plan.states <= MOST_STATES
@@ -384,9 +396,10 @@ class NativeBackend(HostBackend):
         super().apply_update(weights, rows, residuals, plan)
 
     def fused_steps(self, weights: Array, plain: StepSequence) -> Array | None:
-        """Take all steps in one call of a kernel, and return their residuals.
+        """Take all steps in one call of a kernel, and return their residuals (m, K).
 
-        Return None, without a step, if no kernel takes them.
+        The weights advance in place. Return None, without a step, if no kernel takes
+        the steps.
         """
         rows = plain.rows
         if isinstance(rows, DenseRows):  # a copy is as good as rows in their place
@@ -411,7 +424,10 @@ class NativeBackend(HostBackend):
     def _compiled_steps(
         self, name: str, rows: Rows, weights: Array, plain: StepSequence
     ) -> CompiledSteps | None:
-        """Return the plain steps by kernel `name` on `rows`, or None if it has none."""
+        """Return the steps `plain` as a call of kernel `name` on `rows`.
+
+        None: the kernel does not take these rows, formats or loss.
+        """
         family = plain.family.name
         states = plain.steps.states
         narrow = {self.inner, self.weights, weights.dtype} == {np.dtype(np.float32)}
@@ -428,7 +444,7 @@ class NativeBackend(HostBackend):
         return CompiledSteps(kernel, steps, rows.place(), weights, plain)
 
     def _steps_plan(self, plain: StepSequence, weights: Array) -> PlainStepsPlan:
-        """Return the coefficients for a steps kernel; the last ones are cached."""
+        """Return the coefficients of `plain` for a kernel, cached until they change."""
         steps = plain.steps
         family = plain.family
         last_plan = self._last_plan

@@ -29,7 +29,10 @@ except ImportError:  # not compiled: ctypes takes five times as long
 
 
 def door_to(library: Any, name: str) -> Call:
-    """Return kernel `name` of a library as a function of arrays, integers and None."""
+    """Return the C function `name` of a library as a function without a result.
+
+    Its arguments are arrays, integers and None.
+    """
     function = getattr(library, name)
     if invoke is not None:
         return partial(invoke, ctypes.cast(function, ctypes.c_void_p).value)
@@ -86,9 +89,10 @@ def best() -> tuple[Any, str, str]:
 
 
 def resolve_isa(sets: Sequence[str]) -> bool:
-    """Use no better instruction set than the least of `sets`; return True on a change.
+    """Use no better instruction set than the least of `sets` in this process.
 
-    An empty text in `sets` stands for a rank without compiled kernels.
+    An empty text in `sets` stands for a rank without compiled kernels. Return whether
+    this changes the set in use.
     """
     least = min(sets, key=(("", *SETS)).index)
     if least == best()[1]:
@@ -191,7 +195,11 @@ def kernels_of(library: Any) -> dict[str, Any]:
 
 
 def bf16_gram(library: Any) -> dict[str, Any]:
-    """Return the Gram kernel for bf16 rows and the size of its scratch; {} if none."""
+    """Return the fastest Gram kernel of a library for bf16 rows, by name.
+
+    The entry `gram_room` is a function that returns the words of its scratch. The
+    result is {} if the library has no such kernel.
+    """
     for size_function, name in BF16_GRAMS:
         words = declare(library, size_function, "l", "l")
         if words(1):
@@ -211,7 +219,7 @@ def available() -> bool:
 
 
 def why() -> str:
-    """Return a text: which kernels are in use, or the reason why none are."""
+    """Return a text for users: which kernels are in use, or why none are."""
     return best()[2]
 
 
@@ -221,7 +229,7 @@ def instructions() -> str:
 
 
 def has_pairs() -> bool:
-    """Return whether the Gram kernel multiplies bf16 in pairs, faster than float32."""
+    """Return whether there is a Gram kernel for bf16, by pair products or AMX tiles."""
     return "strict_gram_pairs" in functions()
 
 
@@ -234,11 +242,10 @@ def has_tiles() -> bool:
 
 
 def settle(sets: Sequence[str]) -> None:
-    """Use the best instruction set that all ranks have.
+    """Use the best instruction set that all ranks have, with the same `sets` on each.
 
-    `sets` contains what `instructions` returned on each rank.
-
-    Otherwise, ranks that compute the same value would differ in its last bits.
+    `sets` contains what `instructions` returned on each rank. With different
+    instruction sets, ranks that compute the same value would differ in its last bits.
     """
     if resolve_isa(sets):
         functions.cache_clear()
@@ -266,7 +273,10 @@ class KernelScratch:
         self._arrays: dict[str, Array] = {}
 
     def array(self, name: str, words: int, dtype: Any) -> Array:
-        """Return the scratch array called `name`, of at least `words` elements."""
+        """Return the scratch array called `name`, of at least `words` elements.
+
+        It is replaced by a longer one if it is too short.
+        """
         array = self._arrays.get(name)
         if array is None or len(array) < words:
             array = self._arrays[name] = np.zeros(words, dtype=dtype)
@@ -337,9 +347,10 @@ def has_loss_terms(family: Family, columns: int) -> bool:
 def loss_terms(
     family: Family, scores: Array, targets: Array, shares: Array, along: Array
 ) -> tuple[Array, Array, Array | None]:
-    """Return the sums (Σ c ℓ, Σ c r·q, Σ c |ℓ|), the residuals r, and ∂r/∂t.
+    """Return the sums (Σ c ℓ, Σ c r·q, Σ c |ℓ|), the residuals r = ∂ℓ/∂t, and ∂r/∂t.
 
-    Sums are over all rows. ∂r/∂t is None for softmax, which has several scores a row.
+    Sums are over all rows; r and ∂r/∂t are without the factor c. ∂r/∂t is None for
+    softmax, which has several scores a row.
 
     Parameters
     ----------
@@ -537,13 +548,13 @@ def csr_kernel(name: str, csr: Csr) -> Call:
 
 
 def call_csr(name: str, csr: Csr, rows: Array, *rest: Any) -> None:
-    """Call kernel `name` on the sampled `rows` of a CSR matrix, and `rest`."""
+    """Call kernel `name` with the sampled `rows` of a CSR matrix, then `rest`."""
     call = csr_kernel(name, csr)
     call(csr.indptr, csr.indices, csr.data, rows, len(rows), *rest)
 
 
 def csr_margins(csr: Csr, rows: Array, weights: Array, out: Array) -> None:
-    """Compute out[i] ← row rows[i] of `csr` times the weights, (width, K)."""
+    """Compute out[i] ← row rows[i] of `csr` times the `weights`, (width, K)."""
     call_csr("csr_margins", csr, rows, weights.shape[1], weights, out)
 
 
@@ -585,7 +596,10 @@ SOFTMAX = "softmax"  # K scores a row have kernels of their own
 
 
 class CStruct:
-    """A C struct of 64-bit words: integers, a float64 or none, and addresses."""
+    """A C struct of 64-bit words: integers, a float64 or none, and addresses of arrays.
+
+    `setting` is the float64.
+    """
 
     def __init__(
         self, numbers: Sequence[int], setting: float | None, arrays: Sequence[Array]
@@ -640,7 +654,7 @@ class CompiledRecurrence:
     def __call__(
         self, margins: Array, gram: Array, batch: StepBatch, intercept: Array | None
     ) -> Array:
-        """Return residuals (m, K) of all steps; the intercept advances in place."""
+        """Return the residuals (m, K) of all steps; `intercept` advances in place."""
         m = len(margins)
         K = margins.shape[1] // self.states
         residuals: Array = np.empty((m, K), dtype=margins.dtype)
@@ -670,7 +684,8 @@ class CompiledRecurrence:
 class PlainStepsPlan:
     """The coefficients of plain steps, as the struct `walk` of the kernels in C.
 
-    Plain steps are taken one after the other, without a Gram matrix.
+    Plain steps are taken one after the other, without a Gram matrix. `width` is the
+    number of columns of weights; if `rounds`, kernels round margins to bf16.
     """
 
     def __init__(self, plain: StepSequence, width: int, rounds: bool) -> None:
@@ -752,7 +767,7 @@ log = logging.getLogger(__name__)
 
 
 def use(count: int, grain: int = 0) -> None:
-    """Set the number of threads of kernels in this process; results keep their bits.
+    """Let kernels use `count` threads in this process; results keep their bits.
 
     A call of less work than two times `grain` nanoseconds runs on the calling thread
     alone; `grain` 0 selects the usual threshold.
@@ -777,7 +792,10 @@ def warn(count: int, places: Sequence[tuple[str, Sequence[int]]], rank: int) -> 
 
 @lru_cache
 def _say(*figures: Any) -> None:
-    """Log the warning of `warn`, only once in a process for the same figures."""
+    """Log the warning of `warn`, only once in a process for the same figures.
+
+    They are the ranks of the node, threads of a rank, cores, and the node's name.
+    """
     log.warning(
         "%d ranks with %d threads each share %d cores of node %s and slow each other"
         " down; use fewer --threads or ranks",
@@ -786,7 +804,7 @@ def _say(*figures: Any) -> None:
 
 
 def place() -> tuple[str, tuple[int, ...]]:
-    """Return the node of this rank, and the cores that the rank may use."""
+    """Return the name of this rank's node, and the numbers of the cores it may use."""
     if hasattr(os, "sched_getaffinity"):
         return socket.gethostname(), tuple(sorted(os.sched_getaffinity(0)))
     return socket.gethostname(), tuple(range(os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""Backends that round to formats that the processor does not have."""
+"""The backend that rounds to number formats that the processor does not have."""
 
 from itertools import pairwise
 
@@ -28,7 +28,11 @@ TOGETHER = 16  # products that a matrix unit sums before it rounds
 
 
 def accumulate(left: Array, right: Array, name: str) -> Array:
-    """Return left @ right, summed by an accumulator of format `name`."""
+    """Return left @ right, as an accumulator of format `name` would sum it.
+
+    The sum is rounded after each `TOGETHER` products; a wide format that the arrays
+    already have needs no emulation.
+    """
     form = get_format(name)
     if form.is_wide and form.carrier == left.dtype:
         whole: Array = left @ right
@@ -56,7 +60,7 @@ class RoundedBackend(HostBackend):
         return DenseRows(*super().widen(stored).dense())
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
-        """Compute out ← Y W."""
+        """Compute out ← Y W, summed in the format `precision.margin_sum`."""
         values, columns = rows.dense()
         point = weights[columns].astype(self.working, copy=False)
         out[...] = accumulate(values, point, self.precision.margin_sum)
@@ -108,7 +112,7 @@ class RoundedBackend(HostBackend):
     def apply_update(
         self, weights: Array, rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
-        """Apply the update, unless residuals overflowed: the scale then decreases."""
+        """Apply the update, unless the loss scale rejected the last residuals."""
         if not self._leaves_out:
             super().apply_update(weights, rows, residuals, plan)
 
@@ -143,7 +147,7 @@ class RoundedBackend(HostBackend):
         score /= self.loss_scale.value
 
     def _move(self, weights: Array, rows: Rows, scaled: Array, plan: HostPlan) -> None:
-        """Compute weights ← Φ weights + Yᵀ scaled, rounded once.
+        """Compute weights ← Φ weights + Yᵀ scaled, rounded once to their format.
 
         Φ is the transition of `plan`, which applies momentum and the penalty of all
         steps.

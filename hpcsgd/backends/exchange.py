@@ -28,7 +28,10 @@ class Scratch:
         self._messages: dict[tuple[Any, ...], Message] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialised array, the same one for the same arguments."""
+        """Return the array of these arguments; the first call allocates it.
+
+        Its values are those of its last use, and undefined at first.
+        """
         key = (name, shape, dtype)
         array = self._arrays.get(key)
         if array is None:
@@ -61,7 +64,7 @@ class Scratch:
 
 
 def batch_of(task: Task, rows: Array) -> StepBatch:
-    """Return targets, weights and offsets of the sampled rows."""
+    """Return targets, sample weights and offsets of the sampled local `rows`."""
     shard = task.shard
     targets = np.take(shard.targets, rows, axis=0)
     if shard.weights is None and shard.offsets is None:
@@ -81,7 +84,10 @@ def room_for_rows(task: Task, scratch: Scratch, blocks: Blocks) -> Array | None:
 
 
 def gather_rows(task: Task, group: Group, room: Array | None) -> Rows:
-    """Return the sampled rows of this member's columns in the working format."""
+    """Return the group's rows in this member's columns, as the backend takes them.
+
+    `room` is memory in which the backend may widen them.
+    """
     rows = task.shard.matrix.gather(task.backend, group.rows, room)
     task.clock.lap("gather")
     return rows
@@ -95,7 +101,10 @@ def rounds_margins(precision: Precision) -> bool:
 
 
 def store_margins(task: Task, margins: Array) -> Array:
-    """Round the summed margins to the format that they are stored in; return them."""
+    """Return the summed margins, rounded to the format in which they are stored.
+
+    They are rounded in place, or in a copy if the array is read-only.
+    """
     if rounds_margins(task.precision):
         # An array that several members read in place must not be changed by one.
         margins = margins if margins.flags.writeable else margins.copy()
@@ -104,7 +113,10 @@ def store_margins(task: Task, margins: Array) -> Array:
 
 
 def probed(task: Task, weights: Array) -> Array:
-    """Return the point at which scores are read: w, or w + μv with momentum v."""
+    """Return q · (w, v), the point at which scores are read, from `weights` (w, v).
+
+    It is w itself, except for update rules that read scores ahead at w + q[1] v.
+    """
     if task.states == 1:
         return weights
     point = weights[:, : task.columns]
@@ -115,7 +127,10 @@ def probed(task: Task, weights: Array) -> Array:
 
 
 def score(task: Task, state: State, rows: Rows, point: Array, out: Array) -> None:
-    """Compute out ← Y w of this member, by `task.gradient` if there is one."""
+    """Compute out ← Y w of this member at w = `point`.
+
+    `task.gradient` computes it if there is one, else the backend.
+    """
     if task.gradient is None:
         task.backend.scores(rows, point, out)
     else:
@@ -123,9 +138,10 @@ def score(task: Task, state: State, rows: Rows, point: Array, out: Array) -> Non
 
 
 def movable_intercept(task: Task, state: State) -> Array | None:
-    """Return the intercept that the steps advance.
+    """Return the intercept for the steps to advance: that of `state`, or a copy.
 
-    Return a copy if replicas combine the gradient of the intercept first.
+    It is a copy, whose changes are dropped, if replicas combine the gradient of the
+    intercept first.
     """
     if task.gradient is None or state.intercept is None:
         return state.intercept
@@ -135,9 +151,9 @@ def movable_intercept(task: Task, state: State) -> Array | None:
 def apply_update(
     task: Task, state: State, rows: Rows, residuals: Array, plan: HostPlan
 ) -> None:
-    """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i.
+    """Apply weights ← Φ weights + Σ_i gain_i Y_iᵀ r_i over the steps i of `plan`.
 
-    If the task has a gradient sink, the sink takes the gradient instead.
+    If the task has a gradient sink, the sink processes the gradient instead.
     """
     if task.gradient_sink is None:
         task.backend.apply_update(state.weights, rows, residuals, plan)
@@ -193,22 +209,22 @@ class HostExchange:
         self.state = state
 
     def sample(self) -> None:
-        """Gather the sampled rows in the working format."""
+        """Gather the sampled rows, as the backend takes them."""
         self.rows = gather_rows(self.task, self.group, self.room)
 
     def products(self) -> None:
-        """Compute the Gram and the margins of this member."""
+        """Compute this member's parts of the Gram and of the margins."""
         self.gram_alone()
         self.scores()
 
     def gram_alone(self) -> None:
-        """Compute the Gram of this member."""
+        """Compute this member's part of the Gram."""
         task = self.task
         task.backend.strict_gram(self.rows, self.blocks, self.gram)
         task.clock.lap("gram")
 
     def scores(self) -> None:
-        """Compute the margins of this member."""
+        """Compute this member's part of the margins, and write the monitor's words."""
         task = self.task
         if task.monitor is not None:
             task.monitor.post(self.more)
@@ -265,7 +281,7 @@ class HostExchange:
     def steps(self) -> None:
         """Compute the residuals of all s steps from the summed products.
 
-        The weights are updated by them later.
+        `update` then applies them to the weights.
         """
         task = self.task
         state = self.state
@@ -349,13 +365,19 @@ class HostSum:
         self.exchange.place(self._views)
 
     def start(self) -> Pending:
-        """Begin the sum; `wait` of the result sets the exchange's arrays to it."""
+        """Begin the sum, and return it pending.
+
+        `wait` of the result sets the exchange's arrays to the sum.
+        """
         pending = self.message.start("products")
         self.exchange.task.clock.lap("communicate")
         return Pending(pending.buffer, lambda: self.arrive(pending.wait()))
 
     def arrive(self, total: Array) -> None:
-        """Set the exchange's arrays to the total, and check the monitor's words."""
+        """Set the exchange's arrays to `total`, the sum over members.
+
+        If the message contains margins, have the monitor judge its words.
+        """
         exchange = self.exchange
         exchange.task.clock.lap("communicate")
         if total is not self._written:
@@ -399,7 +421,7 @@ class HostSequence:
         HostSequence(self._before, self._sums, ()).run()
 
     def start(self) -> Pending:
-        """Call the parts ahead of the sums, and begin the sums, which are returned."""
+        """Call the parts ahead of the sums, begin the sums, and return them pending."""
         for part in self._before:
             part()
         if len(self._sums) == 1:
@@ -432,9 +454,10 @@ def wait_for_all(pending: Sequence[Pending]) -> None:
 
 
 class HostStep(HostExchange):
-    """One plain step on one batch: its scores are read at one point of all states.
+    """One plain step on one batch: its scores are read at one point, q · (w, v).
 
-    `is_alone`: the rows have the columns of all members, and nothing is summed.
+    With anchors, scores are also read at the anchor. `is_alone`: the rows have the
+    columns of all members, and nothing is summed.
     """
 
     residuals: Array
@@ -465,7 +488,7 @@ class HostStep(HostExchange):
         return ()
 
     def scores(self) -> None:
-        """Compute the margins Y w of this member."""
+        """Compute this member's part of the margins at w, and at its anchor, if any."""
         task = self.task
         weights = self.state.weights
         point = weights[:, : 2 * task.columns]  # w and its anchor
@@ -501,9 +524,8 @@ class HostStep(HostExchange):
 class HostPlainSteps:
     """s steps of plain SGD of one member on a host.
 
-    The rows of all s batches are copied from its matrix before the first step.
-
-    See `hpcsgd.backends.task.PlainStepSequence`.
+    The rows of all s batches are sampled before the first step. See
+    `hpcsgd.backends.task.PlainStepSequence`.
     """
 
     group: Group
@@ -537,7 +559,11 @@ class HostPlainSteps:
         self.batch = batch_of(self.task, self.group.rows)
 
     def fused_steps(self) -> bool:
-        """Sample the rows, take all steps by one kernel; False if no kernel does."""
+        """Sample the rows, and take all steps by a compiled kernel, if there is one.
+
+        Return whether the steps were taken. The kernel is called once, or, if several
+        members sum margins, once between two sums.
+        """
         self.sample()
         task = self.task
         state = self.state
@@ -570,7 +596,7 @@ class HostPlainSteps:
         )
 
     def _between_messages(self, between: Any) -> None:
-        """Alternate sums over members with calls of `between`, one for each step."""
+        """Alternate sums of margins over members with calls of the kernel `between`."""
         sizes = self.blocks.sizes
         clock = self.task.clock
         message = self._message(sizes[0])
@@ -586,7 +612,7 @@ class HostPlainSteps:
             clock.lap("steps")
 
     def _message(self, rows: int) -> Message:
-        """Return the message that sums the scores of a batch of `rows` rows."""
+        """Return the message that sums the margins of a batch of `rows` rows."""
         task = self.task
         words = rows * self.task.columns
         form = task.precision.margin_sum
@@ -595,8 +621,7 @@ class HostPlainSteps:
     def each_step(self) -> Iterator[HostStep]:
         """Yield the steps one by one; the caller runs each before it requests the next.
 
-        This serves steps with other work between two of them. The residuals of all
-        steps are stored in the state at the end.
+        The residuals of all steps are stored in the state after the last one.
         """
         residuals = []
         starts = self.blocks.starts
@@ -629,7 +654,10 @@ class HostPlainSteps:
 
 
 def piece_of(storage: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """Return the dtype of messages of sparse rows: 16 bits, or 8 for 8-bit values."""
+    """Return the dtype of a message of sparse rows with values of dtype `storage`.
+
+    It has 8 bits for 8-bit values, else 16.
+    """
     return np.dtype(np.uint8 if storage.itemsize == 1 else np.uint16)
 
 
@@ -644,7 +672,7 @@ class SparseGather:
         self.lengths: Array | None = None  # (members, rows): values of each row
 
     def pack(self, rows: Array) -> Array:
-        """Return these rows of this member as one message."""
+        """Return the rows `rows`, in this member's columns, as one message."""
         self._lengths = self._all_lengths()[:, rows]
         block = self.matrix.take(rows)
         message = pack(block, self.column)
@@ -653,11 +681,11 @@ class SparseGather:
         return message
 
     def room_for_all(self) -> Array:
-        """Return memory for what all members send."""
+        """Return memory for the messages of all members, after `pack`."""
         return np.empty(sum(self.counts), dtype=piece_of(self.matrix.dtype))
 
     def assemble(self, flat: Array) -> Csr:
-        """Return the rows of all columns from what all members sent."""
+        """Return the rows in all columns from `flat`, the messages of all members."""
         return self._assemble(flat, self.counts, self._lengths)
 
     def _assemble(self, flat: Array, counts: list[int], lengths: Array) -> Csr:
@@ -671,7 +699,7 @@ class SparseGather:
         )
 
     def for_products(self, stored: Csr) -> Rows:
-        """Return stored rows in the working format, as the backend takes them."""
+        """Return the gathered rows `stored` as the backend takes them."""
         return self.task.backend.widen(stored)
 
     def _all_lengths(self) -> Array:
@@ -734,16 +762,16 @@ class DenseGather:
         self._filled = 0  # rows of it
 
     def pack(self, rows: Array) -> Array:
-        """Return these rows of this member as one message."""
+        """Return the rows `rows`, in this member's columns, as one message."""
         self.counts = [len(rows) * width for width in self.widths]
         return self.matrix.take(rows).reshape(-1)
 
     def room_for_all(self) -> Array:
-        """Return memory for what all members send."""
+        """Return memory for the messages of all members, after `pack`."""
         return self.scratch.array("flat", (sum(self.counts),), self.matrix.dtype)
 
     def assemble(self, flat: Array) -> Array:
-        """Return the rows of all columns from what all members sent."""
+        """Return the rows in all columns from `flat`, the messages of all members."""
         stored = self._room(len(flat) // sum(self.widths), flat.dtype)
         edges = [0, *accumulate(self.widths)]
         parts = np.split(flat, list(accumulate(self.counts))[:-1])
@@ -752,7 +780,7 @@ class DenseGather:
         return stored
 
     def _room(self, rows: int, dtype: Any) -> Array:
-        """Return memory for so many rows of all columns, as they are stored.
+        """Return memory for `rows` rows of all columns, in the storage format `dtype`.
 
         Rows that are kept are in one array, which systems give large pages: a copy that
         the members of a node share would be written a page of 4 KiB at a time, and that
@@ -772,7 +800,7 @@ class DenseGather:
         return self._all[first : self._filled]
 
     def for_products(self, stored: Array) -> Rows:
-        """Return stored rows in the working format, as the backend takes them."""
+        """Return the gathered rows `stored` as the backend takes them."""
         task = self.task
         buffer = self.scratch.array("whole", stored.shape, task.precision.working)
         if len(self._numbers) < len(stored):
@@ -823,14 +851,14 @@ class HostGatheredSteps(HostPlainSteps):
         return entry is not None and same_rows(entry[0], self.group.rows)
 
     def pack(self) -> None:
-        """Pack the rows of this member, as they are stored."""
+        """Pack the group's rows in this member's columns, as they are stored."""
         gathering = self.whole.gathering
         self._packed = gathering.pack(self.group.rows)
         self._flat = gathering.room_for_all()
         self.task.clock.lap("gather")
 
     def gather(self) -> None:
-        """Gather the rows of all members."""
+        """Gather the packed rows of all members. Collective."""
         counts = self.whole.gathering.counts
         self.task.members.gather(self._packed, counts, self._flat, "products")
         self.task.clock.lap("communicate")
@@ -847,7 +875,7 @@ class HostGatheredSteps(HostPlainSteps):
         whole.kept[group.index] = rows, stored, batch_of(self.task, group.rows)
 
     def sample(self) -> None:
-        """Convert the gathered rows to the working format."""
+        """Take the gathered rows of the group, as the backend takes them."""
         _, stored, self.batch = self.whole.kept[self.group.index]
         self.rows = self.whole.gathering.for_products(stored)
 
@@ -872,9 +900,10 @@ class HostExchanges:
         self._rows: HostRows | None = None
 
     def exchange(self, blocks: Blocks, number: int = 0) -> HostExchange:
-        """Return the exchange of the sizes `blocks`; `number` distinguishes several.
+        """Return the exchange for batches of the sizes `blocks`.
 
-        Equal arguments return the same exchange.
+        Equal arguments return the same exchange. `number` distinguishes several
+        exchanges of the same sizes.
         """
         key = blocks, number
         exchange = self._exchanges.get(key)
@@ -892,7 +921,7 @@ class HostExchanges:
         after: Sequence[Part],
         once: bool = False,
     ) -> HostSequence:
-        """Return the parts in their order; `once`: they run only once."""
+        """Return the sequence of `before`, `sums` and `after`; ignore `once`."""
         return HostSequence(before, sums, after)
 
     def plain(self, blocks: Blocks) -> HostPlainSteps:
@@ -904,7 +933,10 @@ class HostExchanges:
         return steps
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> HostGatheredSteps:
-        """Return steps on rows of all columns; `keeps`: gathered rows are kept."""
+        """Return plain steps on rows with the columns of all members.
+
+        With `keeps`, gathered rows are stored for later epochs.
+        """
         if self._rows is None:
             self._rows = HostRows(self.task, keeps)
         steps = self._gathered.get(blocks)

@@ -71,7 +71,10 @@ class ManyPlan(HostPlan):
 
 
 def plan_many(unrolled: ManyUnrolledSteps, blocks: Blocks, dtype: Any) -> ManyPlan:
-    """Return the coefficients of `unrolled`, spread over the rows of `blocks`."""
+    """Return the coefficients of `unrolled` in `dtype`, as a `ManyPlan` of `blocks`.
+
+    All but `couple` are repeated for the rows of each batch.
+    """
 
     def spread(values: Array) -> Array:
         return np.repeat(values, blocks.sizes, axis=0).astype(dtype)
@@ -109,7 +112,10 @@ class HostBackend:
         self._marks = Marks()  # threads share no scratch
 
     def store(self, block: Array) -> Array:
-        """Return the block, rounded into the storage of `precision.matrix`."""
+        """Return the values of `block` as stored: in the format `precision.matrix`.
+
+        Columns are scaled first if there is a `scaling`.
+        """
         if self.scaling is not None:
             block = self.scaling.up(block)
         return encode(block, self.precision.matrix)
@@ -119,7 +125,7 @@ class HostBackend:
         return np.zeros(shape, dtype=self.weights)
 
     def prepare(self, unrolled: UnrolledSteps, blocks: Blocks) -> HostPlan:
-        """Spread the coefficients of `unrolled` over the rows of `blocks`."""
+        """Return the coefficients of `unrolled`, repeated for the rows of `blocks`."""
         if isinstance(unrolled, ManyUnrolledSteps):
             return plan_many(unrolled, blocks, self.inner)
         sizes = blocks.sizes
@@ -166,7 +172,7 @@ class HostBackend:
         return self.widen(matrix.take(rows))
 
     def widen(self, stored: Csr) -> Rows:
-        """Return all rows, with the stored values exactly."""
+        """Return a copy of the stored rows, in the working format, without rounding."""
         data = decode(stored.data, self.precision.matrix, self.working)
         if self.scaling is not None:
             self.scaling.down(data)
@@ -181,12 +187,12 @@ class HostBackend:
         round_values(values, name)
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
-        """Compute out ← Y W."""
+        """Compute and return out ← Y W for the rows Y and the weights W."""
         rows.margins(weights, out)
         return out
 
     def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
-        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed."""
+        """Compute and return out ← the strictly-lower blocks of Y Yᵀ, packed."""
         rows.gram(blocks, out)
         return out
 
@@ -203,7 +209,10 @@ class HostBackend:
 
         r_j is taken at the scores
 
-            t_j = Σ_k lead z + Σ_{i<j} couple_ji G_ji r_i + β + offset
+            t_j = Σ_k lead_jk z_k + Σ_{i<j} couple_ji G_ji r_i + q·β + offset
+
+        Residuals at anchors are subtracted, and sample weights multiply the result. The
+        intercept β advances in place.
         """
         panels = block_rows(gram.astype(self.inner, copy=False), plan.blocks)
         anchors = self._anchored(family, batch, intercept)
@@ -231,7 +240,7 @@ class HostBackend:
     def _anchored(
         self, family: Family, batch: StepBatch, intercept: Array | None
     ) -> Array | None:
-        """Return the residuals at the anchor scores, or None without anchors."""
+        """Return the residuals at the scores of the anchor, or None without anchors."""
         if batch.anchors is None:
             return None
         score: Array = batch.anchors.astype(self.inner)
@@ -251,13 +260,13 @@ class HostBackend:
         family.residual(score, targets, out=score)
 
     def _weigh(self, score: Array, weights: Array) -> None:
-        """Multiply the residuals `score` by the row weights, in place."""
+        """Multiply the residuals `score` by the sample weights, in place."""
         score *= weights
 
     def apply_update(
         self, weights: Array, rows: Rows, residuals: Array, plan: HostPlan
     ) -> None:
-        """Apply all s steps by one transposed product, for every state that moves."""
+        """Apply all s steps to the weights by one product Yᵀ (gains · residuals)."""
         scaled = [residuals * gain for gain in plan.gain]
         self._move(weights, rows, np.hstack(scaled) if scaled[1:] else scaled[0], plan)
 
@@ -342,7 +351,7 @@ class DenseRows:
         return DenseRows(self.values[:, first:last], numbers)
 
     def dense(self) -> tuple[Array, Array | slice]:
-        """Return the values, and the numbers of their columns."""
+        """Return the values, and the numbers of their columns, or a slice of all."""
         return self.values, self.columns
 
     def margins(self, weights: Array, out: Array) -> None:
@@ -451,7 +460,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class CsrRows:
-    """Sampled rows as SciPy multiplies them, widened."""
+    """Sampled CSR rows, widened to the working format, as SciPy multiplies them."""
 
     csr: Csr
     marks: Marks
@@ -563,7 +572,10 @@ def _chosen(matrix: Any, values: Array) -> Any:
 
 
 def _add_light(matrix: Any, blocks: Blocks, panels: list[Array], work: float) -> None:
-    """Add the strictly-lower blocks of matrix · matrixᵀ to `panels`."""
+    """Add the strictly-lower blocks of matrix · matrixᵀ to `panels`.
+
+    `work` is the number of multiply-adds of the whole product.
+    """
 
     def part(low: int, high: int, work: float) -> None:
         if high - low < 2:
@@ -664,7 +676,7 @@ MOST_PASSES = 4  # of a kernel over rows in the cache, instead of widening them
 
 
 def exact_scores(rows: Any, weights: Array) -> Array:
-    """Return rows @ weights in float64; `rows` are dense, or sparse with `@`."""
+    """Return rows @ weights in float64; `rows` are dense, or a SciPy sparse matrix."""
     is_column = weights.shape[1:] == (1,) and weights.dtype == np.float64
     if not (is_column and weights.flags.c_contiguous and _has_kernel(rows, np.float32)):
         scores: Array = rows.astype(np.float64, copy=False) @ weights
@@ -706,9 +718,9 @@ def add_combined(rows: Any, factors: Array, out: Array) -> None:
 
 
 def _cached_parts(block: Any) -> Iterator[slice]:
-    """Yield the rows of a dense block in parts that stay in the cache; else all rows.
+    """Yield slices of the rows of a dense block whose values fit in the cache.
 
-    A sparse block is one part.
+    A sparse block is one slice.
     """
     height, width = block.shape
     step = height
@@ -740,7 +752,8 @@ def all_finite(block: Array) -> bool:
 def weigh(bits: Array, rows: Array, columns: Array) -> np.uint64:
     """Return the checksum Σ rows_i columns_j bits_ij mod 2⁶⁴ of a block of values.
 
-    `bits` has the stored values as integers.
+    `bits` has the stored values as integers. `rows` and `columns` contain a factor for
+    each row and for each column.
     """
     if _has_kernel(bits, np.uint32) or _has_kernel(bits, np.uint64):
         return compiled_calls.fingerprint(bits, rows, columns)
@@ -750,7 +763,10 @@ def weigh(bits: Array, rows: Array, columns: Array) -> np.uint64:
 
 
 def _has_kernel(block: Any, dtype: Any) -> bool:
-    """Return whether kernels take the block: of this dtype, with contiguous rows."""
+    """Return whether kernels take `block`: of this dtype, with contiguous rows.
+
+    It is False if no kernels are compiled.
+    """
     return (
         isinstance(block, np.ndarray)
         and block.dtype == dtype
@@ -763,7 +779,7 @@ def _has_kernel(block: Any, dtype: Any) -> bool:
 
 
 def round_values(values: Array, name: str) -> None:
-    """Round values to format `name` in place, by a kernel where there is one."""
+    """Round values to format `name` in place, with a kernel if there is one."""
     has = name == "bf16" and values.dtype == np.float32 and values.flags.c_contiguous
     if has and compiled_calls.available():
         compiled_calls.round_bf16(values)

@@ -1,4 +1,4 @@
-"""A member of an exchange: its task, its state, the rows of s steps, and its parts."""
+"""What one member needs for an exchange: task, state, coefficients, and protocols."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,11 +35,12 @@ if TYPE_CHECKING:  # a run without a GPU needs none of these
 
 
 class Monitor(Protocol):
-    """A check of the recurrence of an exchange against freshly computed products.
+    """A check of the recurrence of an exchange against freshly computed scores.
 
-    The message with the margins has room for `words` more words; `post` writes them and
-    `judge` reads their sum over the members. `before` and `after` are called before and
-    after the residuals of every exchange are computed.
+    The message with the margins has room for `words` more words; a GPU sends them in a
+    message of their own. `post` writes them and `judge` reads their sum over the
+    members. `before` is called before the steps of every exchange, and `after` after
+    the residuals of an exchange for which `is_due` was true.
     """
 
     checks: int  # of the recurrence that were judged
@@ -58,8 +59,8 @@ class Monitor(Protocol):
         """Start or resume after exchange number `done`.
 
         `plans` are the sizes of the batches in the exchanges of an epoch. `trains`
-        returns whether this replica takes part in an exchange, whose number counts from
-        1.
+        returns whether this replica takes part in the exchange with a given number,
+        which counts from 1.
         """
 
     def is_due(self, group: "Group") -> bool:
@@ -69,12 +70,15 @@ class Monitor(Protocol):
         """Write this member's words to `room`, their place in the message."""
 
     def judge(self, total: Array) -> None:
-        """Compare the sum of the members' words, `total`, with the expected value."""
+        """Compare the sum of the members' words, `total`, with its expected value.
+
+        Set `alarm` if they differ by more than rounding can explain.
+        """
 
     def before(self, state: "State", group: "Group", margins: Array) -> Any:
-        """Return the part of the state before the steps that `after` needs.
+        """Return what `after` needs of the state before the steps, and of `margins`.
 
-        None: this exchange is not checked.
+        Return None if this exchange is not checked.
         """
 
     def after(
@@ -107,8 +111,8 @@ class GradientSink(Protocol):
 class GradientReducer(GradientSink, Protocol):
     """A consumer that sums gradients over replicas, and also computes scores.
 
-    `rows` are in the form of the backend of the host, or of a device, which needs no
-    `plan`.
+    `rows` are in the form of the host's backend or, for a device, views of its rows.
+    Only the host needs a `plan`.
     """
 
     def apply_update(
@@ -124,9 +128,10 @@ class GradientReducer(GradientSink, Protocol):
     def scores(
         self, task: "Task", state: "State", rows: Any, point: Array, out: Array
     ) -> None:
-        """Compute this member's part of the scores out ← Y w.
+        """Compute this member's part of the scores out ← Y w at w = `point`.
 
-        The weights w may be gathered tile by tile.
+        In a sharded method, w is gathered tile by tile over replicas, and the call is
+        collective.
         """
 
 
@@ -134,11 +139,12 @@ class GradientReducer(GradientSink, Protocol):
 class Clip:
     """A sink that limits gradients of the loss, value by value or in norm.
 
-    Every member clips its own columns, and all members apply the same rule.
+    Every member clips its own columns, and all members apply the same rule: the norm is
+    that of the gradient in all columns.
     """
 
-    how: str
-    at: float
+    how: str  # "value", else in norm
+    at: float  # the largest value or norm of a gradient
     clipped: int = 0  # updates that were made smaller
     _word: Array = field(default_factory=lambda: np.zeros(1))
 
@@ -147,7 +153,8 @@ class Clip:
     ) -> None:
         """Compute weights ← Φ weights + clipped Σ_i gain_i Y_iᵀ r_i, over the steps i.
 
-        Φ is the matrix `carry` of the unrolled steps.
+        Φ is the matrix `carry` of the unrolled steps. The limit of the sum is that of
+        a mean gradient, `at`, times the sum of the steps' rates.
         """
         moved = np.zeros_like(state.weights)
         task.backend.apply_update(moved, rows, residuals, plan)
@@ -171,9 +178,9 @@ class Clip:
         np.clip(parts, -bound, bound, out=parts)
 
     def _by_norm(self, task: "Task", parts: Array, limit: float) -> None:
-        """Scale all arrays of the update by one factor.
+        """Scale all states of the update by one factor if the first exceeds `limit`.
 
-        Each is the same gradient times its own gain.
+        Each state's update is the same gradient times its own gain. Collective.
         """
         word = self._word
         word[0] = np.square(parts[:, 0], dtype=np.float64).sum()
@@ -201,8 +208,8 @@ class Task:
     states: int  # 1, or 2 with momentum
     probe: Array  # q: scores are read at q · (w, v)
     clock: Clock
-    clip: Clip | None = None
-    gradient: GradientReducer | None = None  # shares it with other replicas first
+    clip: Clip | None = None  # limits gradients; not used if `gradient` is set
+    gradient: GradientReducer | None = None  # shares them with other replicas first
     monitor: Monitor | None = None  # checks the recurrence now and then
     anchored: bool = False  # residuals minus those at the second state
     models: Models | None = None  # several at once; `columns` are those of all
@@ -224,7 +231,7 @@ class Task:
 
     @cached_property
     def no_gram(self) -> Array:
-        """Return the packed Gram matrix of one step, which is an empty array."""
+        """Return an empty array, which is the packed Gram matrix of a single step."""
         return np.empty(0, dtype=get_format(self.precision.inner).carrier)
 
 
@@ -324,8 +331,8 @@ class State:
     def on_device(self, name: str) -> Any:
         """Return the array `name` of the state or of `memory`, where steps are taken.
 
-        That is on the device, if there is one. The array may be read and written; None
-        where the state has no such array.
+        It is the device's copy if there is one, else the array of the host, and may be
+        read and written. None: the state has no such array.
         """
         copy = self.device_copy(name)
         if copy is not None:
@@ -333,7 +340,7 @@ class State:
         return self.memory[name] if name in self.memory else getattr(self, name)
 
     def mark_written(self, name: str) -> None:
-        """Mark the array `name` as changed on the device, if there is one."""
+        """Mark the array `name` as changed on the device, if it has a copy there."""
         copy = self.device_copy(name)
         if copy is not None:
             copy.written()
@@ -346,7 +353,7 @@ class State:
     def host_array(self, name: str) -> Any:
         """Return the array `name` of the state on the host, for reading only.
 
-        The copy on a device, if any, stays valid.
+        A copy on a device stays valid, and is not sent again.
         """
         copy = self.device_copy(name)
         return getattr(self, name) if copy is None else copy.host_view()
@@ -354,7 +361,7 @@ class State:
     def host_state(self) -> "State":
         """Return a state with weights and intercept on the host, for reading only.
 
-        The copies on a device, if any, stay valid.
+        Without a device it is this state; copies on a device stay valid.
         """
         if self.copies is None:
             return self
@@ -367,9 +374,10 @@ class State:
         )
 
     def portion(self, share: float, group: Communicator) -> Any:
-        """Return weights and intercept times `share`, in one array that `group` sums.
+        """Return weights and intercept times `share`, in one array for `group` to sum.
 
-        The array is on the device if the group sums arrays of devices.
+        The array is on the device if the state is there and `group` sums arrays of
+        devices, else on the host. The state does not change.
         """
         if self.copies is not None and self.copies.sums(group):
             return self.copies.portion(share)
@@ -383,9 +391,10 @@ class State:
         return buffer
 
     def become(self, total: Any) -> Any:
-        """Set weights and intercept from a sum of arrays that `portion` returned.
+        """Set weights and intercept to `total`, a sum of arrays of `portion`.
 
-        Return the intercept, which may be written to; None without one.
+        Return the intercept where it was set, on the device or on the host, which may
+        be written to; None without one.
         """
         if self.copies is not None and self.copies.has_made(total):
             return self.copies.become()
@@ -484,7 +493,7 @@ class ManyCoefficients(ExchangeCoefficients):
         self.ridges = np.array([l2 for l2, _ in models.settings])
 
     def only(self, number: int, model: Models) -> "ManyCoefficients":
-        """Return the coefficients of model `number` alone."""
+        """Return the coefficients of `model` alone, which is number `number` of all."""
         setting = self.models.setting_of[number * self.models.scores]
         rates = self.each[:, [setting]]
         sizes = self.blocks.sizes
@@ -540,10 +549,10 @@ class Group:
 class Exchange(Protocol):
     """The buffers and parts of exchanges of the same batch sizes on one member.
 
-    `load` selects the group of an exchange. A product then calls the parts in its own
-    order; each part reads the results of the parts before it from the buffers.
-    `host_margins`, `host_rows`, `host_gram` and `host_state` serve the monitor of the
-    recurrence.
+    `load` selects the group of an exchange. A product then calls the parts `sample`,
+    `products`, `gram_alone`, `scores`, `steps` and `update` in its own order; each part
+    reads the results of the parts before it from the buffers. `host_margins`,
+    `host_rows`, `host_gram` and `host_state` serve the monitor of the recurrence.
     """
 
     blocks: Blocks
@@ -555,7 +564,7 @@ class Exchange(Protocol):
         """Select the state that the next steps advance."""
 
     def sample(self) -> None:
-        """Gather the rows of the group, or only their numbers."""
+        """Gather the rows of the group on a host, or only their numbers on a device."""
 
     def products(self) -> None:
         """Compute this member's parts of the Gram matrix and of the margins."""
@@ -567,23 +576,30 @@ class Exchange(Protocol):
         """Compute this member's part of the margins."""
 
     def messages(self, *names: str, travels: bool = False) -> Sequence[Any]:
-        """Return the messages that sum `gram` and `margins` over the members.
+        """Return the messages that sum "gram", "margins" or both over the members.
 
-        The next products are written to their buffers. With `travels`, the sums are
-        started now and waited for later.
+        `names` are those to sum. The next products are written to the buffers of the
+        messages. With `travels`, a sequence starts the sums and waits for them later.
         """
 
     def steps(self) -> None:
-        """Take the s steps: compute the residuals from the summed products."""
+        """Compute the residuals of the s steps from the summed products.
+
+        The intercept advances, unless replicas share gradients. `update` then applies
+        the steps to the weights.
+        """
 
     def update(self) -> None:
-        """Add the changes of the s steps to the weights."""
+        """Apply the s steps to the weights, or pass their gradient to its consumer."""
 
     def finish(self) -> None:
         """Mark the arrays of the state that the exchange wrote."""
 
     def keep(self) -> Any:
-        """Return a copy of the summed Gram matrix, for `use`. Collective."""
+        """Return the summed Gram matrix, for `use`. Collective.
+
+        The products of later exchanges do not overwrite it.
+        """
 
     def use(self, kept: Any) -> None:
         """Take the next steps with a Gram matrix that `keep` returned."""
@@ -618,24 +634,25 @@ class PartSequence(Protocol):
         """Run the parts before the sums one by one, run the sums, and wait for them."""
 
     def start(self) -> Pending:
-        """Run the parts before the sums, and start the sums.
+        """Run the parts before the sums, and start the sums; return them pending.
 
-        Return the sums that are under way; `wait` of them completes the sums.
+        `wait` of the result completes the sums.
         """
 
     def run_beside(self, ahead: Any, earlier: Pending) -> Pending:
         """Run all parts and sums; start the sums of `ahead` while they are under way.
 
-        The parts after the sums also need the sums `earlier`, which are under way
-        already. Return the sums of `ahead`, which is a sequence of the same device, or
-        None.
+        `ahead` is a sequence of the same device, or None. The parts after the sums also
+        need the sums `earlier`, which are under way already. Return the pending sums of
+        `ahead`.
         """
 
 
 class PlainStepSequence(Protocol):
     """s plain steps of one member, without a Gram matrix.
 
-    Each step needs one sum of margins over the members.
+    Each step needs one sum of margins over the members, if the member does not have all
+    columns.
     """
 
     def load(self, group: Group) -> None:
@@ -645,7 +662,7 @@ class PlainStepSequence(Protocol):
         """Select the state that the next steps advance."""
 
     def fused_steps(self) -> bool:
-        """Take all steps in one kernel.
+        """Take all steps by a kernel for plain steps, and return True.
 
         Return False, and take no step, if no kernel can do that.
         """
@@ -677,15 +694,16 @@ class GatheredSteps(PlainStepSequence, Protocol):
 
 
 class MemberExchanges(Protocol):
-    """The exchanges of one member on one device, which products run."""
+    """The exchanges of one member on its host or GPU, which products run."""
 
     device: Any  # the GPU; None for a host
     gram_kernel: str  # which kernel of a GPU makes Grams; "" for a host
 
     def exchange(self, blocks: Blocks, number: int = 0) -> Exchange:
-        """Return the exchange for batches of these sizes.
+        """Return the exchange for batches of the sizes `blocks`.
 
-        `number` distinguishes several exchanges of the same sizes.
+        Equal arguments return the same object; `number` distinguishes several exchanges
+        of the same sizes.
         """
 
     def sequence(
@@ -698,7 +716,8 @@ class MemberExchanges(Protocol):
     ) -> PartSequence:
         """Return the sequence of the parts `before`, the sums, and the parts `after`.
 
-        `once` means that it runs only once.
+        The parts are methods of `exchange`. `once` means that the sequence runs only
+        once, so a device does not record it.
         """
 
     def plain(self, blocks: Blocks) -> PlainStepSequence:

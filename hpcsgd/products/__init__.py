@@ -1,4 +1,4 @@
-"""Products: how the members of a replica compute s steps after one synchronisation."""
+"""Products: what the members of a replica compute and send for s steps of SGD."""
 
 from importlib import import_module
 from typing import Any
@@ -15,9 +15,9 @@ PRODUCTS: dict[str, str] = NameTable(
     },
     """The products: name -> "module:Class".
 
-    A product is what the members of a replica sum so that s steps of SGD need one
-    synchronisation. The names are the values of the setting `products.kind`; "auto"
-    chooses the fastest.
+    A product is what the members of a replica compute and send for s steps of SGD. The
+    names are the values of the setting `products.kind`; "auto" chooses the product that
+    a cost model predicts to be the fastest.
 
     Examples
     --------
@@ -29,9 +29,10 @@ PRODUCTS: dict[str, str] = NameTable(
 
 
 def get_product(name: str, look_ahead: bool = False) -> Any:
-    """Return the class of the product `name`; with `look_ahead`, that of `gram`.
+    """Return the class of the product `name`, or `LookAheadGram` if `look_ahead`.
 
-    `look_ahead` selects the variant of `gram` that looks ahead to the next exchange.
+    `LookAheadGram` is the variant of `gram` that sends the next Gram matrix ahead. With
+    `look_ahead`, `name` is only checked.
     """
     if name not in PRODUCTS:
         kinds = [*PRODUCTS, "auto"]

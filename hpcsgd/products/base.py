@@ -1,4 +1,4 @@
-"""The base of all products: messages, memory, and the coefficients of groups."""
+"""What all products share: clipping, messages, memory, and groups of batches."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -41,10 +41,10 @@ def make_clip(how: str, at: float) -> Clip | None:
 
 
 def may_clip(product: str, steps: int, over: str) -> bool:
-    """Return whether this product can clip gradients as requested.
+    """Return whether `product` with s = `steps` can clip gradients over `over`.
 
-    A product that takes s steps together has no gradient of each step: it can clip only
-    `over` the exchange.
+    `over` is "step" or "exchange". A product that takes s > 1 steps together by a
+    recurrence has no gradient of each step, and can clip only over the exchange.
     """
     has_each = steps == 1 or not product_facts(product).has_recurrence
     return over == "exchange" or has_each
@@ -76,7 +76,11 @@ class ExchangeMessage:
     def sent(
         self, precision: Precision, members: int, reproducible: bool
     ) -> Iterator[SentWords]:
-        """Yield words and bytes of each collective by which member 0 sends it."""
+        """Yield words and bytes that member 0 sends in each collective of this message.
+
+        `members` is the number of members; one member sends nothing. `reproducible`
+        sums use a reduction and a broadcast.
+        """
         name = getattr(precision, self.field)
         if not self.is_gathered:
             yield from sent_for_sum(self.words, name, members, reproducible)
@@ -89,7 +93,7 @@ class ExchangeMessage:
 
 @dataclass(frozen=True)
 class ExchangeShape:
-    """The sizes that decide what member 0 sends in one exchange."""
+    """The sizes of one exchange, which decide what its member 0 sends."""
 
     sizes: tuple[int, ...]  # rows of each batch
     scores: int = 1  # K, columns of weights
@@ -177,7 +181,7 @@ class MemoryShape:
     rows : int
         Rows m of one exchange.
     states : int
-        Arrays of the update: 1, or 2 with momentum.
+        Arrays of the update, 1, or 2 with momentum, times the models of a sweep.
     working : int
         Bytes of a value that is computed with.
     matrix : float
@@ -214,11 +218,11 @@ class MemoryShape:
         return "vectors", VECTORS * self.rows * self.states * self.working
 
     def message(self, ahead: bool = False) -> tuple[str, int]:
-        """Return ("messages", bytes) of the Gram.
+        """Return ("messages", bytes) of the buffers in which members sum the Gram.
 
-        With `ahead` the next Gram is in transit at the same time. In memory that the
-        ranks of a node share, the bytes are those of the slot of this rank, of the
-        total, and of a slice of the slots of all other ranks.
+        With `ahead`, the buffers of the next Gram, which is in transit at the same
+        time, are included. In memory that the ranks of a node share, the bytes are
+        those of this rank's slot, of the total, and of one rank's share of all slots.
         """
         members = self.replica.members
         word = float(bytes_of_word(self.gram.wire, members))
@@ -229,7 +233,7 @@ class MemoryShape:
 
 
 class Product(Protocol):
-    """The base class of products: s steps of a replica with one synchronisation.
+    """The base class of products, which take the s steps of an exchange on a member.
 
     The attributes are facts, which the choice of a product, the prediction of memory
     and the monitor read from the class. A subclass sets those that are true of it.
@@ -237,7 +241,8 @@ class Product(Protocol):
     Attributes
     ----------
     holds_all_columns : bool
-        True if every member gathers the rows of all members, and stores all weights.
+        True if every member gathers the sampled rows with the columns of all members,
+        and stores all weights.
     has_recurrence : bool
         True if the s steps follow from a Gram by a recurrence, all together.
     is_monitored : bool
@@ -254,7 +259,11 @@ class Product(Protocol):
     keeps_batches: bool = False
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Return the state after the steps of `group`, and begin `upcoming` early."""
+        """Take the steps of `group`; return the state, which may be changed in place.
+
+        `upcoming` is the group of the next exchange, or None. A product that looks
+        ahead also starts the sum of its Gram.
+        """
 
     def finish(self) -> None:
         """Wait for messages that were begun early and will not be used."""
@@ -284,7 +293,7 @@ KEPT = 16  # coefficients remembered; a constant rate needs two or three
 
 
 class Planner:
-    """A maker of groups, which computes coefficients of equal rates and sizes once."""
+    """A maker of groups, which caches coefficients by rates and batch sizes."""
 
     def __init__(
         self,
@@ -311,9 +320,11 @@ class Planner:
         sizes: tuple[int, ...],
         first_step: int,
     ) -> Group:
-        """Return the group of the batches that begin at row `first` of `order`.
+        """Return the group of the batches that begin at position `first` of `order`.
 
-        `first_step` is the number of its first step in the run.
+        `index` is the number of the exchange in `epoch`, `order` the row order of the
+        epoch, `sizes` are the rows of each batch, and `first_step` is the number of the
+        group's first step in the run. All numbers count from 0.
         """
         rates = self.rates(first_step, len(sizes))
         coefficients = self._coefficients(rates, sizes)

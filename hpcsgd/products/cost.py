@@ -23,8 +23,8 @@ from hpcsgd.settings import Settings, setting
 
 # What a step costs: the model behind `auto`, in seconds, from what a machine can do.
 #
-# Per step, with m = s·b rows of d_c columns, g = (m² − s b²)/2 words of Gram and r(·)
-# the bytes that a ring moves:
+# Per step, with m = s·b rows of d_c columns, g = (m² − s b²)/2 words of Gram, and r(x)
+# the bytes that each member sends in a ring collective of a message of x bytes:
 #
 #   direct       α + β r(e_z b) + plain + c_0 / s + c_1; c_2 and no message on one
 #                member
@@ -83,7 +83,10 @@ class Machine:
     overheads: Overheads = Overheads()  # c_0 to c_3
 
     def slowest(self, other: "Machine") -> "Machine":
-        """Return the slower value of each speed: ranks wait for each other."""
+        """Return a `Machine` with the slower of both values of each speed.
+
+        Ranks wait for each other, so the slowest rank decides.
+        """
         others = other.as_dict()
         return machine_from(
             {
@@ -93,7 +96,7 @@ class Machine:
         )
 
     def as_dict(self) -> dict[str, float]:
-        """Return the speeds by name, for a machine file."""
+        """Return name -> value of all speeds and overheads, for a machine file."""
         speeds = {**vars(self), **vars(self.overheads)}
         del speeds["overheads"]
         return speeds
@@ -166,7 +169,10 @@ def seconds(product: str, steps: int, job: CostInputs, machine: Machine) -> floa
 
 
 def kept_bytes(product: str, steps: int, job: CostInputs) -> int:
-    """Return the bytes that a member stores in the first epoch for all later ones."""
+    """Return the bytes that a member stores in the first epoch for all later ones.
+
+    It is 0 for a product that keeps no batches.
+    """
     shape = MemoryShape(
         replica=job.replica,
         gram=GramSize(
@@ -203,7 +209,10 @@ class _Exchange:
         return 1.0 / self.job.epochs if self.job.comes_again else 1.0
 
     def messages(self, product: str, is_kept: bool = False) -> float:
-        """Return the seconds of all messages of one exchange of `product`."""
+        """Return the seconds of all messages of one exchange of `product`.
+
+        `is_kept`: what the product keeps of these batches was stored earlier.
+        """
         job = self.job
         shape = ExchangeShape(
             sizes=(job.batch,) * self.steps,
@@ -236,7 +245,8 @@ class _Exchange:
     def passes(self, columns: int, rate: float) -> float:
         """Return the seconds of one pass over the sampled rows, with `columns` columns.
 
-        The pass reads `rate` bytes a second, unless arithmetic takes longer.
+        It is one pass over all rows of the exchange, which reads `rate` bytes a second,
+        unless arithmetic takes longer.
         """
         job = self.job
         work = self.rows * columns * job.value_bytes.matrix * job.states
@@ -286,9 +296,10 @@ def _direct(x: _Exchange) -> float:
 
 
 def _recurrence(x: _Exchange, rate: float) -> float:
-    """Return the seconds of both passes and of the recurrence, without messages.
+    """Return the seconds of both passes over the rows, the recurrence and overheads.
 
-    The recurrence reads `rate` bytes of the Gram matrix a second.
+    Messages and the computation of the Gram matrix are not included. The recurrence
+    reads `rate` bytes of the Gram matrix a second.
     """
     overheads = x.machine.overheads
     around = overheads.exchange + x.steps * overheads.turn
@@ -314,7 +325,7 @@ def _gather(x: _Exchange) -> float:
 
 
 def _once(x: _Exchange) -> float:
-    """Return the seconds of plain steps on rows with the columns of all members."""
+    """Return the seconds of s plain steps on rows that are already gathered."""
     overheads = x.machine.overheads
     around = overheads.exchange + x.steps * overheads.alone
     return x.plain(x.job.replica.columns) + around
@@ -354,12 +365,13 @@ STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256
 
 @dataclass(frozen=True)
 class ProductsConfig(Settings, section="products"):
-    """Product that the members all-reduce, so that s steps need one synchronisation."""
+    """Product, i.e. what the members of a replica compute and send for s steps."""
 
     kind: str = setting(
         "auto",
-        "product, i.e. what the members all-reduce so that s steps need one"
-        " synchronisation; direct is plain SGD, which synchronises in every step",
+        "product, i.e. what the members of a replica compute and send for s steps;"
+        " direct is plain SGD, which synchronises in every step, and auto takes the one"
+        " with the least predicted time",
         choices=lambda: (*PRODUCTS, "auto"),
     )
     look_ahead: str = setting(
@@ -407,9 +419,9 @@ def candidates(
 ) -> Iterator[Choice]:
     """Yield every product and number of steps that may be used, with its seconds.
 
-    The kind "auto" means any product, and 0 steps any number of steps. `of_one` are the
-    products for a replica of one member. `budget` is the number of bytes that a member
-    may store if the kind is "auto"; 0 means `CACHE_BUDGET`.
+    The kind "auto" means any product, and 0 steps any number of `STEPS`. With "auto", a
+    replica of one member may use the products `of_one`, and a member may keep `budget`
+    bytes from the first epoch for later ones; 0 means `CACHE_BUDGET`.
     """
     budget = budget or CACHE_BUDGET
     for product in _products(kind, job, of_one):
@@ -435,11 +447,11 @@ def _steps(product: str, job: CostInputs) -> list[int]:
 
 
 def uses_look_ahead(config: ProductsConfig, kind: str, latency: float) -> bool:
-    """Return whether the Gram matrix of the next exchange is sent ahead.
+    """Return whether the product `kind` sends the next Gram matrix ahead.
 
-    It is on request, or if product and look-ahead are both automatic and messages take
-    long enough. If the product is set by name, the default is one collective an
-    exchange.
+    Only `gram` can. It does if `config` requests look-ahead, or if both product and
+    look-ahead are automatic in `config` and `latency`, the seconds of a message, is at
+    least `WORTH_HIDING`.
     """
     if config.look_ahead == "on" and kind != "gram":
         raise ConfigError(
@@ -501,7 +513,7 @@ def terms(
 
 
 def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
-    """Return the derivative of the model `time` by each constant, at `costs`.
+    """Return the derivatives of the function `time` by each constant, at `costs`.
 
     Apart from casts, the model is homogeneous in its constants: derivatives times
     constants add up to the time, even where the time is the larger of two terms.
@@ -517,7 +529,10 @@ def parts_of(time: Callable[[Array], float], costs: Array) -> Array:
 
 
 def costs_of(machine: Machine) -> Array:
-    """Return the constants of a machine as costs, in seconds: rates are inverted."""
+    """Return the constants of a machine in the order of `NAMES`, as costs in seconds.
+
+    Rates (units a second) are inverted.
+    """
     speeds = machine.as_dict().items()
     return np.array([1.0 / v if name in RATES else v for name, v in speeds])
 

@@ -1,4 +1,8 @@
-"""`direct`: plain SGD, one sum of margins a step; also on weights read by tiles."""
+"""`direct`, which sums margins in every step, and products that run batches singly.
+
+These serve agreements that accumulate the gradients of batches, take as many batches as
+a round lasts, or read the weights tile by tile.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,7 +65,7 @@ class Direct(Product):
         yield shape.vectors()
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Take s plain steps, with one synchronisation each, and return the state."""
+        """Take s plain steps, each with its own sum over members; return the state."""
         x = self.exchanges.plain(group.blocks)
         x.load(group)
         x.attach(state)
@@ -70,7 +74,7 @@ class Direct(Product):
 
 
 def take_plain_steps(exchanges: MemberExchanges, x: PlainStepSequence) -> None:
-    """Take s steps one after the other: by one kernel, or part by part."""
+    """Take s steps one after the other, by one kernel if `x` has one, else by parts."""
     if not x.fused_steps():
         take_each_step(exchanges, x)
     x.finish()
@@ -104,7 +108,8 @@ class BatchAccumulator(Protocol):
 class MicroBatches(Product):
     """A product that runs `product` on the batches of a group, one by one.
 
-    It never stores the rows of more than one batch.
+    `product` passes their gradients to the consumer `gathering`. The rows of only one
+    batch are stored at a time.
     """
 
     def __init__(
@@ -117,10 +122,7 @@ class MicroBatches(Product):
         self._known: dict[int, ExchangeCoefficients] = {}  # by the size of a batch
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Run all batches of the group at the same weights, and return the state.
-
-        The weights are those at the start of the group.
-        """
+        """Run all batches of the group at its initial weights, and return the state."""
         blocks = group.blocks
         self.gathering.begin(group.epoch, group.index, len(blocks.sizes))
         for number, size in enumerate(blocks.sizes):
@@ -145,9 +147,10 @@ class MicroBatches(Product):
     def _coefficients(
         self, of_group: ExchangeCoefficients, size: int
     ) -> ExchangeCoefficients:
-        """Return the coefficients of one step of `size` rows.
+        """Return the coefficients of one step of `size` rows, cached by `size`.
 
-        Their rate is not used, since the consumer takes the step.
+        Their rate is the first of `of_group`. It is not used, since the consumer of the
+        gradients takes the step.
         """
         if size not in self._known:
             update = of_group.update
@@ -162,7 +165,8 @@ class MicroBatches(Product):
 class AtOnce(MicroBatches):
     """A product that runs `product` on all batches of a group as one batch.
 
-    A consumer that sends tiles for each batch then sends them only once.
+    A consumer of gradients that sends tiles of weights for each batch then sends them
+    only once.
     """
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
@@ -202,7 +206,7 @@ class Stream:
     _order: tuple[int, Array] | None = field(default=None, repr=False)
 
     def next(self) -> Group:
-        """Return the next chunk, as a group of one batch."""
+        """Return the next chunk, as a group of one batch, and count it as taken."""
         turn, place = divmod(self.taken, len(self.sizes))
         first = sum(self.sizes[:place])
         sizes = (self.sizes[place],)
@@ -229,9 +233,9 @@ class Stream:
 
 
 class AnyBatches(Product):
-    """A product that runs `product` on chunks of a stream until the round ends.
+    """A product that runs `product` on chunks of `stream` until `judge` ends the round.
 
-    It never stores the rows of more than one chunk.
+    The rows of only one chunk are stored at a time.
     """
 
     def __init__(
@@ -246,7 +250,7 @@ class AnyBatches(Product):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Run chunks of the stream at the weights of the start of the round.
 
-        `group` only gives the number of the round. Return the state.
+        `group` only gives the epoch and the number of the round. Return the state.
         """
         self.judge.begin(group.epoch, group.index, self.most)
         while self.judge.has_next_chunk():
@@ -262,7 +266,7 @@ class AnyBatches(Product):
 
 
 class TiledRows:
-    """The rows of one exchange, of which tiles of columns are made when requested."""
+    """The sampled rows of one exchange, gathered in one tile of columns at a time."""
 
     def __init__(self, task: Task, scratch: Scratch, rows: Array, height: int) -> None:
         self.task = task
@@ -275,7 +279,10 @@ class TiledRows:
         return len(self.rows)
 
     def tile(self, part: slice) -> Rows:
-        """Return the rows in the columns `part`, in the backend's form."""
+        """Return the rows in the columns `part`, in the backend's form.
+
+        The next call may overwrite dense rows.
+        """
         matrix = self.task.shard.matrix
         backend = self.task.backend
         if matrix.is_sparse:
@@ -311,7 +318,7 @@ class ByTiles(GradientReducer, Protocol):
 
 
 class TiledProduct(Product):
-    """A product on weights that are read tile by tile.
+    """A product on weights that are read tile by tile: one step for all batches.
 
     One pass over the tiles computes the scores, and one the gradient and the step.
     """
@@ -323,9 +330,11 @@ class TiledProduct(Product):
         self._known: dict[int, ExchangeCoefficients] = {}
 
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
-        """Take one step: t = Σ_b Y_b w_b, summed over members;  r;  Y_bᵀr by tiles.
+        """Take one step with all rows of the group, and return the state.
 
-        b runs over the tiles of columns. Return the state.
+        The scores t = Σ_b Y_b w_b, where b runs over the tiles of columns, are summed
+        over members. `by_tiles` then takes the step from the residuals r, with the
+        gradients Y_bᵀ r.
         """
         task = self.task
         plan = self._plan(group)
@@ -366,7 +375,7 @@ class TiledProduct(Product):
     def _plan(self, group: Group) -> Any:
         """Return the coefficients of one step of all rows of the group.
 
-        Their rate is not used, since the consumer takes the step.
+        Their rate is not used, since `by_tiles` takes the step.
         """
         size = len(group.rows)
         of_group = group.coefficients

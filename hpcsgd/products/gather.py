@@ -46,7 +46,8 @@ class Gather(Product):
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
         """Yield name and bytes of the rows and vectors of an exchange.
 
-        Dense rows count three times: as sent, as received, and in the working format.
+        Dense rows count with the local columns as sent, and with all columns as
+        received, as put side by side, and in the working format.
         """
         if shape.density is not None:
             yield "rows", shape.sampled(shape.replica.columns)
@@ -59,7 +60,8 @@ class Gather(Product):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Gather the rows of `group`, then take plain steps, and return the state.
 
-        Rows that were stored in an earlier epoch are not gathered again.
+        With `gather-once`, rows that were stored in an earlier epoch are not gathered
+        again.
         """
         x = self.exchanges.gathered(group.blocks, self.keeps_batches)
         x.load(group)

@@ -1,4 +1,4 @@
-"""`gram`, `cached` and look-ahead: s steps after one sum of a Gram."""
+"""`gram`, `cached` and look-ahead: s steps after members sum a Gram and margins."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -83,9 +83,10 @@ class Gram(Product):
 def run_watched(
     task: Task, state: State, group: Group, x: Exchange, parts: PartSequence
 ) -> bool:
-    """Run an exchange part by part, and check its steps with the task's monitor.
+    """Run an exchange part by part with the check of the task's monitor, if it is due.
 
-    Return False, without running a part, if no check is due.
+    `parts` are the parts of the exchange `x`. Return True if they were run; return
+    False, without running a part, if no check is due.
     """
     monitor = task.monitor
     if monitor is None:
@@ -110,7 +111,7 @@ NO_MARGINS: Array = np.empty(0)
 
 
 class CachedGram(Product):
-    """The product `gram` in epoch 1, whose Grams are kept for later epochs.
+    """The product `gram` in the first epoch, whose Grams are kept for later epochs.
 
     Later epochs sum margins only: m·K·states words for m rows and K scores in an
     exchange, with `states` 1, or 2 with momentum.
@@ -129,7 +130,8 @@ class CachedGram(Product):
     def messages(shape: ExchangeShape) -> Iterator[ExchangeMessage]:
         """Yield the messages of `gram` for new rows, else one of the margins z.
 
-        New rows after the first epoch, which occur if a run resumes, need both.
+        New rows after the first epoch, which occur if a run resumes, need the messages
+        of `gram` and then one of the margins.
         """
         if not shape.is_kept:
             yield from Gram.messages(shape)
@@ -226,7 +228,11 @@ class LookAheadGram(Product):
 
     @staticmethod
     def holds(shape: MemoryShape) -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of the arrays of two exchanges, one of them ahead."""
+        """Yield name and bytes of each group of arrays of an exchange.
+
+        Dense rows and the message of the Gram count twice, since the next exchange is
+        prepared at the same time.
+        """
         yield "rows", shape.own_rows() * (1 if shape.density is not None else 2)
         yield shape.message(ahead=True)
         yield shape.vectors()
@@ -234,7 +240,9 @@ class LookAheadGram(Product):
     def advance(self, state: State, group: Group, upcoming: Group | None) -> State:
         """Start the sum of the margins, start the next Gram, then take the s steps.
 
-        Return the state, which is changed in place.
+        The next Gram is that of `upcoming`. It is not started here if `upcoming` is
+        None, or if the monitor checks this exchange. Return the state, which is changed
+        in place.
         """
         ready = self._take(group)
         x = ready.exchange
@@ -250,7 +258,7 @@ class LookAheadGram(Product):
         return state
 
     def finish(self) -> None:
-        """Wait for the sum of a Gram that was started and will not be used."""
+        """Wait for the sum of a Gram that was started ahead, and discard it."""
         if self.prepared is not None:
             self.prepared.gram.wait()
             self.prepared = None

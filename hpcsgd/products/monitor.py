@@ -1,4 +1,4 @@
-"""The gap monitor: it compares the recurrence with fresh products, up to rounding."""
+"""The monitor of the recurrence error, which compares it with the error of rounding."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -47,9 +47,9 @@ def grown(u: float, terms: float) -> float:
 
 @dataclass(frozen=True)
 class RoundoffModel:
-    """Variances by rounding of fresh scores minus those of the recurrence.
+    """Variances, by rounding, of recomputed scores minus those of the recurrence.
 
-    They are in units of `unit`².
+    `of_weights` and `of_steps` are in units of `unit`².
     """
 
     precision: Precision
@@ -74,7 +74,7 @@ class RoundoffModel:
         """Return the factor of ‖y∘w‖² in the variance of the score of a row y.
 
         It covers the sum of a member, the sum over members, and w rounded in every
-        step.
+        step. Its unit is `unit`²; ∘ multiplies element by element.
         """
         add = grown(self._unit("margin_sum"), self.terms)
         summed = add**2 * (self.terms / 6 + self.members)
@@ -86,7 +86,8 @@ class RoundoffModel:
         """Return the factor of ‖y∘Δw‖² in the variance of the score of a row y.
 
         Δw is the change of w in an exchange. The factor covers the sums of the Gram,
-        its message, gradients and their factors.
+        its message, gradients and their factors. Its unit is `unit`²; ∘ multiplies
+        element by element.
         """
         m = self.blocks.rows
         largest = max(self.blocks.sizes)
@@ -98,10 +99,11 @@ class RoundoffModel:
         return float((gram + wire + step * min(m, largest) + factors) / self.unit**2)
 
     def of_products(self, led: Array, correction: Array, total: Array) -> Array:
-        """Return the variance of every score from the summed products, (m, K).
+        """Return the variance of every score of the recurrence, (m, K).
 
-        The variance is absolute, not in units of `unit`². `led` is the size of the
-        terms of margins, `correction` that of the terms of the Gram, and `total` the
+        It is that of rounding in the summed margins and Gram, absolute and not in units
+        of `unit`². `led` is the size of the terms of the margins (`lead_size`),
+        `correction` that of the terms of the Gram (`Corrections.size`), and `total` the
         scores.
         """
         sums = grown(self._unit("margin_sum"), self.terms) ** 2
@@ -113,9 +115,10 @@ class RoundoffModel:
         return whole
 
     def flushed(self, pushed: Array) -> Array:
-        """Return a bound, for each row, of what sums lose to underflow.
+        """Return an estimate, for each row, of what sums lose to underflow, (m, 1).
 
-        `pushed` is the size of the factors of the Gram in each row.
+        `pushed` is the size of the factors of the Gram in each row
+        (`Corrections.pushed`).
         """
         root = sqrt(self.terms)
         margin = _tiny(self.precision, ("margin_sum",)) * root
@@ -127,9 +130,10 @@ class RoundoffModel:
 def recurrence_error(
     precision: Precision, blocks: Blocks, parts: Iterable[Any], size: Array
 ) -> Array:
-    """Return the error of every score by rounding to the format `inner`.
+    """Return the standard deviation of every score, (m, K), by rounding to `inner`.
 
-    A score is the sum of `parts` and of a correction, whose terms have the size `size`.
+    `inner` is the format of the recurrence in `precision`. A score is the sum of
+    `parts` and of a correction, whose terms have the size `size`.
     """
     u = unit(precision.inner)
     before = np.repeat(blocks.starts[:-1], blocks.sizes)[:, None]
@@ -144,10 +148,7 @@ def recurrence_error(
 def model_of(
     precision: Precision, blocks: Blocks, terms: float, members: int
 ) -> RoundoffModel:
-    """Return the `RoundoffModel` of these arguments, cached.
-
-    A run needs two or three.
-    """
+    """Return the `RoundoffModel` of these arguments, which is cached."""
     return RoundoffModel(precision, blocks, terms, members)
 
 
@@ -162,15 +163,18 @@ PROBES = 64  # least rows in an estimate of sizes; fewer rows are repeated
 
 
 def words_of(sizes: tuple[int, ...]) -> int:
-    """Return the words of a check: the largest batch size, but at least two.
+    """Return how many words a member sends for a check: the largest of `sizes`, or 2.
 
-    `sizes` are the rows of each batch.
+    `sizes` are the rows of each batch; 2 is the least number.
     """
     return max(*sizes, 2)
 
 
 class Fold:
-    """A map of (m, K) scores to few words, each a sum of scores with random signs."""
+    """A map of (m, K) scores to few words, each a sum of scores with random signs.
+
+    Equal `seed` on all members gives equal signs, so folds of partial scores add up.
+    """
 
     def __init__(self, blocks: Blocks, columns: int, seed: tuple[int, ...]) -> None:
         rng = np.random.default_rng(seed)
@@ -182,11 +186,11 @@ class Fold:
         self.place = np.concatenate(rows) % self.places
 
     def signed(self, values: Array) -> Array:
-        """Return each word of the fold: a sum of (m, K) `values` with random signs."""
+        """Return the words of the fold, sums of (m, K) `values` times random signs."""
         return self.added(self.signs * values)
 
     def added(self, values: Array) -> Array:
-        """Return each word of the fold as a sum of (m, K) `values` without signs."""
+        """Return the words of the fold without signs: sums of (m, K) `values`."""
         total: Array = np.bincount(
             self.place, values.sum(axis=1, dtype=np.float64), self.places
         )
@@ -194,9 +198,11 @@ class Fold:
 
 
 def terms(task: Task) -> float:
-    """Return how many products a member adds up for one score.
+    """Return how many products a member adds up for one score, for rounding errors.
 
-    With dense rows, it is the number of columns of the member with most of them.
+    With dense rows, it is the number of columns of the member with most of them. With
+    sparse rows, it is an estimate: 1 + the mean number of stored values in a row of
+    this member, times the number of members.
     """
     shard = task.shard
     if not shard.matrix.is_sparse:
@@ -214,10 +220,11 @@ def recompute_scores(
     model: RoundoffModel,
     number: int,
 ) -> tuple[Array, float]:
-    """Return this member's recomputed scores, folded, and a bound of rounding.
+    """Return this member's recomputed scores as words of `fold`, and their error.
 
-    The bound is the largest standard deviation of a word by rounding, in units of
-    `model.unit`.
+    The steps of `group` are applied one by one to a copy of this member's weights. The
+    second result is the largest standard deviation of a word by rounding, estimated in
+    units of `model.unit`. `number` is that of the exchange.
     """
     weights = state.weights.copy()
     starts = group.blocks.starts
@@ -242,9 +249,10 @@ def recompute_scores(
 def _squares(
     task: Task, rows: Rows, spread: Array, fold: Fold, seed: tuple[int, ...]
 ) -> Array:
-    """Return ‖y ∘ spread‖² of every row y, (m, K).
+    """Return an estimate of ‖y ∘ spread‖² for every row y, (m, K).
 
-    It is estimated as the mean square of products with random signs.
+    It is the mean square of y · (spread ∘ random signs), over as many signs as
+    `PROBES` requires.
     """
     rng = np.random.default_rng(seed)
     m = len(fold.place)
@@ -323,9 +331,10 @@ def corrections(
 def intercepts(
     unrolled: UnrolledSteps, blocks: Blocks, start: Array | None, residuals: Array
 ) -> Array | float:
-    """Return the intercept q·β at the step of every row, (m, K).
+    """Return the intercept q·β at the step of every row, (m, K), in float64.
 
-    The exchange began with the intercept's states `start`. Return 0 if that is None.
+    β are the states of the intercept, which are `start` before the first step. Return 0
+    if `start` is None (no intercept).
     """
     if start is None:
         return 0.0
@@ -348,7 +357,8 @@ def residuals_at(
 ) -> Array:
     """Return the residuals c ∂ℓ/∂t at the `scores` t, in float64.
 
-    c are the sample weights. Scores are clipped where a run in `dtype` clips them.
+    c are the sample `weights`, or 1 if None. Scores are clipped where a run in `dtype`
+    clips them.
     """
     at = scores
     if not np.isfinite(family.curvature):
@@ -386,7 +396,7 @@ def state_of(number: int, task: Task, state: State) -> State:
 
 
 def columns_of(number: int, task: Task, values: Array) -> Array:
-    """Return the columns of model `number` among the columns of all models.
+    """Return the columns of model `number` in `values`, an array of all models.
 
     Every state has columns for each model; the result has those of all states in order.
     """
@@ -396,7 +406,7 @@ def columns_of(number: int, task: Task, values: Array) -> Array:
     return parts[:, :, number].reshape(len(values), -1)
 
 
-# The gap monitor: the scores of the recurrence against fresh products, now and then.
+# The monitor: the scores of the recurrence against recomputed scores, now and then.
 #
 # After the residuals of an exchange are known, every member applies the steps to its
 # part of the weights as plain SGD would, and computes the scores that the steps should
@@ -426,7 +436,7 @@ class StepsBefore:
 
 @dataclass(frozen=True)
 class PendingCheck:
-    """A check whose words are sent in the next message, and what it expects."""
+    """A check whose words are sent in the next message, and their expected sums."""
 
     number: int
     own: Array  # this member's words
@@ -440,7 +450,7 @@ class GapMonitor:
     """The monitor of the recurrence error on one member.
 
     It checks one exchange in `every`; see `hpcsgd.backends.task.Monitor`. All ranks
-    learn of its alarm at their next poll.
+    learn of an alarm of any member at their next poll.
     """
 
     def __init__(self, every: int, exchanges_per_epoch: int, seed: int) -> None:
@@ -485,13 +495,17 @@ class GapMonitor:
             self.blank = words_of(plans[(self.last - 1) % each])
 
     def post(self, room: Array) -> None:
-        """Write the words of the pending check, or zeros, to `room` in the message."""
+        """Write the words of the pending check to `room`, or zeros if there is none.
+
+        `room` is the place of the words in the message.
+        """
         room[...] = 0.0 if self.waiting is None else self.waiting.own
 
     def judge(self, total: Array) -> None:
-        """Compare the summed words with those expected; set the alarm if they differ.
+        """Compare the words summed over members, `total`, with those of the recurrence.
 
-        Rounding alone may explain small differences.
+        Set the alarm if they differ by more than rounding can explain. Do nothing if
+        no check is pending.
         """
         check = self.waiting
         self.waiting = None
@@ -506,9 +520,9 @@ class GapMonitor:
         self.note("scores", check.number, gap, SAFETY * spread + check.flushed)
 
     def before(self, state: State, group: Group, margins: Array) -> StepsBefore | None:
-        """Return copies of margins and intercept from before the steps.
+        """Return copies of `margins` and of the intercept from before the steps.
 
-        Return None if no check of this exchange is due.
+        Return None if no check of this exchange is due; `margins` are then not used.
         """
         number = self._number(group)
         last = self.last
@@ -529,7 +543,8 @@ class GapMonitor:
     ) -> None:
         """Check the residuals, recompute scores, and store words for the next message.
 
-        `seen` is the result of `before`.
+        `seen` is the result of `before`. If residuals are not finite, nothing is
+        checked, and the words are zeros.
         """
         if task.models is not None:  # one model a check: models share their faults
             number = seen.number // self.every % len(task.models)
@@ -575,11 +590,11 @@ class GapMonitor:
         return number // self.every > last // self.every
 
     def note(self, what: str, number: int, gap: Array, allowed: Array) -> None:
-        """Set the alarm if a recurrence error `gap` is above `allowed`.
+        """Set the alarm if an entry of the recurrence errors `gap` is above `allowed`.
 
-        The alarm names the entry with the largest ratio of the two. Entries whose bound
-        is not finite are left to other checks, and only the first alarm of a run is
-        kept.
+        `what` was checked ("scores" or "residuals"), in exchange `number`. The alarm
+        contains the two numbers of the entry with their largest ratio. Entries whose
+        bound is not finite are ignored, and an alarm that is set already is kept.
         """
         wrong = ~(gap <= allowed)
         if self.alarm is not None or not wrong.any():
@@ -600,7 +615,7 @@ class GapMonitor:
 class Exact:
     """The recurrence of one exchange in float64.
 
-    It is computed from the products and the residuals of the run.
+    It is computed from the run's own margins, Gram and residuals of the exchange.
     """
 
     scores: Array  # (m, K), of the margins as they were summed
@@ -629,7 +644,10 @@ class Exact:
     def residual_gap(
         self, task: Task, group: Group, residuals: Array
     ) -> tuple[Array, Array]:
-        """Return errors of the residuals and their rounding bounds, both (m, K)."""
+        """Return the errors of the run's `residuals`, and their bounds by rounding.
+
+        Both have the shape (m, K); the errors are absolute values.
+        """
         batch = batch_of(task, group.rows)
         form = task.precision
         offset = 0.0 if batch.offsets is None else batch.offsets.astype(np.float64)
@@ -659,7 +677,7 @@ class Exact:
 def _rounded(
     task: Task, targets: Array, weights: Array | None, expected: Array
 ) -> Array:
-    """Return a bound of the rounding errors of residuals, (m, K).
+    """Return a bound of the rounding errors of the residuals `expected`, (m, K).
 
     A residual is a mean minus a target, times the sample weight.
     """

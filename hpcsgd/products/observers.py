@@ -1,4 +1,4 @@
-"""Observers of a run, and the proximal step, which is one."""
+"""Observers, which act at events of a run; the proximal step is one of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +24,10 @@ class Observer:
         """Allocate arrays in the state, before a checkpoint is read into it."""
 
     def start(self, state: State, exchanges: int) -> None:
-        """Read the state from which the run resumes after exchange `exchanges`."""
+        """Read the state from which the run starts, or resumes after `exchanges`.
+
+        `exchanges` is the number of exchanges already done: 0 for a new run.
+        """
 
     def before_epoch(self, state: State, epoch: int) -> None:
         """Act before the first exchange of `epoch` (from 0 on)."""
@@ -33,19 +36,26 @@ class Observer:
         """Act before the steps of exchange `number`."""
 
     def after_steps(self, state: State, number: int, group: Group | None) -> None:
-        """Act after the steps of `group`, before replicas agree; None: no steps."""
+        """Act after the steps of `group` in exchange `number`, before replicas agree.
+
+        `group` is None if this replica took no steps in the exchange.
+        """
 
     def after_exchange(self, state: State, number: int) -> None:
         """Act after exchange `number`, whether or not replicas synchronised in it."""
 
     def after_poll(self, number: int) -> None:
-        """Act after the poll of exchange `number`, if no rank reported a fault."""
+        """Act after the poll of exchange `number`, unless the poll ended the run.
+
+        A poll ends the run after a fault of any rank, but not after an alarm that is
+        only noted.
+        """
 
     def after_evaluation(self, state: State, view: Any) -> None:
-        """Act after an evaluation of the objective, the last of `view.history`."""
+        """Act after an evaluation, whose record is the last of `view.history`."""
 
     def at_end(self, state: State, number: int, is_finished: bool) -> None:
-        """Act when training is over, before the last evaluation of the objective.
+        """Act when training ends after exchange `number`, before the last evaluation.
 
         `is_finished` is False if the run diverged, or is to resume later.
         """
@@ -181,9 +191,10 @@ class Proximal(Observer):
 def reach(coefficients: Any) -> Array:
     """Return how far a unit of the gradient ξ moves each state in an exchange.
 
-    It is −Σ_i b_i Φ_{s,i+1} u_i over the s steps, each of which takes ξ once: b_i are
-    the rows of step i, u_i its gain, and Φ_{s,i+1} the transition of the steps after
-    it.
+    ξ is the gradient of l1 and bounds, which all steps of the exchange share. The
+    result is −Σ_i b_i Φ_{s,i+1} u_i over the s steps, each of which takes ξ once: b_i
+    are the rows of step i, u_i its gain, and Φ_{s,i+1} the transition of the steps
+    after it.
     """
     sizes = np.asarray(coefficients.blocks.sizes, dtype=np.float64)
     form = coefficients.plain if len(sizes) == 1 else coefficients.whole

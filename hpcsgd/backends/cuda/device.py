@@ -42,11 +42,12 @@ class Device(Protocol):
 
     layer: Any  # for transports
     stream: Any  # of all requests
-    # Called before the host waits: transports then check how their collectives ended.
+    # Waits until all requests are done; transports set one that checks how their
+    # collectives ended.
     settle: Callable[[], None]
     arch: str  # its name in NVRTC, such as "90a"
     multiprocessors: int
-    cache: int  # bytes of what all of them share
+    cache: int  # bytes of the L2 cache
     is_shared: bool  # by other ranks, whose kernels may run beside those of this one
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -83,7 +84,9 @@ class Device(Protocol):
     def kernel(self, build: Build) -> Launch:
         """Return the kernel of `build` as a function that launches it.
 
-        The function is launch(grid, block, arguments, shared=0, cluster=1).
+        The function is launch(grid, block, arguments, shared=0, cluster=1). `shared` is
+        the bytes of shared memory of a block. `cluster` blocks of the grid run at once;
+        a GPU knows that from the kernel, and ignores it.
         """
 
     def capture(self, action: Callable[[], None]) -> LaunchGraph:
@@ -149,7 +152,10 @@ class Mirrored:
         return seen
 
     def on_device(self) -> Any:
-        """Return the device's copy, to be read; newer host values are sent first."""
+        """Return the device's copy; newer values of the host are sent to it first.
+
+        A caller that writes to it calls `written` afterwards.
+        """
         if self._newer_here:
             values = (self._host / self._scale).astype(self._held.dtype)
             self._device.fill(self._held, values)
@@ -161,7 +167,7 @@ class Mirrored:
         self._newer_there = True
 
     def replace(self, values: Array) -> None:
-        """Replace the array by host values, which the next `on_device` sends."""
+        """Replace the host's copy by `values`, which the next `on_device` sends."""
         self._host = np.asarray(values)
         self._newer_here = True
         self._newer_there = False
@@ -242,7 +248,10 @@ class Slots:
 
 
 def bytes_of_uploads(row: int) -> int:
-    """Return the bytes of pinned memory for large arrays of `row` bytes in each row."""
+    """Return the bytes of pinned memory for uploads of large arrays.
+
+    A row of the largest array has `row` bytes, and is sent as a whole.
+    """
     return 2 * max(PIECE, row)
 
 
@@ -366,7 +375,8 @@ class CudaDevice:
     def kernel(self, build: Build) -> Callable[..., None]:
         """Return the kernel of `build` as a function that launches it.
 
-        The function is launch(grid, block, arguments, shared=0, cluster=1).
+        The function is launch(grid, block, arguments, shared=0, cluster=1). `shared` is
+        the bytes of shared memory of a block; `cluster` is ignored.
         """
         if build not in self._kernels:
             compiled = self.layer.kernels.get(build)
@@ -512,7 +522,10 @@ class GraphAction:
         self._graph: LaunchGraph | None = None
 
     def run(self, launch: Callable[[LaunchGraph], None] = _launch) -> None:
-        """Run the action once more; `launch` receives the graph if one is recorded."""
+        """Call the action in the first run; record its graph in the second run.
+
+        From the second run on, `launch` receives the graph instead.
+        """
         if self._is_warm and self._graph is None:
             self._graph = self._recorder.capture(self._recording)
         if self._graph is None:

@@ -53,9 +53,10 @@ class Faults:
         self._full = cupy.cuda.memory.OutOfMemoryError
 
     def as_package_error(self, error: BaseException, asked: int = 0) -> BaseException:
-        """Return the error of this package for an error of CUDA; any other is returned.
+        """Return the error of this package for `error`, if it is one of CUDA.
 
-        `asked` is the number of bytes of a failed allocation, 0 if it is not known.
+        Any other error is returned as it is. `asked` is the number of bytes of a failed
+        allocation, 0 if it is not known.
         """
         if isinstance(error, self._full):
             return self.out_of_memory_error(asked)
@@ -95,7 +96,7 @@ def device_lost_error(place: str, why: str) -> DeviceLost:
 
 
 def guarded(kind: type[T]) -> type[T]:
-    """Decorate a class: its public methods raise errors of this package.
+    """Decorate a class: its public methods turn errors of CUDA into this package's.
 
     Its instances need the attribute `faults`.
     """
@@ -181,6 +182,8 @@ class RawKernels:
         """Return launch(stream, grid, block, arguments, shared=0, cluster=1).
 
         It launches the kernel of `build`, which is compiled if it was not before.
+        `shared` is the bytes of shared memory of a block; `cluster` is ignored, since
+        CUDA knows it from the kernel.
         """
         if build not in self._known:
             self._known[build] = self._launcher(build)
@@ -446,7 +449,10 @@ def count_gpus() -> int:
 
 
 def check_arch(arch: str, built: int) -> None:
-    """Raise ConfigError if CUDA `built`, or our kernels, do not support the GPU."""
+    """Raise ConfigError if CUDA, or our kernels, do not support a GPU of sm_`arch`.
+
+    `built` is the major version of CUDA that CuPy was built for.
+    """
     age = int(arch)
     if age < OLDEST_ARCH[OLDEST]:
         raise ConfigError(

@@ -52,10 +52,7 @@ class GramTiles:
         self._blocks = blocks
 
     def packed(self, tiles: Array) -> Array:
-        """Return the Gram in the packed layout of the host.
-
-        `tiles` is a copy of the tiles on the host.
-        """
+        """Return the Gram of `tiles`, an array on the host, in the host's layout."""
         side = self.side
         blocks = self._blocks
         parts = tiles.reshape(-1, side, side)
@@ -73,7 +70,8 @@ class GramTiles:
 class Widths:
     """How many columns the arrays of weights and of margins have.
 
-    Each class has one in each state of the update rule (weights, and a velocity).
+    Weights have one for each class in each state of the update rule (weights, and a
+    velocity).
     """
 
     classes: int = 1
@@ -92,23 +90,30 @@ class Widths:
 
 
 class Products(Protocol):
-    """The products of sampled rows in an exchange, whatever their storage."""
+    """The products of sampled rows in an exchange, whatever their storage.
+
+    Y are the rows with the given `numbers` in the matrix, and W the weights.
+    """
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Compute out ← tiles of Y Yᵀ."""
+        """Compute out ← tiles of Y Yᵀ for the rows Y with these numbers."""
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Compute out ← Y W."""
+        """Compute out ← Y W for the rows Y with these numbers and the weights W."""
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
         """Compute gram ← tiles of Y Yᵀ and margins ← Y W, in one launch if possible."""
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """Compute W ← W carryᵀ + Yᵀ factors."""
+        """Compute W ← W carryᵀ + Yᵀ factors for the rows Y and the weights W."""
 
 
 class DenseProducts:
-    """The products of dense rows, which consist of whole chunks of 16 bytes."""
+    """The products of dense rows, which consist of whole chunks of 16 bytes.
+
+    Y are the rows with the given `numbers` in the matrix, and W the weights. See
+    `Products`.
+    """
 
     def __init__(
         self,
@@ -146,7 +151,8 @@ class DenseProducts:
     ) -> int:
         """Return the bytes of the partial sums of the products of `rows` rows.
 
-        Rows have `width` values of `item` bytes, and weights have `columns` columns.
+        Rows have `width` values of `item` bytes, weights have `columns` columns, and
+        the Gram has `tiles` tiles of side `side`.
         """
         count = max(tiles, 1)
         splits = kernels.splits_of(count, width, side, item, multiprocessors)
@@ -167,7 +173,7 @@ class DenseProducts:
         return part
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Compute out ← tiles of Y Yᵀ, without margins."""
+        """Compute out ← tiles of Y Yᵀ for the rows Y with these numbers."""
         self._gram(numbers, out, None, None)
 
     def both(self, numbers: Any, weights: Any, gram: Any, margins: Any) -> None:
@@ -180,7 +186,7 @@ class DenseProducts:
         self.margins(numbers, weights, margins)
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Compute out ← Y W."""
+        """Compute out ← Y W for the rows Y with these numbers and the weights W."""
         wide = self.widths.margins
         if wide == 1:
             grid = -(-self.count // ROWS_A_BLOCK)
@@ -192,7 +198,7 @@ class DenseProducts:
         self._launch("margins_columns", *shape[:2], arguments, shared=shape.shared)
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """Compute W ← W carryᵀ + Yᵀ factors."""
+        """Compute W ← W carryᵀ + Yᵀ factors for the rows Y and the weights W."""
         wide = self.widths.weights
         states = self.widths.states
         if wide > 1:
@@ -218,7 +224,7 @@ class DenseProducts:
         )
 
     def fetched(self, numbers: Any) -> Array:
-        """Copy the sampled rows to the host in float32.
+        """Return a copy of the rows with these numbers on the host, in float32.
 
         They are divided by the factor with which the device stores values.
         """
@@ -307,7 +313,11 @@ class DeviceCsr:
 
 
 def put_csr(device: Device, matrix: Csr, element: str, scale: float = 1.0) -> DeviceCsr:
-    """Return a copy of `matrix` on the device, sent piece by piece."""
+    """Return a copy of `matrix` on the device, sent piece by piece.
+
+    `element` is the format of the stored values, and `scale` the factor that they have
+    already.
+    """
     check_element(element)
     parts = matrix.indptr, matrix.indices, matrix.data
     indptr, indices, data = (_put(device, part) for part in parts)
@@ -324,7 +334,11 @@ def _put(device: Device, values: Array) -> Any:
 
 
 class SparseProducts:
-    """The products of CSR rows, by their stored values alone."""
+    """The products of CSR rows, by their stored values alone.
+
+    Y are the rows with the given `numbers` in the matrix, and W the weights. See
+    `Products`.
+    """
 
     def __init__(
         self,
@@ -357,7 +371,7 @@ class SparseProducts:
         return part
 
     def gram(self, numbers: Any, out: Any) -> None:
-        """Compute out ← tiles of Y Yᵀ."""
+        """Compute out ← tiles of Y Yᵀ for the rows Y with these numbers."""
         shape = kernels.csr_gram(self.tiles.count, self.tiles.side)
         self._launch("csr_gram", shape, numbers, self._batches, self.tiles.numbers, out)
 
@@ -371,7 +385,7 @@ class SparseProducts:
         self.margins(numbers, weights, margins)
 
     def margins(self, numbers: Any, weights: Any, out: Any) -> None:
-        """Compute out ← Y W."""
+        """Compute out ← Y W for the rows Y with these numbers and the weights W."""
         wide = self.widths.margins
         shape = kernels.csr_margin(self.count, wide)
         if wide == 1:
@@ -382,7 +396,7 @@ class SparseProducts:
         self._launch("csr_margins_columns", shape, numbers, *sizes, weights, out)
 
     def update(self, numbers: Any, factors: Any, carry: Any, weights: Any) -> None:
-        """Compute W ← W carryᵀ + Yᵀ factors."""
+        """Compute W ← W carryᵀ + Yᵀ factors for the rows Y and the weights W."""
         wide = self.widths.weights
         cols = self.matrix.width
         shape = kernels.csr_update(cols, wide)
@@ -440,7 +454,10 @@ class DeviceRecurrence:
         intercept: Any,
         coefficients: DeviceCoefficients,
     ) -> None:
-        """Compute residuals and factors in one launch; the intercept advances."""
+        """Compute `residuals` and `factors` of s steps; `intercept` advances in place.
+
+        It is one launch. `gram` and `margins` are summed over members.
+        """
         plan = self.launch
         widths = self.widths
         tiles = self.tiles
@@ -457,7 +474,7 @@ class DeviceRecurrence:
         kernel(plan.grid, plan.block, arguments, plan.shared, cluster=plan.grid)
 
     def _plan_one_score(self, family: Family) -> None:
-        """Plan a launch of one block or a cluster of blocks, with shared memory."""
+        """Plan the launch for one score a row: one block, or a cluster of blocks."""
         arch = self.device.arch
         blocks = self.blocks
         cluster = kernels.cluster_for(blocks.rows, arch)
@@ -571,7 +588,7 @@ class ExchangeKernels:
         return self.recurrence.residuals
 
     def before(self, weights: Any) -> None:
-        """Sample the rows, and compute the products of this member's columns."""
+        """Sample the next rows, and compute the products of this member's columns."""
         self.sample()
         self.products(weights)
 
@@ -581,7 +598,7 @@ class ExchangeKernels:
         self.apply_update(weights)
 
     def sample(self) -> None:
-        """Launch the kernel that samples the next rows."""
+        """Launch the kernel that samples the next rows: numbers, targets and others."""
         self._launch("sample", 1, 1024, self.sampled.arguments, element="fp32")
 
     def products(self, weights: Any) -> None:
@@ -604,7 +621,10 @@ class ExchangeKernels:
             self.rows.gram(self.sampled.numbers, self.gram)
 
     def iterate(self, intercept: Any) -> None:
-        """Compute residuals of all steps, and factors of rows in the update."""
+        """Compute residuals of all steps, and factors of rows in the update.
+
+        The margins are rounded to their storage format before.
+        """
         self._round_margins()
         self.recurrence.take_steps(
             self.gram, self.margins, self.sampled, intercept, self.coefficients
@@ -785,10 +805,10 @@ def has_fused_kernel(
     task: StepArithmetic,
     in_order: bool = False,
 ) -> bool:
-    """Return whether one kernel takes all of these steps.
+    """Return whether one kernel takes all plain steps of the sizes `blocks`.
 
     Otherwise each step is an exchange. The caller ensures that the steps are plain SGD
-    with one score a row.
+    with one score a row. `in_order`: they take all rows of the matrix in its order.
     """
     tall = max(blocks.sizes)
     item = matrix.values.dtype.itemsize
@@ -812,21 +832,22 @@ def _rounds_margins(precision: Precision) -> bool:
 
 
 class _Coefficients:
-    """The coefficients of every step of a weight update, in one array on the device.
+    """The coefficients of plain steps with one state, in one array on the device.
 
-    They are those of `PlainSteps`: its carry, gain, push and free.
+    They are carry, gain and free of `PlainSteps`; the gain is there once for weights of
+    scaled rows, and once for the intercept.
     """
 
     def __init__(self, device: Device, scale: float) -> None:
         self._device = device
-        # As in `ExchangeCoefficients`, gains are for rows stored times `scale`.
+        # As in `DeviceCoefficients`, gains of weights are for rows times `scale`.
         self._down = 1.0 / scale**2
         self._loaded: PlainSteps | None = None
         self._values: Array | None = None
         self._room: Any = None
 
     def load(self, plain: PlainSteps) -> None:
-        """Send the coefficients to the device, unless it has the same ones already."""
+        """Send the coefficients of `plain` to the device, unless it has equal ones."""
         if plain is self._loaded:
             return
         self._loaded = plain
@@ -841,6 +862,6 @@ class _Coefficients:
 
     @property
     def arrays(self) -> list[Any]:
-        """Return the arrays in the order of the kernels' parameters."""
+        """Return carry, both gains and free, as the kernels take them."""
         edges = np.arange(5) * (len(self._room) // 4)
         return [self._room[first:last] for first, last in pairwise(edges.tolist())]

@@ -113,7 +113,7 @@ class DevicePoint:
     They are read from the state once before each step of the consumer.
     """
 
-    weights: Any = None  # (columns of this member, K), of rows times a power of two
+    weights: Any = None  # (columns of this member, K), divided by `scale`
     intercept: Any = None
 
     def __init__(
@@ -138,8 +138,8 @@ class DevicePoint:
     def _blend(self, weights: Any) -> None:
         """Set the point from `weights`, which are on the device.
 
-        With several arrays of the update, such as momentum, the point is a combination
-        of them, with the factors `task.probe`.
+        If they have several states of the update rule, such as a velocity, the point is
+        a combination of these with the factors `task.probe`.
         """
         task = self.task
         device = self.device
@@ -177,7 +177,7 @@ class DevicePoint:
 class CudaGradientStep(CudaStep):
     """A step of one batch up to its gradient Yᵀr, which is added to sums.
 
-    The sums are those of the consumer of gradients.
+    The sums are those of the consumer of gradients, on the device.
     """
 
     maker: "CudaGradientExchanges"
@@ -208,16 +208,17 @@ class CudaGradientStep(CudaStep):
         self.launches.apply_update(self.sums.device_values)
 
     def columns(self, is_full: bool) -> Any:
-        """Return the stand-in for rows that the consumer receives.
+        """Return a stand-in for the rows, whose gradient the sums contain already.
 
         `is_full` means that the sums are complete.
         """
         return self.sums.gradient_columns(is_full)
 
     def residuals(self) -> Array:
-        """Return the residuals on the host, if they are summed or compared there.
+        """Return the residuals on the host if they are summed, or compared by members.
 
-        Otherwise return zeros, since the consumer reads only their number.
+        Otherwise, if a single member's sums do not take them, return zeros of their
+        shape, since the consumer reads only their number.
         """
         residuals = self.launches.residuals
         if not self.sums.takes_residuals and self.task.members.size == 1:
@@ -247,7 +248,10 @@ class CudaTileStep(CudaGradientStep):
         """Do nothing: the consumer requests the gradient tile by tile."""
 
     def columns(self, is_full: bool) -> DeviceRowViews:
-        """Return views of the rows, from which the consumer requests tiles."""
+        """Return views of the rows, from which the consumer requests tiles.
+
+        `is_full` is not used.
+        """
         launches = self.launches
         products = launches.rows
         factors = launches.recurrence.factors
@@ -310,7 +314,10 @@ class CudaGradientExchanges(CudaExchanges):
         self._gradient_steps: dict[int, CudaGradientStep] = {}  # by rows of a batch
 
     def widths(self, read: int) -> Widths:
-        """Return the columns of a gradient, which are those of scores at one point."""
+        """Return the numbers of columns for scores at one point and for a gradient.
+
+        `read` is not used.
+        """
         return Widths(self.task.columns)
 
     def make_plain(self, blocks: Blocks) -> CudaGradientSteps:
@@ -318,7 +325,10 @@ class CudaGradientExchanges(CudaExchanges):
         return CudaGradientSteps(self, blocks, self.shard, is_alone=False)
 
     def step_of(self, blocks: Blocks) -> CudaGradientStep:
-        """Return the step for batches of this size, with its kernels and buffers."""
+        """Return the step for batches of as many rows as `blocks` has.
+
+        Its kernels and buffers are made once for each number of rows.
+        """
         step = self._gradient_steps.get(blocks.rows)
         if step is None:
             launches = self.launches_of(blocks, self.shard, 1)

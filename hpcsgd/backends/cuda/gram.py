@@ -80,7 +80,10 @@ ELEMENTS = ("bf16", "fp16")  # of a matrix that it can multiply
 
 
 class WgmmaGram(OtherGram):
-    """Products whose Gram warpgroups compute, with margins in the same launch."""
+    """Products whose Gram is computed by warpgroups of a GPU of sm_90.
+
+    Margins are computed in the same launch if each row has one.
+    """
 
     def __init__(self, own: DenseProducts) -> None:
         super().__init__(own)
@@ -248,9 +251,13 @@ def choose_gram(
 ) -> GramChoice:
     """Return the Gram kernel for the rows of `own`, chosen by measured times.
 
+    It is `own`, without a measurement, if `kind` is "own", if it is "auto" and there
+    are at most `WORTH_ASKING` rows, or if no requested kernel can compute the tiles.
+    Else the call is collective, because `add` is.
+
     Parameters
     ----------
-    kind : "own", "cublas", "wgmma", or "auto", the fastest
+    kind : "own", "cublas", "wgmma", or "auto", the fastest of own and cublas
     own : products of their rows by our kernels
     add : the sum over members of every figure; called by all of them or none
     """
@@ -275,7 +282,7 @@ def choose_gram(
 def _can(name: str, kind: str, own: DenseProducts) -> bool:
     """Return whether the kernel `name` can compute the tiles of `own`.
 
-    Raise ConfigError if `kind` requires it, and it cannot read the matrix.
+    Raise ConfigError if `kind` requires it, and it does not support the matrix or GPU.
     """
     if name == "wgmma":
         if kind == name:
@@ -291,7 +298,10 @@ def _can(name: str, kind: str, own: DenseProducts) -> bool:
 
 
 def _by_wgmma(own: DenseProducts, kind: str) -> dict[str, Products]:
-    """Return the products by wgmma, or `own` on a GPU without memory for them."""
+    """Return the products by wgmma, or `own` on a GPU without memory for them.
+
+    If `kind` is "wgmma", raise ConfigError without memory.
+    """
     try:
         return {"wgmma": WgmmaGram(own)}
     except ConfigError as error:
@@ -304,7 +314,8 @@ def _by_wgmma(own: DenseProducts, kind: str) -> dict[str, Products]:
 def _by_cublas(own: DenseProducts, kind: str) -> dict[str, Products]:
     """Return the products by cuBLAS in each number of parts.
 
-    On a GPU without memory for cuBLAS, all of them are `own`, and are not measured.
+    On a GPU without memory for cuBLAS, all of them are `own`, and are not measured; if
+    `kind` is "cublas", ConfigError is raised.
     """
     names = [f"cublas in {parts}" for parts in PARTS]
     try:
@@ -351,10 +362,10 @@ def _shape_of(sizes: Sequence[int], width: int) -> tuple[int, int, int]:
 
 
 def allowed(kind: str, reproducible: bool) -> str:
-    """Return the kernel that a run may use.
+    """Return the setting `gram_kernel` that a run may use instead of `kind`.
 
     In a reproducible run no measured time may decide: "auto" becomes "own". "cublas"
-    raises ConfigError there, as its sums have no fixed order.
+    raises ConfigError there, as its sums have no fixed order. Any other is unchanged.
     """
     if reproducible and kind == "cublas":
         raise ConfigError(
@@ -373,9 +384,10 @@ def _best(seconds: Seconds, may_stay: bool) -> str:
 
 
 def measured_seconds(own: DenseProducts, ways: Mapping[str, Products]) -> Seconds:
-    """Return the shortest time of each kernel in several turns, in seconds.
+    """Return the shortest seconds of each kernel of `ways` for one Gram on this GPU.
 
-    It is infinite for a kernel that was not run or whose tiles differ from ours.
+    They are infinite for a kernel that was not run, or whose tiles differ from those of
+    `own`.
     """
     device = own.device
     spread = np.linspace(0, own.matrix.height - 1, own.count).astype(np.int64)
@@ -404,7 +416,10 @@ def measured_seconds(own: DenseProducts, ways: Mapping[str, Products]) -> Second
 
 
 def _agrees(own: DenseProducts, way: Products, numbers: Any, out: Any) -> bool:
-    """Return whether `own` and `way` compute the same tiles, up to rounding."""
+    """Return whether `own` and `way` compute the same Gram tiles, up to rounding.
+
+    `numbers` are those of the rows, and `out` is memory for the tiles.
+    """
     own.gram(numbers, out)
     ours = own.device.fetch(out).reshape(own.tiles.count, -1)
     way.gram(numbers, out)

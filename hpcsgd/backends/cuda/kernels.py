@@ -69,7 +69,10 @@ class Variant:
 
 
 def _grams(tile: int) -> tuple[Variant, ...]:
-    """Return variants of a Gram kernel: tensor cores for formats they know, or fp32."""
+    """Return variants of the kernel `gram` with tiles of side `tile`, fastest first.
+
+    They use tensor cores for formats that these know, else multiply-adds in fp32.
+    """
     size = f"TB={tile}"
     return (
         Variant("gram", ("bf16", "fp16"), 80, defines=(size,)),
@@ -79,7 +82,10 @@ def _grams(tile: int) -> tuple[Variant, ...]:
 
 
 def _tf32_grams(tile: int) -> tuple[Variant, ...]:
-    """Return variants of Gram kernels of an fp32 matrix: in tf32, or else exact."""
+    """Return variants of the kernel `gram` for an fp32 matrix: in tf32, or else exact.
+
+    `tile` is the side of its tiles.
+    """
     size = f"TB={tile}"
     return (
         Variant("gram", ("fp32",), 80, defines=(size, "TF32=1")),
@@ -177,7 +183,7 @@ def build_of(kernel: str, element: str, arch: str) -> Build:
 
 
 def serves(kernel: str, element: str, arch: str) -> bool:
-    """Return whether `kernel` has a build for a matrix in `element` on `arch`."""
+    """Return whether `kernel` has a build for matrices in `element` on `arch`."""
     return any(v.serves(element, arch) for v in VARIANTS.get(kernel, ()))
 
 
@@ -233,8 +239,8 @@ class GramLaunch:
     grid: int
     block: int
     shared: int  # bytes
-    splits: int
-    per_split: int  # columns
+    splits: int  # parts of the columns; of gram_wgmma: blocks that share the tiles
+    per_split: int  # columns of a part; of gram_wgmma: tile-stages of a block
     result: int  # of G; z follows it
     workspace: int
     tickets: int
@@ -273,7 +279,7 @@ def tile_for(rows: int, cols: int) -> int:
 
 
 def shared_bytes() -> int:
-    """Return the bytes of shared memory of all stages of the kernel `gram`."""
+    """Return the bytes of shared memory that a block of the kernel `gram` needs."""
     return STAGES * STAGE_BYTES
 
 
@@ -283,7 +289,7 @@ def step_of(tile: int, itemsize: int) -> int:
 
 
 def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
-    """Return the number of parts of the columns for a GPU of `sms` processors.
+    """Return how many parts `gram` divides columns in, on a GPU of `sms` processors.
 
     It is the least number of least cost. The cost counts stages: those that a processor
     reads from L2 for its blocks, a start, and partial tiles, which all blocks write and
@@ -307,7 +313,7 @@ def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
 
 
 def per_split_of(splits: int, cols: int, tile: int, itemsize: int) -> int:
-    """Return the columns of one part: whole stages."""
+    """Return the columns of each of `splits` parts: whole stages of `gram`."""
     step = step_of(tile, itemsize)
     return max(1, -(-cols // (step * splits))) * step
 
@@ -322,9 +328,10 @@ def launch_of(
     splits: int,
     margins: bool = True,
 ) -> GramLaunch:
-    """Return the launch of the Gram kernel for `tiles` tiles.
+    """Return the launch of the kernel `gram` for `tiles` tiles of side `tile`.
 
-    With `margins`, it has more blocks, which compute the margins of `rows` rows.
+    Columns are divided in `splits` parts. With `margins`, it has more blocks, which
+    compute the margins of `rows` rows.
     """
     warps = 2 * tile // 32
     words = tiles * tile * tile
@@ -341,14 +348,15 @@ def launch_of(
 
 
 def pitch_of(rows: int, tile: int = 64) -> int:
-    """Return the floats from one row of a square Gram to the next: whole tiles."""
+    """Return the floats in a row of a square Gram of `rows` rows, padded to tiles."""
     return -(-rows // tile) * tile
 
 
 def strips_of(rows: int, parts: int, tile: int = 64) -> list[tuple[int, int]]:
-    """Return (first, last) column of at most `parts` block columns of a square Gram.
+    """Return (first, last) column of each of at most `parts` strips of a square Gram.
 
-    A block column extends from the diagonal down.
+    A strip has the columns from `first` to `last` − 1, from the diagonal down. Its
+    width is a multiple of `tile`, except at the end.
     """
     wide = pitch_of(-(-rows // parts), tile)
     return [(first, min(first + wide, rows)) for first in range(0, rows, wide)]
@@ -420,14 +428,14 @@ def cluster_for(rows: int, arch: str) -> int:
 
 
 def kernel_for(family: str, cluster: int) -> str:
-    """Return the name of the recurrence of a family in the table of kernels."""
+    """Return the name of a family's recurrence of `cluster` blocks in `VARIANTS`."""
     return f"recurrence-{family}" if cluster == 1 else f"recurrence-cluster-{family}"
 
 
 def recurrence_pitch_of(batch: int) -> int:
-    """Return the words of a buffer for a batch, a multiple of four.
+    """Return the words of a buffer of a recurrence kernel for `batch` rows.
 
-    A batch may begin at any of the first four words.
+    It is a multiple of four; the rows may begin at any of the first four words.
     """
     return (batch + 6) // 4 * 4
 
@@ -435,7 +443,11 @@ def recurrence_pitch_of(batch: int) -> int:
 def recurrence_launch(
     rows: int, batch: int, states: int, cluster: int, arch: str
 ) -> RecurrenceLaunch:
-    """Return the launch for at most `rows` rows in batches of at most `batch`."""
+    """Return the launch of a recurrence kernel for exchanges of `rows` rows.
+
+    `batch` is the largest number of rows of a batch, and `cluster` the number of
+    blocks.
+    """
     _check(rows, states)
     block_rows = -(-rows // cluster)
     shared = FRONT + 4 * BUFFERS * recurrence_pitch_of(batch) + (4 + 2) * block_rows
@@ -450,7 +462,10 @@ def recurrence_launch(
 
 
 def softmax_launch(rows: int, states: int) -> RecurrenceLaunch:
-    """Return the launch for at most `rows` rows; classes take no shared memory."""
+    """Return the launch of the kernel `softmax` for exchanges of `rows` rows.
+
+    It has one block. Its shared memory does not depend on the number of classes.
+    """
     _check(rows, states)
     return RecurrenceLaunch(1, 1024, 2 * rows)
 
@@ -531,12 +546,15 @@ def update(count: int, cols: int, item: int) -> StepLaunch:
 
 
 def update_rows(count: int, splits: int) -> int:
-    """Return the rows of each of `splits` parts of `count` rows: a multiple of 32."""
+    """Return the rows of each of `splits` parts of update: a multiple of 32.
+
+    `count` is the number of all rows.
+    """
     return 32 * _parts(count, 32 * splits)
 
 
 def update_room(cols: int, launch: StepLaunch) -> int:
-    """Return the floats of the array in which parts are added; 0 for one part."""
+    """Return the floats of the array in which update adds parts; 0 for one part."""
     return cols * launch.grid[1] if launch.grid[1] > 1 else 0
 
 
@@ -552,7 +570,7 @@ def blend(count: int) -> StepLaunch:
 
 
 def words(count: int) -> StepLaunch:
-    """Return the launch of steps of rules, and of sums: a thread a word."""
+    """Return the launch of steps of update rules, and of add_words: a thread a word."""
     return StepLaunch((_parts(count, BLOCK),), BLOCK)
 
 
@@ -604,27 +622,33 @@ def direct_steps(cols: int, item: int, tall: int, processors: int) -> StepLaunch
 
 
 def direct_room(launch: StepLaunch, item: int, tall: int) -> int:
-    """Return how many chunks of rows each thread of direct_steps keeps."""
+    """Return how many 16-byte chunks of rows a thread of direct_steps keeps.
+
+    `tall` is the number of rows of the largest batch, and `item` the bytes of a value.
+    """
     return (launch.shared - _direct_base(item, tall)) // KEPT
 
 
 def direct_partials(launch: StepLaunch, tall: int) -> int:
-    """Return the floats of the array in which blocks of direct_steps exchange sums."""
+    """Return the floats of the array in which blocks of direct_steps exchange sums.
+
+    `tall` is the number of rows of the largest batch.
+    """
     return 2 * tall * launch.grid[0]
 
 
 def direct_fits(item: int, tall: int) -> bool:
-    """Return whether shared memory of a block suffices for a batch of `tall` rows."""
+    """Return whether a block of direct_steps has shared memory for `tall` rows."""
     return _direct_base(item, tall) <= PLAIN_SHARED
 
 
 def direct_ahead(cols: int, item: int, tall: int, cache: int) -> bool:
-    """Return whether two batches fit into the GPU's cache of `cache` bytes."""
+    """Return whether two batches of `tall` rows fit into a cache of `cache` bytes."""
     return 2 * cols * item * tall <= cache
 
 
 def _direct_base(item: int, tall: int) -> int:
-    """Return the bytes of shared memory of a block that keeps no rows."""
+    """Return the bytes of shared memory of direct_steps in a block without rows."""
     return 16 + WORD * (ROWS_AT_ONCE * (8 * CHUNK // item + 1) + tall)
 
 
@@ -633,7 +657,7 @@ def _pieces(cols: int, item: int) -> int:
 
 
 def gather_steps(tall: int) -> StepLaunch:
-    """Return the launch of gather_steps: one block."""
+    """Return the launch of gather_steps: one block, for batches of `tall` rows."""
     return StepLaunch((1,), 512, 16 + WORD * tall)
 
 
@@ -668,12 +692,12 @@ JOINING = 5
 
 
 def stages_of(cols: int, itemsize: int) -> int:
-    """Return the stages of a row: 128 bytes each."""
+    """Return the stages of gram_wgmma for a row: 128 bytes each."""
     return max(1, -(-cols * itemsize // 128))
 
 
 def each_of(tiles: int, stages: int, sms: int) -> int:
-    """Return the tile-stages of one block, for the fewest blocks of least cost.
+    """Return the tile-stages of a block, for the fewest blocks of least cost.
 
     The tile-stages of all tiles form one line of work, which is divided at any stage.
     Each block stores its part of a pair of tiles for the last block of the pair, which
@@ -692,9 +716,10 @@ def each_of(tiles: int, stages: int, sms: int) -> int:
 def wgmma_launch_of(
     tiles: int, rows: int, cols: int, *, itemsize: int, sms: int, margins: bool = True
 ) -> GramLaunch:
-    """Return the launch of the Gram kernel for `tiles` tiles.
+    """Return the launch of the kernel `gram_wgmma` for `tiles` tiles.
 
-    With `margins`, it has more blocks, which compute the margins of `rows` rows.
+    With `margins`, it has more blocks, which compute the margins of `rows` rows. `sms`
+    is the number of processors of the GPU.
     """
     stages = stages_of(cols, itemsize)
     each = each_of(tiles, stages, sms)

@@ -65,7 +65,10 @@ def stride_of(width: int, item: int) -> int:
 
 
 def bytes_of_rows(height: int, width: int, item: int) -> int:
-    """Return the bytes of dense rows that are padded to whole 16-byte chunks."""
+    """Return the bytes of `height` rows of `width` values, padded to 16-byte chunks.
+
+    A value has `item` bytes.
+    """
     return height * stride_of(width, item) * item
 
 
@@ -74,8 +77,9 @@ def put_matrix(
 ) -> DeviceMatrix:
     """Return a copy of `matrix` on the device, with zeros behind the ends of rows.
 
-    Rows of a file are read in pieces: while one piece is copied to the device, the next
-    is read.
+    `element` is the format of the stored values, and `scale` the factor that they have
+    already. Rows of a file are read in pieces: while one piece is copied to the device,
+    the next is read.
     """
     check_element(element)
     height, width = matrix.shape
@@ -123,7 +127,7 @@ PROBE = 4  # index of the probe in `DeviceCoefficients.arrays`
 
 
 def bytes_of_order(rows: int) -> int:
-    """Return the bytes of an `Order`, or of `DeviceSampled`, for so many rows."""
+    """Return the bytes of an `Order` or of a `DeviceSampled` of `rows` rows."""
     return rows * (8 + 3 * 4)  # a number, and a target, weight and offset
 
 
@@ -152,7 +156,11 @@ class Order:
 
     @classmethod
     def of(cls, device: Device, sampled: "DeviceSampled") -> "Order":
-        """Return an order of sampled rows, whose numbers are positions in `sampled`."""
+        """Return an order for a matrix that has only the rows of `sampled`.
+
+        Row i of that matrix has the targets, weights and offsets at position i of
+        `sampled`.
+        """
         order = cls.__new__(cls)
         order._device = device
         order.columns = [sampled.targets, sampled.weights, sampled.offsets]
@@ -228,7 +236,7 @@ class DeviceCoefficients:
         device.fill(self.starts, np.asarray(blocks.starts, dtype=np.int32))
 
     def load(self, unrolled: UnrolledSteps) -> None:
-        """Copy these coefficients to the device, unless it has equal ones already."""
+        """Copy the coefficients `unrolled` to the device, unless it has equal ones."""
         if unrolled is self._loaded:
             return
         self._loaded = unrolled
@@ -249,12 +257,12 @@ class DeviceCoefficients:
 
     @property
     def arrays(self) -> list[Any]:
-        """Return the arrays in the order of the recurrence's parameters."""
+        """Return lead, couple, free, push, probe and gain, as kernels take them."""
         return [self._room[place] for place in self._places[:-1]]
 
     @property
     def probe(self) -> Any:
-        """Return the point q at which scores are read, (states,)."""
+        """Return q, (states,), with which states are combined to read scores."""
         return self.arrays[PROBE]
 
     @property
@@ -289,7 +297,10 @@ def bytes_of_member_rows(rows: int, own: int, columns: int, item: int) -> int:
 
 
 class DeviceMemberRows:
-    """Buffers for the all-gather of `rows` rows, of `widths` columns of each member."""
+    """Buffers for the all-gather of `rows` rows from the columns of all members.
+
+    `own` is this member's matrix; member i has widths[i] columns.
+    """
 
     def __init__(
         self, device: Device, own: DeviceMatrix, rows: int, widths: Sequence[int]

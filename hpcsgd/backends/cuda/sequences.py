@@ -52,9 +52,9 @@ BF16 = "bf16"  # what transports round on the device
 
 
 class DeviceSums:
-    """Sums of arrays over members, in place: on the device, or by way of the host.
+    """Sums of device arrays over members, in place: on the device, or through the host.
 
-    An array is summed again and again: what its sum needs is kept with it.
+    An array is summed again and again: the buffers of its sum are kept with it.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class DeviceSums:
         return Pending(array, lambda: self._read(travelling.wait(), array))
 
     def captures(self, *forms: str) -> bool:
-        """Return whether sums in these formats may be part of a CUDA graph."""
+        """Return whether sums in all of these formats may be part of a CUDA graph."""
         if self.members.size == 1:
             return True
         captures = self.device_members is not None and self.device_members.captures
@@ -133,7 +133,10 @@ class DeviceSums:
             self.device_members.queue_sum(array)
 
     def replay(self, graph: LaunchGraph, arrays: Sequence[Any]) -> None:
-        """Launch a CUDA graph that contains the sums of `arrays`, in this order."""
+        """Launch a CUDA graph that contains the sums of `arrays`, in this order.
+
+        All members call it.
+        """
         if self.members.size == 1:
             graph()
             return
@@ -227,21 +230,22 @@ class CudaSequence:
             self._last.run()
 
     def up_to_sums(self) -> None:
-        """Launch the parts before the sums one by one, then wait for the sums."""
+        """Launch the parts before the sums one by one, then sum all messages."""
         call(self.before)
         self._send()
 
     def start(self) -> Pending:
-        """Launch the parts before the sums, start the sums, and return them."""
+        """Launch the parts before the sums, start the sums, and return them pending."""
         self._first.run()
         return self._begin()
 
     def run_beside(self, ahead: "CudaSequence | None", earlier: Pending) -> Pending:
         """Launch all parts and sums, and those of `ahead` while sums are in transit.
 
-        The parts after the sums wait for the sums `earlier`, too. Return the sums of
-        `ahead`. A single member has no sums: `ahead` is then a branch of one CUDA
-        graph, beside the steps, which keep a single multiprocessor busy.
+        The parts after the sums wait for the sums `earlier`, too. Return the pending
+        sums of `ahead`. If `ahead` is None, the parts are launched one by one. A single
+        member has no sums: `ahead` is then a branch of one CUDA graph, beside the
+        steps, which keep a single multiprocessor busy.
         """
         if ahead is None:
             call(self.before)
@@ -336,7 +340,7 @@ class CudaExchange:
         """Advance this state in the steps that follow.
 
         Load the coefficients of the group, and sum the words of the monitor's last
-        check.
+        check over members.
         """
         self.state = state
         self.launches.coefficients.load(self.group.coefficients.whole)
@@ -344,19 +348,19 @@ class CudaExchange:
         self.task.clock.lap("sample")
 
     def sample(self) -> None:
-        """Launch the kernel that computes the numbers of the rows to sample."""
+        """Launch the kernel that samples the rows: numbers, targets and others."""
         self.launches.sample()
 
     def products(self) -> None:
-        """Launch the kernels that compute the Gram and the margins of this member."""
+        """Launch the kernels that compute this member's parts of Gram and margins."""
         self.launches.products(self.state.on_device("weights"))
 
     def gram_alone(self) -> None:
-        """Launch the kernels that compute the Gram of this member."""
+        """Launch the kernels that compute this member's part of the Gram."""
         self.launches.gram_alone()
 
     def scores(self) -> None:
-        """Launch the kernels that compute the margins of this member."""
+        """Launch the kernels that compute this member's part of the margins."""
         self.launches.scores(self.state.on_device("weights"))
 
     def arrays(self, is_stepped: bool) -> tuple[Any, ...]:
@@ -392,7 +396,7 @@ class CudaExchange:
         return [arrays[name] for name in names]
 
     def steps(self) -> None:
-        """Launch the kernel that takes the s steps."""
+        """Launch the kernel that computes the residuals of the s steps."""
         self.launches.iterate(self.state.on_device("intercept"))
 
     def update(self) -> None:
@@ -405,7 +409,11 @@ class CudaExchange:
         self.state.written(self.launches.residuals)
 
     def keep(self) -> Any:
-        """Return the buffer of the summed Gram, and allocate one for the next Gram."""
+        """Return the buffer of the summed Gram, for `use`; allocate another.
+
+        The next Gram is computed in the other buffer. Raise ConfigError if the GPU has
+        no memory for it.
+        """
         gram = self.launches.message
         self._is_kept = True
         try:
@@ -429,7 +437,7 @@ class CudaExchange:
         return margins.reshape(self.blocks.rows, -1)
 
     def host_rows(self) -> Rows:
-        """Return the sampled rows on the host.
+        """Return the sampled rows in this member's columns on the host.
 
         They are copied from the GPU if the matrix is not in the memory of the host.
         """
@@ -455,7 +463,7 @@ class CudaExchange:
 
 
 class CudaStep(CudaExchange):
-    """The exchange of a single step on one batch.
+    """The exchange of a single plain step on one batch.
 
     With `is_alone` the margins need no sum over members.
     """
@@ -553,7 +561,7 @@ class CudaPlainSteps:
         return fused, CudaSequence(device, sums, (sample, launch), (), ())
 
     def each_step(self) -> Iterator[CudaStep]:
-        """Yield the steps one by one."""
+        """Yield the steps one by one; the caller runs each before the next one."""
         for size, plan in zip(self.blocks.sizes, self.group.steps, strict=True):
             step = self._step_of(size)
             step.take(self.state, plan)
@@ -583,8 +591,8 @@ class CudaPlainSteps:
 class CudaRows:
     """A buffer on a GPU of gathered rows, with the columns of all members.
 
-    With `keeps` it contains all rows of the data, by row number; otherwise the rows of
-    one exchange, in their order.
+    With `keeps` it contains all rows of the replica, by local row number; otherwise the
+    rows of one exchange, in their order.
     """
 
     def __init__(self, maker: "CudaExchanges", rows: int, keeps: bool) -> None:
@@ -651,7 +659,7 @@ class CudaGatheredSteps(CudaPlainSteps):
         self.task.clock.lap("gather")
 
     def gather(self) -> None:
-        """Gather the packed rows of all members.
+        """Gather the packed rows of all members. Collective.
 
         They are sent through the host if members cannot send arrays of devices.
         """
@@ -669,7 +677,10 @@ class CudaGatheredSteps(CudaPlainSteps):
         self.task.clock.lap("communicate")
 
     def place(self) -> None:
-        """Launch the kernel that puts the columns of all members side by side."""
+        """Launch the kernel that puts the columns of all members side by side.
+
+        The steps that follow use the rows that it writes.
+        """
         whole = self.whole
         rows = self.blocks.rows
         self.pieces.join(whole.matrix, self.sampled.numbers if whole.keeps else None)
@@ -726,9 +737,10 @@ class CudaExchanges:
         self._sequences: dict[tuple[Any, ...], tuple[Any, CudaSequence]] = {}
 
     def exchange(self, blocks: Blocks, number: int = 0) -> CudaExchange:
-        """Return the exchange for batches of these sizes.
+        """Return the exchange for batches of these sizes, the same object each time.
 
-        `number` distinguishes several exchanges of the same sizes.
+        `number` distinguishes several exchanges of the same sizes. The first call for
+        an exchange may be collective, to choose its Gram kernel.
         """
         key = blocks, number
         exchange = self._exchanges.get(key)
@@ -750,7 +762,8 @@ class CudaExchanges:
         """Return the sequence of parts `before`, `sums`, and parts `after`.
 
         It is made once and returned again for the same parts and arrays, unless `once`
-        is set: then the parts run only once.
+        is set: then the parts run only once. After `GRAPHS` sequences, more are not
+        recorded as CUDA graphs.
         """
         arrays = exchange.arrays(is_stepped=bool(after))
         if once:
@@ -795,9 +808,9 @@ class CudaExchanges:
     def launches_of(
         self, blocks: Blocks, shard: DeviceShard, read: int
     ) -> ExchangeKernels:
-        """Return kernels and buffers for batches of these sizes.
+        """Return new kernels and buffers for batches of these sizes on `shard`.
 
-        The margins of a row are of `read` points: of all states, or of one.
+        Each row has margins at `read` points: at all states of the weights, or at one.
         """
         task = self.task
         return ExchangeKernels(
@@ -810,14 +823,17 @@ class CudaExchanges:
         )
 
     def widths(self, read: int) -> Widths:
-        """Return the numbers of columns of weights and of scores.
+        """Return the numbers of columns of weights and of margins.
 
-        The margins of a row are of `read` points: of all states, or of one.
+        Each row has margins at `read` points: at all states of the weights, or at one.
         """
         return Widths(self.task.columns, self.task.states, read)
 
     def choose_kernel(self, launches: ExchangeKernels) -> None:
-        """Choose the Gram kernel for the rows of `launches`, alike on all members."""
+        """Choose the Gram kernel for the rows of `launches`, alike on all members.
+
+        It may be collective. Sparse rows have only one kernel.
+        """
         if not isinstance(launches.rows, DenseProducts):
             return
         choice = choose_gram(self.gram_asked, launches.rows, self._added)
@@ -826,10 +842,7 @@ class CudaExchanges:
             self.gram_kernel = choice.name
 
     def _added(self, seconds: Seconds) -> Seconds:
-        """Return the seconds of each kernel, summed over members.
-
-        The sum counts because all members wait for a slow one.
-        """
+        """Return the seconds of each kernel, summed over members. Collective."""
         every = self.task.members.exchange_objects(seconds)
         return {
             name: sum(member_seconds[name] for member_seconds in every)
@@ -837,7 +850,10 @@ class CudaExchanges:
         }
 
     def sum_words(self) -> None:
-        """Sum the words of the monitor's last check over members, and judge the sum."""
+        """Sum the words of the monitor's last check over members, and judge the sum.
+
+        Do nothing if the monitor has no words to send.
+        """
         task = self.task
         form = self.task.precision.margin_sum
         monitor = task.monitor

@@ -66,7 +66,7 @@ class DeviceMemory:
         self.device.clear(array)
 
     def copy(self, array: Any, out: Any) -> None:
-        """Compute out ← array by a kernel; slices may begin at any element."""
+        """Compute out ← array by a kernel; both may be slices that begin anywhere."""
         self._launch("add_words", array.size, (array, np.int32(True), out))
 
     def add(self, array: Any, out: Any) -> None:
@@ -142,7 +142,7 @@ class DeviceMemory:
         self.device.settle()
 
     def facts(self) -> dict[str, int]:
-        """Return the bytes that were copied up to the device and down from it."""
+        """Return name -> bytes that were copied up to the device and down from it."""
         return {"device_bytes_up": self.up, "device_bytes_down": self.down}
 
 
@@ -153,13 +153,13 @@ class RowsOnDevice(Protocol):
     """Rows of a batch, or some of their columns, with its residuals."""
 
     def part(self, columns: slice) -> "RowsOnDevice":
-        """Return some of the columns."""
+        """Return the same rows in `columns` alone."""
 
     def add_gradient(self, gradient: Any) -> None:
-        """Compute gradient ← gradient + Yᵀr."""
+        """Compute gradient ← gradient + Yᵀr for these rows Y and their residuals r."""
 
     def scores(self, weights: Any, out: Any) -> None:
-        """Compute out ← Y w."""
+        """Compute out ← Y w for these rows Y and the weights w."""
 
 
 class DeviceRows:
@@ -173,7 +173,7 @@ class DeviceRows:
         """Return None: the product has the coefficients on the device already."""
 
     def some_columns(self, rows: RowsOnDevice, part: slice) -> RowsOnDevice:
-        """Return the rows of these columns alone."""
+        """Return the same rows in the columns `part` alone."""
         return rows.part(part)
 
     def scores(self, rows: RowsOnDevice, weights: Any, out: Any) -> Any:
@@ -282,7 +282,7 @@ class FetchedArray:
         """Do nothing: the array is copied to the host whenever it is read there."""
 
     def replace(self, values: Array) -> None:
-        """Let `on_host` return `values` from now on."""
+        """Have `on_host` return `values` from now on; the device's array stays."""
         self._host = values
 
 
@@ -305,7 +305,7 @@ class DeviceCopies:
         self._average: DeviceAverage | None = None
 
     def written(self, residuals: Any) -> None:
-        """Note that an exchange wrote all arrays on the device, and its `residuals`."""
+        """Mark weights and intercept as written on the device; store `residuals`."""
         for mirror in self.mirrors.values():
             mirror.written()
         self.arrays["residuals"] = FetchedArray(self.device, residuals)
@@ -315,7 +315,10 @@ class DeviceCopies:
         return group.kind != "none"
 
     def portion(self, share: float) -> Any:
-        """Return weights and intercept, times `share`, in one array of the device."""
+        """Return weights and intercept, times `share`, in one array of the device.
+
+        Each call returns the same array with new values.
+        """
         weights, intercept = self._on_device()
         if self._average is None:
             average = DeviceAverage(self.device, weights, intercept, self.scale)
@@ -323,7 +326,7 @@ class DeviceCopies:
         return self._average.portion(weights, intercept, share)
 
     def has_made(self, total: Any) -> bool:
-        """Return whether `portion` has returned this array."""
+        """Return whether `total` is the array that `portion` returns."""
         return self._average is not None and total is self._average.buffer
 
     def become(self) -> Any:
@@ -355,7 +358,10 @@ CallOf = Callable[[Any, float, float, float, Turn], Call]
 
 
 def _step_of(rule: Rule) -> CallOf:
-    """Return the function that returns kernel, array names and numbers of a rule."""
+    """Return the function that returns the kernel, array names and numbers of a step.
+
+    Raise ConfigError if no kernel takes steps of `rule`.
+    """
     call = CALLS.get(type(rule))
     if call is None:
         raise ConfigError(

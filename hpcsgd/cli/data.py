@@ -376,7 +376,8 @@ def add_convert_parser(actions: Any) -> None:
         "--format",
         choices=["auto", *SOURCES],
         default="auto",
-        help="format of SRC; auto recognises it by the ending of the name",
+        help="format of SRC; auto recognises it by the ending of the name, or else by"
+        " the first lines",
     )
     parser.add_argument(
         "--element",
@@ -445,7 +446,7 @@ def _add_running(parser: Any) -> None:
         type=not_negative,
         default=512,
         metavar="MIB",
-        help="MiB of memory for the conversion",
+        help="MiB of memory that all ranks of the conversion may use together",
     )
     parser.add_argument(
         "--ranks",

@@ -351,10 +351,11 @@ class Sweep:
         return to_frame(self.rows(), index="model")
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the loss of every setting over l2, or over the rate, with matplotlib.
+        """Draw the loss of every setting with matplotlib.
 
-        The loss is that on held-out rows where there are any, else the objective. A
-        ring marks the best model.
+        The horizontal axis is l2 if there are several, else the rate. The loss is that
+        on held-out rows where there are any, else the objective. A ring marks the best
+        model.
 
         Parameters
         ----------
@@ -572,7 +573,7 @@ def sweep(
     Raises
     ------
     ConfigError
-        If a setting cannot work, or if it makes one model only.
+        If a setting cannot work, or if there are neither penalties nor rates nor folds.
 
     Examples
     --------
@@ -607,7 +608,8 @@ def with_sweep(named: NamedSettings, asked: Mapping[str, Any]) -> RunConfig:
     """Return all settings of a sweep: those in `named`, and in [sweep] those `asked`.
 
     What is None in `asked` is not asked for. `l2` and `rate` may be a number, an array
-    or a sequence of numbers. Raise ConfigError if the sweep would have one model only.
+    or a sequence of numbers. Raise ConfigError if the sweep has neither l2 nor rates
+    nor folds.
     """
     settings = {name: value for name, value in asked.items() if value is not None}
     for name in ("l2", "rate"):
@@ -749,8 +751,9 @@ def _check(config: RunConfig) -> None:
 
 
 def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:
-    """Return `WAYS` rates: powers of two times the rate of `config`, or of the data if
-    that is "auto".
+    """Return `WAYS` rates: 1/16, 1/8, ... 8 times a rate in the middle.
+
+    It is the rate of `config`, or that of the data if `config` has "auto".
     """
     family = opened.words.family
     steepness = find_steepness(config, opened.grid, opened.loaded, family)

@@ -94,7 +94,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Run `hpcsgd compare`, for --ranks under mpiexec; return the exit code.
+    """Run `hpcsgd compare`, with --ranks under mpiexec; return the exit code.
 
     Every setting is checked before any of them trains.
     """
@@ -260,7 +260,7 @@ def _title(found: "Comparison") -> str:
 
 
 def _notes(found: "Comparison") -> list[str]:
-    """Return the sentences below the table: refusals, missing or unlike figures."""
+    """Return the notes below the table, on refusals and limits of the comparison."""
     from hpcsgd.studies.compare import REFUSED
 
     notes = [f"{refusal.name}: {REFUSED}: {refusal.why}" for refusal in found.refused]

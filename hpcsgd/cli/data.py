@@ -446,7 +446,7 @@ def _add_running(parser: Any) -> None:
         type=not_negative,
         default=512,
         metavar="MIB",
-        help="MiB of memory that all ranks of the conversion may use together",
+        help="MiB of memory for the conversion",
     )
     parser.add_argument(
         "--ranks",
@@ -474,7 +474,7 @@ def _add_running(parser: Any) -> None:
 
 
 def run_convert(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Convert, for --ranks under mpiexec; rank 0 prints the files written."""
+    """Convert, with --ranks under mpiexec; rank 0 prints the files written."""
     recipe = _recipe(arguments)
     launch.check_readable(arguments.source)
     if launch.must_relaunch(arguments.ranks):
@@ -512,7 +512,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
 def _convert(
     world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
 ) -> dict[str, Any] | None:
-    """Convert with a watchdog; return what `_watched` returns. Collective."""
+    """Convert with a watchdog; return the report, None after Ctrl-C. Collective."""
     world.is_patient = True  # each message takes tens of milliseconds of work
     world.watch(arguments.timeout)
     report = _watched(world, arguments, recipe)
@@ -562,7 +562,7 @@ def _watched(
 
 
 def _like(arguments: argparse.Namespace, recipe: "Recipe") -> "Recipe":
-    """Return the recipe with the conversion of the file of --like, if there is one."""
+    """Return the recipe, to which --like adds the conversion of its data file."""
     if arguments.like is None:
         return recipe
     from hpcsgd.data.convert.transform import read_like

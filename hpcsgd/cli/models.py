@@ -47,7 +47,7 @@ def add_evaluate_parser(commands: Any) -> None:
 
 
 def run_evaluate(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Evaluate a model, for --ranks under mpiexec; rank 0 prints the figures."""
+    """Evaluate a model, with --ranks under mpiexec; rank 0 prints the figures."""
     from hpcsgd.data.readers import open_reader
     from hpcsgd.runs.predict import evaluate_reader
     from hpcsgd.runs.result import load_result
@@ -232,7 +232,7 @@ def is_run(path: Path) -> bool:
 def run_facts(path: Path) -> Facts:
     """Return the facts on a run: its model, and whether its files belong together.
 
-    Without a result, they are those of `_unfinished`.
+    Without result.h5, they are its settings, its progress and how to continue it.
     """
     from hpcsgd.runs.result import load_result
 

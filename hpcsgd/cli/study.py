@@ -544,7 +544,7 @@ def add_point_parser(actions: Any) -> None:
 
 
 def run_point(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Train one point on the current ranks, for --ranks under mpiexec."""
+    """Train one point on the current ranks, with --ranks under mpiexec."""
     from hpcsgd.runs.recovery import Signals
     from hpcsgd.studies.run import read_config, train_point
 
@@ -605,7 +605,9 @@ def add_predict_parser(actions: Any) -> None:
         metavar="ROWS,COLUMNS|FILE.h5",
         help="numbers of rows and columns, or a data file of this size",
     )
-    parser.add_argument("--batch", type=int, default=32, help="rows of one step")
+    parser.add_argument(
+        "--batch", type=int, default=32, help="rows of one step of one replica"
+    )
     parser.add_argument("--epochs", type=int, default=10, help="epochs of the run")
     parser.add_argument(
         "--steps",
@@ -640,7 +642,7 @@ def add_predict_parser(actions: Any) -> None:
 
 
 def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Predict, and print a table and sentences, or a JSON document."""
+    """Predict, and print a table and sentences, or with --json one document."""
     from hpcsgd.runs.machine import load_hardware
     from hpcsgd.studies.predict import PredictedRun, parse_ranks, predict
 

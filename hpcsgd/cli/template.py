@@ -16,7 +16,7 @@ WIDTH = 88
 
 
 def template() -> str:
-    """Return the text of the file: every key at its default, with its help."""
+    """Return a configuration file as text: every key at its default, with its help."""
     head = [
         "# Configuration of hpcsgd; run it with: hpcsgd train FILE",
         "# Every value is the default of SGD. Keys with a # in front are optional.",

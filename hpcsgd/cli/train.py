@@ -88,7 +88,7 @@ def profile_table(report: Mapping[str, Any]) -> "Table":
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the figures of one row as text, in the order of COLUMNS."""
+    """Return the figures of one row of a profile as text, in the order of COLUMNS."""
     return (
         f"{row['seconds']:.4f}",
         f"{100 * row['share']:.1f} %",
@@ -150,7 +150,7 @@ def add_settings(
 
 
 def run_train(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Run `hpcsgd train`, for --ranks under mpiexec; return the exit code.
+    """Run `hpcsgd train`, with --ranks under mpiexec; return the exit code.
 
     The configuration is checked before ranks start. With --plan, print the plan only.
     """
@@ -339,7 +339,7 @@ def add_sweep_parser(commands: Any) -> None:
 
 
 def run_sweep(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Run `hpcsgd sweep`, for --ranks under mpiexec; return the exit code.
+    """Run `hpcsgd sweep`, with --ranks under mpiexec; return the exit code.
 
     The configuration is checked before ranks start.
     """

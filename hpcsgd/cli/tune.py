@@ -89,7 +89,7 @@ def add_tune_parser(commands: Any) -> None:
 
 
 def run_tune(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Tune on the current ranks; for --ranks under mpiexec, once for each number."""
+    """Tune on the current ranks; with --ranks under mpiexec, once for each number."""
     tuning_question = question(arguments)
     check_data(tuning_question.config)
     launch.check_readable(tuning_question.config.data.path)
@@ -379,7 +379,7 @@ def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:
 
 
 def warnings(found: "PrecisionReport") -> list[str]:
-    """Return warnings about bounds that do not cover the run."""
+    """Return a warning each if momentum or the rate is beyond what bounds cover."""
     messages = []
     if not found.covers_update:
         messages.append(

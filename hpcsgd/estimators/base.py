@@ -94,7 +94,7 @@ class FitRanks:
         return self.world.exchange_objects(item) if self.layout == "rows" else [item]
 
     def share(self, rows: FitRows) -> FitRows:
-        """Return `rows`; with layout "columns", with y and its like from rank 0.
+        """Return `rows`; with layout "columns", with the targets and weights of rank 0.
 
         These are y, weights, offset and exposure, which other ranks may leave out. They
         are sent if a rank has no y; otherwise `rows` are not changed. Collective.
@@ -109,7 +109,7 @@ class FitRanks:
 
     @property
     def fewest_rows(self) -> int:
-        """Fewest rows of a rank: 0 with layout "rows" on several ranks, else 1."""
+        """Fewest rows of each rank: 0 with layout "rows" on several ranks, else 1."""
         return 0 if self.layout == "rows" and self.world.size > 1 else 1
 
 
@@ -306,7 +306,7 @@ NOT_ROUTED = {"comm": UNUSED, "layout": UNUSED, "grid": UNUSED}
 
 @dataclass(frozen=True)
 class Solution:
-    """The coefficients of one run, in the engine's shapes, and its Result."""
+    """The coefficients of one run, as (d, K) and (K,), and its Result."""
 
     weights: Array  # (d, K) float64
     intercept: Array  # (K,) float64; zeros without one

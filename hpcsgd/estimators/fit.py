@@ -87,10 +87,10 @@ FIGURES = {"loss": "F", "gap": "gap", "gradient": "gradient", "held": "held out"
 
 
 class Shown(Callback):
-    """A callback that prints F after each evaluation, and the figures of `FIGURES`.
+    """A callback that prints F and other measured figures after each evaluation.
 
-    Figures that were not measured are left out. A notebook has one line that is written
-    over; a terminal has a line for each evaluation.
+    The others are the gap, the gradient and the loss on held-out rows. A notebook has
+    one line that is written over; a terminal has a line for each evaluation.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -668,7 +668,7 @@ def documented(item: D) -> D:
 
 
 def described(text: str) -> dict[str, tuple[str, str]]:
-    """Return parameter -> (type, description), from the section of a docstring."""
+    """Return parameter -> (type, description) from the Parameters of a docstring."""
     section = SECTION.search(text)
     if section is None:
         return {}

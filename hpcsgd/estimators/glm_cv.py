@@ -230,7 +230,7 @@ class FoldMinima:
     intercepts: Array | None  # (alphas, folds, K)
 
     def start(self, number: int) -> Any:
-        """Return a start near the minimum on all rows for the alpha `number`.
+        """Return a start near the minimum on all rows for alpha number `number`.
 
         It is the mean of the weights over the folds, with intercepts if there are any.
         """

@@ -137,23 +137,23 @@ class Sweep:
 
     @property
     def weights(self) -> Array:
-        """Weights of all models."""
+        """Weights of all models, (d, models), or (d, models, K) of K classes."""
         return self._apart(self.outcome.weights)
 
     @property
     def intercepts(self) -> Array | None:
-        """Intercepts of all models, or None."""
+        """Intercepts of all models, (models,) or (models, K); None without one."""
         intercepts = self.outcome.intercept
         return None if intercepts is None else self._apart(intercepts)
 
     @property
     def losses(self) -> Array:
-        """F of each model."""
+        """F of each model on its training rows, (models,)."""
         return _values(self.outcome.report["losses"], len(self))
 
     @property
     def held(self) -> Array:
-        """Mean loss of each model on its held-out rows."""
+        """Mean loss of each model on its held-out rows, (models,); NaN without any."""
         return _values(self.outcome.report.get("held"), len(self))
 
     @property
@@ -168,7 +168,7 @@ class Sweep:
 
     @property
     def mean_held(self) -> Array:
-        """Held-out loss of each model's setting: the mean over its folds."""
+        """Held-out loss of each model's l2 and rate, (models,): a mean over folds."""
         losses = self.held
         settings = [(m.l2, m.rate) for m in self.models]
         means = np.full(len(self), np.nan)
@@ -295,7 +295,7 @@ class Sweep:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a table with one row a model.
+        """Return the table of all models as a list with a dict for each model.
 
         Returns
         -------
@@ -406,7 +406,7 @@ class Sweep:
         return html(title, rows, lambda ax: self.plot(ax=ax), note)
 
     def save(self, folder: str | Path) -> Path:
-        """Write sweep.csv, sweep.json, result.h5, and the best model into best/.
+        """Write sweep.csv, sweep.json and the result, and the best model into best/.
 
         Parameters
         ----------
@@ -662,9 +662,8 @@ def race(
         The settings: {"section": {"key": value}}, or a TOML file of them. Without it
         every setting has its default.
     rates : tuple of float, optional
-        The rates to compare. Without them there are eight powers of two around the rate
-        of `config`, from 1/16 to 8 times it; around that of the data where it is
-        "auto".
+        The rates to compare. Without them there are eight: the rate of `config`, or the
+        one derived from the data where that is "auto", times 1/16, 1/8, ... 8.
     share : float, default=0.5
         The part of an epoch that the whole race takes, above 0 and at most 1.
     X : array, frame or sparse matrix of shape (n, d), optional
@@ -751,9 +750,9 @@ def _check(config: RunConfig) -> None:
 
 
 def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:
-    """Return `WAYS` rates: 1/16, 1/8, ... 8 times a rate in the middle.
+    """Return `WAYS` rates: the rate of `config` times 1/16, 1/8, ... 8.
 
-    It is the rate of `config`, or that of the data if `config` has "auto".
+    If that is "auto", the rate derived from the data takes its place.
     """
     family = opened.words.family
     steepness = find_steepness(config, opened.grid, opened.loaded, family)

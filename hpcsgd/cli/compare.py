@@ -223,7 +223,10 @@ def _on_worse(row: "ComparisonRow") -> str:
 
 
 def _draw(found: "Comparison", arguments: argparse.Namespace, path: Path | str) -> None:
-    """Draw the losses over epochs and seconds; with --methods, over `COSTS` instead."""
+    """Draw the losses over epochs and over seconds, one plot each, into `path`.
+
+    With --methods, they are over seconds, words and messages.
+    """
     by_method = arguments.methods is not None
     from hpcsgd.runs.figures import loss_curves
 

@@ -226,10 +226,11 @@ def _train(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
 def training(
     words: Sequence[str], folder: str, run: Mapping[str, Any], resources: Resources
 ) -> Words:
-    """Return the command of a run that resumes in the --out of `words`, or in `folder`.
+    """Return the command of a run that resumes in `folder`.
 
-    Device and comm of its table [run], `run`, become flags, because the checks of a job
-    and its script read the words of the command only.
+    If `words` contain --out, it resumes in that folder instead. Device and comm of
+    its table [run], `run`, become flags, because the checks of a job and its script
+    read the words of the command only.
     """
     out = () if _says(words, "--out") else ("--out", folder)
     return ("train", *words, *_flags(("train", *words), run, resources), *out, *RESUME)

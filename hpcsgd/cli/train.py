@@ -205,7 +205,10 @@ def check_data(config: "RunConfig") -> None:
 def overlaid(
     tables: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Return the `chosen_settings` of `tables`, overridden by --set, then by flags."""
+    """Return the settings in `tables`, overridden by --set, then by flags.
+
+    Defaults in `tables` that keep a method from being chosen are left out.
+    """
     from hpcsgd.comm.grid import parse_grid
     from hpcsgd.config import apply_settings, chosen_settings
 

@@ -243,7 +243,7 @@ def fit(
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
     to `tol`: by Newton's method or L-BFGS, or by coordinate descent if l1 or bounds
-    make F not smooth. Some epochs of s-step SGD precede L-BFGS if many columns are read
+    make F not smooth. Some epochs of s-step SGD come first if many columns are read
     from a file, if an argument of SGD (`batch`, `steps`, `rate`, `update`, `average`)
     is given, or on a GPU. The defaults suit most data. All ranks of `comm` must call
     it.

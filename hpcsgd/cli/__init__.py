@@ -1,7 +1,8 @@
 """The command line: `hpcsgd COMMAND`, `python -m hpcsgd`, and both under mpiexec.
 
 Standard output carries the result alone; everything else goes to standard error.
-Exit codes: 0 good, 1 failed run, 2 wrong input, 130 interrupted.
+Exit codes: 0 good, 1 failed, 2 wrong input, 3 undecided (`hpcsgd verify`), 75 ended
+early by the system, so that a restart resumes it, 130 interrupted.
 """
 
 import os
@@ -17,7 +18,10 @@ from hpcsgd.cli.interrupts import (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run the command of `argv`, by default that of the process; return the exit code.
+
+    `argv` contains the words after `hpcsgd`.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     end_by_interrupts(os.environ)
     try:
@@ -46,8 +50,8 @@ def limit_blas_threads(environment: MutableMapping[str, str]) -> None:
 
     A single rank has one thread, too, with a launcher and without: a pool of threads
     waits for the cores of a busy machine, and its sums have other bits. Call this
-    before NumPy is imported; after that, `hpcsgd.backends.blas_threads` calls the
-    libraries.
+    before NumPy is imported; after that, only `hpcsgd.backends.blas_threads` can set
+    the number, by calls of the libraries.
     """
     from hpcsgd.comm.launchers import THREAD_SETTINGS
 

@@ -94,7 +94,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Run `hpcsgd compare`, here or under mpiexec; return the exit code.
+    """Run `hpcsgd compare`, with --ranks under mpiexec; return the exit code.
 
     Every setting is checked before any of them trains.
     """
@@ -185,7 +185,10 @@ def _compare(
 
 
 def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -> None:
-    """Save, draw and print the comparison; warn of a loss that diverged or rose."""
+    """Save, draw and print the comparison; warn of settings that diverged or got worse.
+
+    `out` is the folder for its files; without it, only --plot draws a figure.
+    """
     from hpcsgd.studies.report.page import make_report, write_page
 
     if out:
@@ -220,7 +223,10 @@ def _on_worse(row: "ComparisonRow") -> str:
 
 
 def _draw(found: "Comparison", arguments: argparse.Namespace, path: Path | str) -> None:
-    """Draw the losses over epochs and seconds; with --methods, over all costs."""
+    """Draw the losses over epochs and over seconds, one plot each, into `path`.
+
+    With --methods, they are over seconds, words and messages.
+    """
     by_method = arguments.methods is not None
     from hpcsgd.runs.figures import loss_curves
 
@@ -228,7 +234,7 @@ def _draw(found: "Comparison", arguments: argparse.Namespace, path: Path | str) 
 
 
 def table_of(found: "Comparison") -> "Table":
-    """Return the table of the comparison, a row for each setting."""
+    """Return the table of the comparison, a row for each setting, also if refused."""
     from hpcsgd.studies.compare import REFUSED
     from hpcsgd.studies.plan import Refusal
 
@@ -257,7 +263,7 @@ def _title(found: "Comparison") -> str:
 
 
 def _notes(found: "Comparison") -> list[str]:
-    """Return the sentences below the table, on refusals and missing figures."""
+    """Return the notes below the table, on refusals and limits of the comparison."""
     from hpcsgd.studies.compare import REFUSED
 
     notes = [f"{refusal.name}: {REFUSED}: {refusal.why}" for refusal in found.refused]
@@ -291,7 +297,7 @@ def _notes(found: "Comparison") -> list[str]:
 
 
 def _rule(found: "Comparison", rule: str, names: list[str]) -> str:
-    """Return an update rule as text, with the rates of the rows `names`, if any."""
+    """Return the update rule as text, for SGD with the rates of the rows `names`."""
     if rule == COORDINATE:
         return rule
     rates = dict.fromkeys(f"{row.rate:g}" for row in found.rows if row.name in names)
@@ -299,9 +305,9 @@ def _rule(found: "Comparison", rule: str, names: list[str]) -> str:
 
 
 def _gap(found: "Comparison", row: "ComparisonRow") -> str:
-    """Return the loss difference of a row in percent, or its status if it has none.
+    """Return the loss difference of a row to the reference in percent.
 
-    The difference is to the reference. A row that diverged or got worse has none.
+    Return its status instead if the run did not finish, diverged or got worse.
     """
     if not row.is_whole:
         return row.status

@@ -1,4 +1,4 @@
-"""`hpcsgd data`: convert, inspect, synth, verify, catalogue."""
+"""`hpcsgd data`: synth, convert, inspect, verify, list, card, fetch."""
 
 import argparse
 import json
@@ -51,7 +51,7 @@ class ConversionMeter:
         self.now = 0
 
     def at(self, position: int) -> None:
-        """Set the position of the pass."""
+        """Set the position of the pass, in bytes or rows as its size."""
         # The part that a resumed pass skips does not count for the speed.
         self.first = position if self.first is None else self.first
         self.now = position
@@ -74,7 +74,7 @@ class ConversionMeter:
         self.stop()
 
     def stop(self) -> None:
-        """End the pass, and with it the display."""
+        """Remove what the meter displays; this base class displays nothing."""
 
 
 class ConversionLines(ConversionMeter):
@@ -86,7 +86,7 @@ class ConversionLines(ConversionMeter):
         self.last = time.monotonic()
 
     def at(self, position: int) -> None:
-        """Set the position; write a line if `seconds` seconds have passed."""
+        """Set the position; write a line if the last one is `seconds` seconds old."""
         from hpcsgd.runs.progress import write_line
 
         super().at(position)
@@ -177,7 +177,7 @@ def add_catalogue_parser(actions: Any) -> None:
 
 
 def run_list(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print one line for each data set of the catalogue."""
+    """Print one line, or with --json all facts, for each data set of the catalogue."""
     from hpcsgd.data.catalogue import load_catalogue
 
     cards = load_catalogue().values()
@@ -210,7 +210,7 @@ def catalogue_text(card: "Card") -> str:
 
 
 def run_fetch(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Download a data set; print its path and the command that converts it."""
+    """Download a data set; print its path, size, checksum and how to convert it."""
     from hpcsgd.data.catalogue import fetch, get_card, sha256
 
     card = get_card(arguments.name)
@@ -344,7 +344,8 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         "--index-base",
         {
             "choices": ["auto", "0", "1"],
-            "help": "number of the first column in a LIBSVM file",
+            "help": "number of the first column in a LIBSVM file; auto takes 0 if the"
+            " file has an index 0, else 1",
         },
     ),
     (
@@ -375,7 +376,8 @@ def add_convert_parser(actions: Any) -> None:
         "--format",
         choices=["auto", *SOURCES],
         default="auto",
-        help="format of SRC; auto recognises it by the ending of the name",
+        help="format of SRC; auto recognises it by the ending of the name, or else by"
+        " the first lines",
     )
     parser.add_argument(
         "--element",
@@ -472,7 +474,7 @@ def _add_running(parser: Any) -> None:
 
 
 def run_convert(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Convert on the current ranks, or under mpiexec; print the files written."""
+    """Convert, with --ranks under mpiexec; rank 0 prints the files written."""
     recipe = _recipe(arguments)
     launch.check_readable(arguments.source)
     if launch.must_relaunch(arguments.ranks):
@@ -510,7 +512,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
 def _convert(
     world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
 ) -> dict[str, Any] | None:
-    """Convert with a watchdog; return the report, None if interrupted. Collective."""
+    """Convert with a watchdog; return the report, None after Ctrl-C. Collective."""
     world.is_patient = True  # each message takes tens of milliseconds of work
     world.watch(arguments.timeout)
     report = _watched(world, arguments, recipe)
@@ -521,7 +523,10 @@ def _convert(
 def _watched(
     world: "Communicator", arguments: argparse.Namespace, recipe: "Recipe"
 ) -> dict[str, Any] | None:
-    """Convert; return None if Ctrl-C has ended the conversion on all ranks."""
+    """Convert; return the report, or None if Ctrl-C has stopped several ranks.
+
+    With one rank, Ctrl-C raises KeyboardInterrupt. Collective.
+    """
     from hpcsgd.data.convert.parallel import Crew
     from hpcsgd.data.convert.pipeline import convert
     from hpcsgd.data.convert.transform import retain_freed_memory
@@ -557,7 +562,7 @@ def _watched(
 
 
 def _like(arguments: argparse.Namespace, recipe: "Recipe") -> "Recipe":
-    """Return the recipe with the conversion of the file of --like, if there is one."""
+    """Return the recipe, to which --like adds the conversion of its data file."""
     if arguments.like is None:
         return recipe
     from hpcsgd.data.convert.transform import read_like
@@ -578,7 +583,10 @@ def _source(arguments: argparse.Namespace) -> "Source":
 
 @contextmanager
 def _interruptible(crew: "Crew") -> Iterator[None]:
-    """Let Ctrl-C end the conversion on all ranks together, never during a message."""
+    """Let Ctrl-C end the conversion on all ranks together, never during a message.
+
+    With one rank nothing is changed.
+    """
     if crew.size == 1:
         yield
         return
@@ -792,8 +800,8 @@ def add_synth_parser(actions: Any) -> None:
     synth = actions.add_parser(
         "synth",
         help="generate a synthetic data file with the size of a known data set",
-        description="Generate random rows and targets. Number of columns and kind of"
-        " targets are those of a known data set.",
+        description="Generate random rows and targets. The kind of targets and, without"
+        " --rows and --cols, the size are those of a known data set.",
         example=DATA_EXAMPLE,
     )
     synth.add_argument(
@@ -826,7 +834,7 @@ def add_synth_parser(actions: Any) -> None:
 
 
 def run_synth(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Write a synthetic file; print its size and contents."""
+    """Write a synthetic data file; print its path and size."""
     from hpcsgd.data.synthetic import SHAPES, Knobs, write_synthetic
 
     shape = SHAPES[arguments.shape]

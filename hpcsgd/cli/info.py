@@ -126,7 +126,7 @@ def gpus() -> list[str] | str:
 
 
 def slurm() -> str:
-    """Return Slurm's version, and the number of the current job, if any."""
+    """Return Slurm's version, with the number of the current job, or "not found"."""
     if shutil.which("sinfo") is None:
         return "not found"
     job = os.environ.get("SLURM_JOB_ID")
@@ -250,7 +250,8 @@ def nccl_version(library: str | None) -> str | None:
 def probe_mpi_device_memory() -> bool | None:
     """Return whether MPI reads device memory, from a child process that starts MPI.
 
-    Return None if MPI does not report it, or if this process was started by a launcher.
+    Return None if MPI does not report it, if the child process fails, or if this
+    process was started by a launcher.
     """
     if any(name in os.environ for name in LAUNCHED):
         return None

@@ -155,7 +155,7 @@ def add_new_site_parser(actions: Any) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE.toml",
-        help="site file to write; without the flag a folder in which --site NAME looks",
+        help="site file to write; without the flag NAME.toml, where --site NAME looks",
     )
     parser.add_argument(
         "--list", action="store_true", help="list the known sites and write nothing"
@@ -226,17 +226,21 @@ def _train(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
 def training(
     words: Sequence[str], folder: str, run: Mapping[str, Any], resources: Resources
 ) -> Words:
-    """Return the command of a run that resumes in `folder`, unless `words` have --out.
+    """Return the command of a run that resumes in `folder`.
 
-    Device and comm of its table [run] become flags, because the checks of a job and its
-    script read the words of the command only.
+    If `words` contain --out, it resumes in that folder instead. Device and comm of
+    its table [run], `run`, become flags, because the checks of a job and its script
+    read the words of the command only.
     """
     out = () if _says(words, "--out") else ("--out", folder)
     return ("train", *words, *_flags(("train", *words), run, resources), *out, *RESUME)
 
 
 def _flags(command: Words, run: Mapping[str, Any], resources: Resources) -> Words:
-    """Return the flags of device and comm that `run` sets and `command` does not."""
+    """Return flags for device "cuda" and comm that `run` sets and `command` does not.
+
+    If `run` sets no device, that of the resources decides.
+    """
     on_gpus = resources.device_of(run) == "cuda" and not _says(command, "--device")
     comm = str(run.get("comm", "auto"))
     gives_comm = comm != "auto" and leaves_comm_open(command)
@@ -349,7 +353,7 @@ def _smoke_command(
 ) -> tuple[Step, ...]:
     """Return one step: the smoke test in the folder of the job.
 
-    It runs on GPUs if the job requests some.
+    It runs on GPUs if the job requests some, unless its words contain --device.
     """
     folder = ("--folder", arguments.out)
     is_open = resources.gpus and not _says(arguments.words, "--device")
@@ -571,7 +575,10 @@ def _add_resources(parser: Any) -> None:
 
 
 def site_of(arguments: argparse.Namespace) -> Site:
-    """Return the site of --site, or of the environment variable HPCSGD_SITE."""
+    """Return the site of --site, or else that of the variable HPCSGD_SITE.
+
+    --mpi, if given, replaces its value of srun --mpi.
+    """
     name = arguments.site or os.environ.get(SITE)
     if not name:
         raise ConfigError(
@@ -604,7 +611,7 @@ def job_of(arguments: argparse.Namespace, site: Site) -> Job:
 
 
 def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
-    """Return the resources: defaults of the site, then the file, then flags."""
+    """Return the resources: flags override --resources, which overrides the site."""
     from hpcsgd.config import read_toml
 
     table = dict(site.defaults)
@@ -644,7 +651,7 @@ def add_render_parser(actions: Any) -> None:
 
 
 def run_render(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print the script of a job, with no other output."""
+    """Print the script of a job on standard output, and warnings on standard error."""
     from hpcsgd.jobs.script import render
 
     site = site_of(arguments)
@@ -811,7 +818,7 @@ def _row(state: "JobState") -> list[str]:
 
 
 def _progress(state: "JobState") -> str:
-    """Return the progress of a job's run, or how many of its runs have completed."""
+    """Return status, epoch and loss of a job's run; of several, how many completed."""
     from hpcsgd.runs.result import Status
 
     if len(state.runs) > 1:
@@ -848,7 +855,10 @@ def add_submit_parser(actions: Any) -> None:
 
 
 def run_submit(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Submit a job; print only its number on standard output, for the next --after."""
+    """Submit a job; print only its number on standard output, for the next --after.
+
+    With --dry-run, print the command that would submit it, and submit nothing.
+    """
     from hpcsgd.jobs.submit import submit
 
     site = site_of(arguments)

@@ -162,7 +162,7 @@ class RankLaunch:
         self._early: list[int] = []
 
     def run(self) -> LaunchEnd:
-        """Start the ranks and wait until all processes of the launch have ended."""
+        """Start the ranks, wait for the end of all processes; return how they ended."""
         with tempfile.TemporaryDirectory(prefix="hpcsgd-ends-") as folder:
             return self._run(Path(folder))
 
@@ -190,9 +190,10 @@ class RankLaunch:
         return LaunchEnd(PREEMPTED) if self.notices and by & NOTICES else ending
 
     def _wait(self, folder: Path) -> int:
-        """Return the launcher's exit code.
+        """Wait for the launcher; return its exit code, or 1 if all were killed.
 
-        Kill all processes if other ranks outlive a failed one by FAREWELL seconds.
+        Without `survives`, all processes of the launch are killed if other ranks
+        outlive a failed one by FAREWELL seconds. `folder` contains the recorded ends.
         """
         failed = 0.0
         while True:
@@ -208,7 +209,7 @@ class RankLaunch:
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
-        """Pass signals on to the ranks within this context.
+        """Pass the signals of `PASSED_ON` on to the ranks within this context.
 
         Only a main thread can set handlers; in another thread nothing is passed on.
         """
@@ -231,7 +232,7 @@ class RankLaunch:
     def _pass_on(self, number: int) -> None:
         """Send a signal to the ranks themselves: launchers treat signals differently.
 
-        A second SIGINT kills the ranks.
+        A second SIGINT kills all processes of the launch.
         """
         self.interrupts += number == signal.SIGINT
         self.notices += number != signal.SIGINT
@@ -244,7 +245,7 @@ class RankLaunch:
             late.start()
 
     def _tell_ranks(self, number: int) -> bool:
-        """Send a signal to the ranks; return False if no rank is visible (yet)."""
+        """Send the signal for `number` to the ranks; return whether any is visible."""
         ranks = self.family.ranks(self.command)
         if ranks:
             self.family.tell(PASSED_ON[signal.Signals(number)], ranks)
@@ -254,7 +255,7 @@ class RankLaunch:
         """Send a signal to ranks that are still being started, once they are visible.
 
         A launcher would not pass the signal on to them. If no rank is visible after
-        GRACE seconds, the launcher gets the signal.
+        GRACE seconds, the launcher gets SIGINT or, for another signal, SIGTERM.
         """
         until = time.monotonic() + GRACE
         while time.monotonic() < until:
@@ -296,8 +297,9 @@ def first_failure(ends: list[RankEnd]) -> RankEnd | None:
 def ending_of(code: int, ends: list[RankEnd]) -> LaunchEnd:
     """Return how a launch ended whose launcher ended with `code`.
 
-    The recorded ends of ranks are more precise than the launcher's code, which may
-    combine the codes of all ranks.
+    If a signal ended the launcher, or its code is 0, that is the end. Otherwise the
+    first failure among `ends`, the recorded ends of ranks, is more precise than the
+    code, which may combine the codes of all ranks.
     """
     first = first_failure(ends)
     if code < 0:
@@ -327,7 +329,10 @@ def possible_signals(code: int) -> tuple[str, ...]:
 def report_launch_end(
     ending: LaunchEnd, keeps_checkpoints: bool, remedy: str = ""
 ) -> None:
-    """Print why a launch ended, and a remedy, unless a rank has printed a message."""
+    """Print why a launch ended, and a remedy, unless a rank has printed a message.
+
+    Without `remedy`, it is to resume if the run `keeps_checkpoints`, else to run again.
+    """
     if ending.code in OWN_CODES:
         return
     how = f"ended without a message (exit code {ending.code})"
@@ -402,7 +407,7 @@ def _above(pid: int) -> set[int]:
 
 
 def check_readable(path: str) -> None:
-    """Raise DataError if `path` is no file, or one that this user cannot read.
+    """Raise DataError if `path` is no file or folder that this user can read.
 
     It is called before MPI starts, where other ranks would wait for one that ended.
     """
@@ -438,9 +443,11 @@ def relaunch(
     shrinks: bool = False,
     remedy: str = "",
 ) -> int:
-    """Run `python -m hpcsgd argv` on `ranks` ranks of MPI; return its exit code.
+    """Run `python -m hpcsgd argv` on `ranks` ranks of MPI; return an exit code.
 
-    With `shrinks`, a run that could not continue without a lost rank returns REQUEUE.
+    It is the code of the launch if that is one of `OWN_CODES`; otherwise it is REQUEUE
+    for a run that `shrinks` (continues without lost ranks) and `keeps_checkpoints`,
+    else 1.
     """
     if ranks < 1:
         raise ConfigError(
@@ -466,7 +473,8 @@ def relaunch(
 def must_relaunch(ranks: int | None) -> bool:
     """Return True if `ranks` is set and no launcher has started this process.
 
-    Under a launcher, `ranks` is stored as the number of ranks that the world must have.
+    Under a launcher, `ranks` is put into the environment as the number of ranks that
+    the world must have.
     """
     if ranks is None or EXPECTED in os.environ:
         return False
@@ -477,7 +485,10 @@ def must_relaunch(ranks: int | None) -> bool:
 
 
 def mpiexec(shrinks: bool = False) -> list[str]:
-    """Return the command line of mpiexec, with flags, for the MPI that mpi4py loads."""
+    """Return the path of mpiexec and its flags; raise ConfigError if there is none.
+
+    With `shrinks`, the flags let ranks survive the loss of another rank.
+    """
     path = find_mpiexec()
     if path is None:
         raise ConfigError(
@@ -499,7 +510,8 @@ def find_mpiexec() -> str | None:
 def _flags(path: str, shrinks: bool) -> list[str]:
     """Return the flags that mpiexec needs; MPICH needs none.
 
-    Without flags, Open MPI refuses more ranks than cores, and ends with a lost rank.
+    Without flags, Open MPI refuses more ranks than cores. With `shrinks`, a flag keeps
+    it from ending all ranks when one is lost.
     """
     shown = subprocess.run(
         [path, "--version"], capture_output=True, text=True, check=False

@@ -47,7 +47,7 @@ def add_evaluate_parser(commands: Any) -> None:
 
 
 def run_evaluate(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Evaluate on the current ranks or under mpiexec; rank 0 prints the figures."""
+    """Evaluate a model, with --ranks under mpiexec; rank 0 prints the figures."""
     from hpcsgd.data.readers import open_reader
     from hpcsgd.runs.predict import evaluate_reader
     from hpcsgd.runs.result import load_result
@@ -116,15 +116,18 @@ def add_predict_parser(commands: Any) -> None:
         "--what",
         choices=PREDICTIONS,
         default="mean",
-        help="predicted quantity: the mean of the target, the margin (score), the"
-        " class, or the probability of each class",
+        help="predicted quantity: the mean of the target, the score, the class, or the"
+        " probability of each class",
     )
     add_json(parser)
     parser.set_defaults(run=run_predict)
 
 
 def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Predict block by block into a file; print its path and size."""
+    """Predict block by block into a file; print its path, rows and columns.
+
+    Under a launcher, only rank 0 predicts.
+    """
     from hpcsgd.data.readers import open_reader
     from hpcsgd.data.writers import open_writer
     from hpcsgd.runs.predict import (
@@ -227,7 +230,10 @@ def is_run(path: Path) -> bool:
 
 
 def run_facts(path: Path) -> Facts:
-    """Return the facts on a run: its model, and whether its files belong together."""
+    """Return the facts on a run: its model, and whether its files belong together.
+
+    Without result.h5, they are its settings, its progress and how to continue it.
+    """
     from hpcsgd.runs.result import load_result
 
     if not (path / "result.h5").exists():
@@ -281,15 +287,16 @@ def checkpoint_facts(path: Path) -> Facts:
 
 
 def weight_state_facts(checkpoint: "Snapshot") -> Facts:
-    """Return the facts on the weights of a checkpoint, or where they are stored if the
-    run keeps them in files of its own.
+    """Return the facts on the weights of a checkpoint.
+
+    If the run keeps its weights in files of its own, the only fact is where they are.
     """
     import numpy as np
 
     from hpcsgd.runs.checkpoint import ON_DISK
 
     if checkpoint.document.get(ON_DISK):
-        where = "in the files of the run (agreement.store), checked where it goes on"
+        where = "in the files of the run (agreement.store), checked at a resume"
         return {"states": where}
     weights = checkpoint.arrays["weights"]
     return {
@@ -340,7 +347,10 @@ def _way_on(path: Path) -> str:
 
 
 def _last_record(lines: list[str]) -> Any:
-    """Return the last record with a loss; the last line may be incomplete."""
+    """Return the last record with a loss, or "nothing yet".
+
+    Lines that are no complete record are skipped.
+    """
     for line in reversed(lines):
         record = parse_object(line)
         if record and "loss" in record:
@@ -403,7 +413,7 @@ def weight_facts(result: "Result") -> Facts:
 
 
 def changed(config: dict[str, dict[str, Any]]) -> Facts:
-    """Return the settings that differ from the defaults."""
+    """Return section.key -> value of the settings that differ from their defaults."""
     from hpcsgd.config import RunConfig
 
     defaults = RunConfig().tables()

@@ -258,6 +258,8 @@ def on_all_ranks(
 ) -> int:
     """Run `action` on all ranks of `comm`, and show its result on rank 0.
 
+    `comm` is a kind of communicator, as --comm takes it.
+
     Return the exit code `code(result)`, which is the same on all ranks. It needs no
     message, as rank 0 may have ended already because its output was closed.
 
@@ -359,7 +361,7 @@ class HelpAll(argparse._HelpAction):
     """Action of the flag --help-all: show all flags and exit."""
 
     def __call__(self, parser: Any, *args: Any, **kwargs: Any) -> None:
-        """Print the whole page on standard output."""
+        """Print the page of all flags on standard output, and exit."""
         print(parser.format_every_flag(), end="")
         parser.exit()
 
@@ -530,7 +532,7 @@ class Parser(argparse.ArgumentParser):
         return f"{fit}; for SGD {text}" if fit else text
 
     def menu_of(self, words: Sequence[str]) -> str:
-        """Return the page of the command `words` if it lacks a subcommand, else ""."""
+        """Return the help of the command `words` if it lacks a subcommand, else ""."""
         menus: list[Any] = [a for a in self._actions if _is_menu(a)]
         if not menus:
             return ""
@@ -645,7 +647,7 @@ def help_of(setting: str) -> str:
 
 
 def make_parser(word: str = "") -> Parser:
-    """Return the parser of all commands, or of the one that `word` names."""
+    """Return the parser of the command `word`, or of all if it names no command."""
     parser, commands = _without_commands()
     for name in [word] if word in COMMANDS else COMMANDS:
         module, _, function = PARSERS[name].partition(":")

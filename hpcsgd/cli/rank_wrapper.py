@@ -27,7 +27,10 @@ FOR_THE_RANK = {
 
 
 def main(command: list[str]) -> int:
-    """Run `command` to its end; return its exit code."""
+    """Run `command` to its end and record how it ended; return its exit code.
+
+    If a signal ended it, that signal ends this process, too.
+    """
     # These signals are blocked until the rank has started, then ignored, so that
     # they do not end this process before the rank.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RANK)

@@ -79,7 +79,7 @@ def add_where(parser: Any) -> None:
 
 
 def job_options(arguments: argparse.Namespace) -> "JobOptions":
-    """Return the site and the resources of the flags."""
+    """Return site, resources, ranks per node and time limit of the jobs."""
     from hpcsgd.config import read_toml
     from hpcsgd.studies.submit import JobOptions
 
@@ -352,7 +352,10 @@ def add_study(actions: Any, kind: str, text: str) -> None:
 
 
 def run_study(kind: str, arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Plan, run and show a study; return 1 if a run failed."""
+    """Plan a study, and show the plan (--dry-run) or run or submit it.
+
+    Return the exit code.
+    """
     if is_launched(os.environ):
         raise ConfigError(
             "hpcsgd study starts the ranks of every run itself; start it without a"
@@ -416,7 +419,10 @@ def _run_on_this_machine(
 def read_study_plan(
     kind: str, arguments: argparse.Namespace
 ) -> "tuple[StudyPlan, str]":
-    """Return the plan and its folder; flags override --set, and --set the file."""
+    """Return the plan, and its folder or "".
+
+    Flags override --set, and --set overrides the file.
+    """
     from hpcsgd.config import read_toml
     from hpcsgd.studies.run import make_plan
 
@@ -435,7 +441,10 @@ def read_study_plan(
 
 
 def show(account: "Account", as_json: bool) -> int:
-    """Print an account, and its failures on standard error; return the exit code."""
+    """Print an account, and its failures on standard error; return the exit code.
+
+    It is 1 if a run failed, else REQUEUE if one was preempted, else 0.
+    """
     from hpcsgd.runs.result import REQUEUE
 
     print(account.json() if as_json else account_text(account), flush=True)
@@ -535,7 +544,7 @@ def add_point_parser(actions: Any) -> None:
 
 
 def run_point(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Train one point in this process, or start its ranks under mpiexec."""
+    """Train one point on the current ranks, with --ranks under mpiexec."""
     from hpcsgd.runs.recovery import Signals
     from hpcsgd.studies.run import read_config, train_point
 
@@ -596,7 +605,9 @@ def add_predict_parser(actions: Any) -> None:
         metavar="ROWS,COLUMNS|FILE.h5",
         help="numbers of rows and columns, or a data file of this size",
     )
-    parser.add_argument("--batch", type=int, default=32, help="rows of one step")
+    parser.add_argument(
+        "--batch", type=int, default=32, help="rows of one step of one replica"
+    )
     parser.add_argument("--epochs", type=int, default=10, help="epochs of the run")
     parser.add_argument(
         "--steps",
@@ -631,7 +642,7 @@ def add_predict_parser(actions: Any) -> None:
 
 
 def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Predict, and print a table and sentences, or a JSON document."""
+    """Predict, and print a table and sentences, or with --json one document."""
     from hpcsgd.runs.machine import load_hardware
     from hpcsgd.studies.predict import PredictedRun, parse_ranks, predict
 
@@ -805,7 +816,7 @@ def _ranges(wins: list[int], every: list[int]) -> str:
 
 def add_strong_parser(actions: Any) -> None:
     """Add the parser of `strong`."""
-    add_study(actions, "strong", "strong scaling, the same data on all ranks")
+    add_study(actions, "strong", "strong scaling, the same rows on any number of ranks")
 
 
 # `hpcsgd study sweep`: all combinations of settings and grids on given ranks.

@@ -16,7 +16,7 @@ WIDTH = 88
 
 
 def template() -> str:
-    """Return the text of the file: every key at its default, with its help."""
+    """Return a configuration file as text: every key at its default, with its help."""
     head = [
         "# Configuration of hpcsgd; run it with: hpcsgd train FILE",
         "# Every value is the default of SGD. Keys with a # in front are optional.",
@@ -66,7 +66,7 @@ def texts_of(name: str, kind: type[Any]) -> dict[str, str]:
 
 
 def explain(text: str, choices: tuple[Any, ...]) -> str:
-    """Return the help of a setting, with the choices that it does not name itself."""
+    """Return the help `text`, followed by all choices unless it names all of them."""
     if all(str(choice) in text for choice in choices):
         return text
     return f"{text}{ONE_OF}{', '.join(map(str, choices))}"

@@ -88,7 +88,7 @@ def profile_table(report: Mapping[str, Any]) -> "Table":
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the figures of one row as text, in the order of COLUMNS."""
+    """Return the figures of one row of a profile as text, in the order of COLUMNS."""
     return (
         f"{row['seconds']:.4f}",
         f"{100 * row['share']:.1f} %",
@@ -150,9 +150,9 @@ def add_settings(
 
 
 def run_train(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Run `hpcsgd train`, here or under mpiexec; return the exit code.
+    """Run `hpcsgd train`, with --ranks under mpiexec; return the exit code.
 
-    The configuration is checked before ranks start.
+    The configuration is checked before ranks start. With --plan, print the plan only.
     """
     config = configuration(arguments)
     check_data(config)
@@ -174,7 +174,10 @@ def configuration(arguments: argparse.Namespace) -> "RunConfig":
 
 
 def named_settings(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the settings of the TOML file, overridden by --set and the flags."""
+    """Return the settings of the TOML file, overridden by --set and the flags.
+
+    If any of them requests the defaults of SGD or of `fit`, `run.defaults` is set.
+    """
     from hpcsgd.config import read_toml
     from hpcsgd.runs.defaults import requested_defaults
 
@@ -202,7 +205,10 @@ def check_data(config: "RunConfig") -> None:
 def overlaid(
     tables: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings that `tables` choose, overridden by --set and the flags."""
+    """Return the settings in `tables`, overridden by --set, then by flags.
+
+    Defaults in `tables` that keep a method from being chosen are left out.
+    """
     from hpcsgd.comm.grid import parse_grid
     from hpcsgd.config import apply_settings, chosen_settings
 
@@ -253,7 +259,7 @@ def _plan(config: "RunConfig", arguments: argparse.Namespace) -> int:
 
 
 def exit_code(result: "Result") -> int:
-    """Return the exit code of a result: of its status, else 1 for an unsaved file."""
+    """Return the exit code of the status; if that is 0 and a file is unsaved, 1."""
     return result.status.exit_code or int("unsaved" in result.report)
 
 
@@ -336,7 +342,7 @@ def add_sweep_parser(commands: Any) -> None:
 
 
 def run_sweep(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Run `hpcsgd sweep`, here or under mpiexec; return the exit code.
+    """Run `hpcsgd sweep`, with --ranks under mpiexec; return the exit code.
 
     The configuration is checked before ranks start.
     """
@@ -395,7 +401,7 @@ def _show_sweep(found: "Sweep", arguments: argparse.Namespace) -> None:
 
 
 def table(found: "Sweep") -> str:
-    """Return the text of a sweep: a line for each model of all rows, and a summary.
+    """Return a sweep as text: a line for each model trained on all rows, and a summary.
 
     The summary names the best model, and the messages and seconds of the sweep.
     """

@@ -89,7 +89,7 @@ def add_tune_parser(commands: Any) -> None:
 
 
 def run_tune(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Tune on the current ranks, under mpiexec, or once for each number of ranks."""
+    """Tune on the current ranks; with --ranks under mpiexec, once for each number."""
     tuning_question = question(arguments)
     check_data(tuning_question.config)
     launch.check_readable(tuning_question.config.data.path)
@@ -107,7 +107,7 @@ def run_tune(arguments: argparse.Namespace, argv: list[str]) -> int:
 def question(arguments: argparse.Namespace) -> "TuningQuestion":
     """Return the tuning that the arguments request.
 
-    It chooses the settings that neither the file nor a flag sets.
+    The tuning chooses settings that neither the file nor a flag sets.
     """
     from hpcsgd.config import RunConfig, check_read, read_toml
     from hpcsgd.precision import AUTO
@@ -179,7 +179,10 @@ def _tune(asked: "TuningQuestion", arguments: argparse.Namespace) -> int:
 
 
 def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) -> int:
-    """Run a tuning for each number of ranks, each with a share of the time."""
+    """Run a tuning for each of `counts` ranks, each with an equal share of the time.
+
+    Return 0, or the exit code of the first tuning that fails.
+    """
     from hpcsgd.tuning.tuner import merged
 
     parts = []
@@ -199,7 +202,10 @@ def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) 
 
 
 def _finish(found: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Write the requested files, then print the result."""
+    """Write the requested files, then print the result.
+
+    A part of a tuning for several numbers of ranks only writes its file (--part).
+    """
     from hpcsgd.tuning.tuner import explained
 
     if arguments.part:
@@ -255,9 +261,9 @@ def add_precision_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "precision",
         help=COMMANDS["precision"],
-        description="Bound and measure the rounding error of each of the nine number"
-        " formats on groups of your rows, train pilots with the recipes, and recommend"
-        " a recipe.",
+        description="Bound and measure, on groups of your rows, the rounding errors of"
+        " number formats in each of the nine fields of a recipe, train pilots with the"
+        " recipes, and recommend a recipe.",
         example="hpcsgd precision --data rows.h5 --members 2 --rate 0.5",
     )
     parser.add_argument(
@@ -272,8 +278,8 @@ def add_precision_parser(commands: Any) -> None:
         choices=[*FORMATS, "all"],
         dest="formats",
         metavar="NAME",
-        help="number format to examine in each field: bf16 without the flag; all of"
-        f" {', '.join(FORMATS)} with `all`; may be given several times",
+        help="number format to examine in each field: bf16 without the flag; with"
+        f" `all` each of {', '.join(FORMATS)} but fp64; may be given several times",
     )
     parser.add_argument(
         "--groups",
@@ -343,7 +349,10 @@ def _question(
 
 
 def _sums_between(config: "RunConfig", members: int) -> "list[Sum]":
-    """Return the all-reduce algorithms of the network, or else of the machine file."""
+    """Return the all-reduces of the network, else of the machine file, else [].
+
+    They are for `members` ranks.
+    """
     from hpcsgd.comm.network_model import parse_network
     from hpcsgd.runs.machine import load_hardware, sums_over, tree_of_network
 
@@ -370,7 +379,7 @@ def _show(found: "PrecisionReport", arguments: argparse.Namespace) -> None:
 
 
 def warnings(found: "PrecisionReport") -> list[str]:
-    """Return warnings about bounds that do not cover the run."""
+    """Return a warning each if momentum or the rate is beyond what bounds cover."""
     messages = []
     if not found.covers_update:
         messages.append(

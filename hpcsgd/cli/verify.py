@@ -54,7 +54,11 @@ def add_verify_parser(commands: Any) -> None:
 
 
 def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print the certificate of a run; return 0 if all checks hold."""
+    """Print the certificate of a run; return the exit code.
+
+    It is 0 if all checks hold, 1 if one fails, and `UNDECIDED` if none fails and one is
+    undecided. Raise DataError if the data are not those of the run.
+    """
     from hpcsgd.studies.verify.certificate import certify
 
     if arguments.exchanges < 1 or arguments.seed < 0:
@@ -150,7 +154,10 @@ def add_report_parser(commands: Any) -> None:
 
 
 def run_report(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Read the folders, write the report, and print a verdict on each problem."""
+    """Read the folders, write the report, and print a verdict on each problem.
+
+    With --json, print one document, and write the page only with --out.
+    """
     from hpcsgd.studies.report.page import make_report, write_figures, write_page
 
     report = make_report(arguments.folders)

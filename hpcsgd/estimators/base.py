@@ -94,9 +94,10 @@ class FitRanks:
         return self.world.exchange_objects(item) if self.layout == "rows" else [item]
 
     def share(self, rows: FitRows) -> FitRows:
-        """Return `rows` with the targets, weights and offsets that rank 0 has.
+        """Return `rows`; with layout "columns", with the targets and weights of rank 0.
 
-        With layout "columns" the other ranks may leave them out.
+        These are y, weights, offset and exposure, which other ranks may leave out. They
+        are sent if a rank has no y; otherwise `rows` are not changed. Collective.
         """
         if self.layout != "columns" or self.world.size == 1:
             return rows
@@ -108,7 +109,7 @@ class FitRanks:
 
     @property
     def fewest_rows(self) -> int:
-        """Return the fewest rows that a rank must have: 0 if other ranks have rows."""
+        """Fewest rows of each rank: 0 with layout "rows" on several ranks, else 1."""
         return 0 if self.layout == "rows" and self.world.size > 1 else 1
 
 
@@ -145,7 +146,11 @@ def take(
     is_labelled: bool,
     reset: bool = True,
 ) -> FitRows:
-    """Return `rows` after scikit-learn's checks, with the exposure in the offset."""
+    """Return `rows` after scikit-learn's checks, with log(exposure) in the offset.
+
+    X is not checked if it is the path of a file. `reset`: set the estimator's number
+    and names of columns, instead of a check against those it has.
+    """
     X = rows.X
     y = rows.y
     weights = rows.weights
@@ -301,7 +306,7 @@ NOT_ROUTED = {"comm": UNUSED, "layout": UNUSED, "grid": UNUSED}
 
 @dataclass(frozen=True)
 class Solution:
-    """The coefficients of one run, in the engine's shapes, and its Result."""
+    """The coefficients of one run, as (d, K) and (K,), and its Result."""
 
     weights: Array  # (d, K) float64
     intercept: Array  # (K,) float64; zeros without one
@@ -315,7 +320,7 @@ ROWS = 2**20  # targets of a file that are read at once
 
 
 def find_classes(X: Any, y: Any, ranks: FitRanks) -> Array:
-    """Return the labels of all ranks in ascending order.
+    """Return the distinct labels of all rows in ascending order. Collective.
 
     With layout "rows" the ranks exchange their labels once. Without y, rank 0 reads
     the labels of the file X.
@@ -341,7 +346,10 @@ def find_classes(X: Any, y: Any, ranks: FitRanks) -> Array:
 
 
 def _of_file(path: Any, ranks: FitRanks) -> Array:
-    """Return the labels of a file, which rank 0 reads and sends to all. Collective."""
+    """Return the distinct labels of a file in ascending order. Collective.
+
+    Rank 0 reads them and sends them to all ranks, at most `MOST_CLASSES` + 1 of them.
+    """
 
     def read() -> Array:
         labels: Array = np.empty(0)
@@ -406,7 +414,7 @@ def weigh(
 
 
 def passes_of(result: Result) -> int:
-    """Return the passes over the data: epochs of SGD and of refinement, at least 1."""
+    """Return the epochs of a run plus the passes of its refinement, at least 1."""
     last = result.history[-1] if result.history else {}
     return max(int(last.get("epoch", 0)) + int(last.get("passes", 0)), 1)
 
@@ -418,7 +426,7 @@ def history_of(result: Result, number: int | None) -> list[dict[str, Any]]:
 
 
 def warn_unless_converged(estimator: Any, rank: int) -> None:
-    """Warn on rank 0 with the advice of the runs, by a ConvergenceWarning."""
+    """Issue a ConvergenceWarning on rank 0 if a run of the fit has advice."""
     results = estimator.result_
     results = results if isinstance(results, list) else [results]
     advice = dict.fromkeys(result.advice for result in results if result.advice)
@@ -464,7 +472,7 @@ class WeakRows:
         return WeakRows, ()
 
     def take(self) -> FitRows | None:
-        """Return the rows, or None if one of the arrays is not alive."""
+        """Return the rows, or None if there are none or one array is not alive."""
         values = {name: side() for name, side in self._sides.items()}
         if "X" not in values or any(values[name] is None for name in self._present):
             return None
@@ -472,7 +480,10 @@ class WeakRows:
 
 
 def _weak(value: Any) -> Callable[[], Any]:
-    """Return a function that returns `value`, or None once that has been freed."""
+    """Return a function that returns `value`, or None once that has been freed.
+
+    A list, which has no weak references, counts as freed at once.
+    """
     if value is None or isinstance(value, str | PathLike):
         return lambda: value
     try:
@@ -646,7 +657,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
 
     @property
     def summary_(self) -> FitSummary:
-        """Summary of the fit, while the arrays of the fit are alive in one process."""
+        """Summary of a fit on one rank, as long as the arrays of the fit are alive."""
         check_is_fitted(self)
         rows = self._rows_of_fit.take()
         if rows is None:
@@ -665,7 +676,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
     def _summarize(
         self, rows: FitRows, ranks: FitRanks, request: InferenceRequest
     ) -> FitSummary:
-        """Return the summary of the run on checked rows. Collective."""
+        """Check the rows, and return the summary of the run on them. Collective."""
         result = self.result_
         world = ranks.world
         if isinstance(result, list):
@@ -795,7 +806,10 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         is_silent: bool = False,
         **changed: Any,
     ) -> Solution:
-        """Return the coefficients of one run, with some arguments of `fit` changed."""
+        """Return the coefficients of one run, with some arguments of `fit` changed.
+
+        `is_silent`: call no callbacks and print no progress.
+        """
         arguments = replace(self._arguments(ranks), **changed)
         callbacks = self.callbacks
         if is_silent:
@@ -864,7 +878,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
     def _label_tasks(self, rows: FitRows, ranks: FitRanks) -> list[FitRows]:
         """Return the rows of each run, with labels as numbers.
 
-        There is one run, or for "one-vs-rest" one for each class against all others.
+        There is one run, or for "one-vs-rest" with three classes or more one for each
+        class against all others.
         """
         if rows.y is None:  # the labels of a file are encoded where it is read
             return [rows]
@@ -941,7 +956,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         Parameters
         ----------
         what : {"coefficients", "history"}, default="coefficients"
-            One row for each feature, by its name, or one row for each pass.
+            One row for each feature, by its name, or one row for each evaluation.
 
         Raises
         ------

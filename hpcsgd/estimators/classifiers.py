@@ -107,7 +107,7 @@ class Classifier(ClassifierMixin, Learner):  # type: ignore[misc]
 
     @documented
     def predict(self, X: Any) -> Array:
-        """Return the likeliest class of each row.
+        """Return the predicted class of each row, by the largest score.
 
         Returns
         -------

@@ -87,9 +87,10 @@ FIGURES = {"loss": "F", "gap": "gap", "gradient": "gradient", "held": "held out"
 
 
 class Shown(Callback):
-    """A callback that prints F, and the gap or gradient if known, after each pass.
+    """A callback that prints F and other measured figures after each evaluation.
 
-    A notebook has one line that is written over; a terminal has a line for each pass.
+    The others are the gap, the gradient and the loss on held-out rows. A notebook has
+    one line that is written over; a terminal has a line for each evaluation.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -241,8 +242,11 @@ def fit(
         F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β + offset_i, y_i)
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    by some epochs of s-step SGD, the mean of the last iterates, and L-BFGS to `tol`.
-    The defaults suit most data. All ranks of `comm` must call it.
+    to `tol`: by Newton's method or L-BFGS, or by coordinate descent if l1 or bounds
+    make F not smooth. Some epochs of s-step SGD come first if many columns are read
+    from a file, if an argument of SGD (`batch`, `steps`, `rate`, `update`, `average`)
+    is given, or on a GPU. The defaults suit most data. All ranks of `comm` must call
+    it.
 
     Parameters
     ----------
@@ -271,21 +275,22 @@ def fit(
         Lowest and highest value of every weight: each a number, an array of shape
         (d,), or None for no bound.
     epochs : int, optional
-        Epochs of SGD, or largest number of sweeps of a coordinate form. None takes
-        what suits the solver.
+        Epochs of SGD; the largest number of sweeps of a coordinate form, or of passes
+        of the solver "newton" or "lbfgs". None takes what suits the solver.
     max_passes : int, optional
         Largest number of passes over the data, whichever the solver: of Newton's
         method or L-BFGS, of epochs or of sweeps. None takes what suits the solver.
     tol : float, optional
         The fit ends when the duality gap is at most `tol` times F, and the gradient at
         most `tol` times the residuals. A smaller value takes more passes over the data.
-        None is 1e-8 for the gap and 1e-5 for the gradient; where no gap can be
-        certified, the gradient decides.
+        None is 1e-8 for the gap and 1e-5 for the gradient, or 1e-5 for SGD alone; where
+        no gap can be certified, the gradient decides.
     batch : int, optional
-        Rows of a step of SGD, or coordinates of a block. None takes 32, or 1.
+        Rows of a step of SGD, or coordinates of a block. None takes 32 rows, or 1
+        coordinate.
     steps : int or "auto", default="auto"
-        Steps of SGD for each message between ranks. It changes the time of a fit, not
-        its result.
+        Steps of SGD for each message between ranks. Without replicas that average
+        weights, it changes the time of a fit, not its result.
     rate : float, "auto" or "race", default="auto"
         The learning rate. "auto" derives it from the data; "race" tries eight rates
         around that one on half an epoch and takes the best.
@@ -296,7 +301,9 @@ def fit(
     average : {"auto", "tail", "none"} or bool, default="auto"
         Whether the last iterates of SGD are averaged.
     polish : "auto" or bool, default="auto"
-        Whether L-BFGS goes on from the point of SGD to `tol`. True goes on to 1e-8.
+        Whether L-BFGS or Newton's method goes on from the weights of SGD to `tol`.
+        "auto" does so if F is smooth and no rows are held out. True goes on to 1e-8 at
+        least, and raises ConfigError if that cannot be done.
     hold_out : float, default=0.0
         Share of the rows that are held out to stop early. 0 holds out none.
     patience : int, default=5
@@ -307,18 +314,19 @@ def fit(
         Seed of the order of the rows.
     precision : str, optional
         Recipe of number formats: a name of `hpcsgd.RECIPES`. None takes fp64 for rows
-        of float64 and fp32 for others.
+        of float64 (or of integers that float32 may round) on a CPU, else fp32.
     device : {"cpu", "cuda"}, default="cpu"
         Where the fit computes.
     solver : {"auto", "newton", "lbfgs", "sgd", "svrg", "coordinate"}, default="auto"
         The solver. "auto" chooses by family, penalty and size. "newton" and "lbfgs"
-        take no step of SGD; "sgd" takes some before them.
+        take no step of SGD; "sgd" takes some, and `polish` decides what follows them.
     comm : mpi4py communicator or Communicator, optional
         The ranks of the fit. None fits in this process alone.
     layout : {"replicated", "rows", "columns", "hdf5"}, default="replicated"
         What each rank passes: all rows, its rows, its columns, or a path.
     grid : pair of int or str, optional
-        Replicas and members, as (2, 4) or "2x4". None makes one replica of all ranks.
+        Replicas and members, as (2, 4) or "2x4". None makes one replica of all ranks,
+        or a replica of each rank if `config` names a method of replicas.
     callbacks : list of Callback, optional
         Called during the fit, on this rank.
     verbose : int, default=0
@@ -565,7 +573,8 @@ PARAMETERS = {
     ),
     "class_weight": (
         'dict, "balanced" or None',
-        "Weight of each class. None gives every class the weight 1.",
+        'Weight of each class. "balanced" weighs all classes alike, whatever their'
+        " numbers of rows. None gives every class the weight 1.",
     ),
     "max_iter": (
         "int or None",
@@ -659,7 +668,7 @@ def documented(item: D) -> D:
 
 
 def described(text: str) -> dict[str, tuple[str, str]]:
-    """Return parameter -> (type, description), from the section of a docstring."""
+    """Return parameter -> (type, description) from the Parameters of a docstring."""
     section = SECTION.search(text)
     if section is None:
         return {}

@@ -71,7 +71,7 @@ class Generic(Learner):
 
     @documented
     def predict(self, X: Any, offset: Any = None, exposure: Any = None) -> Array:
-        """Return the means of the rows, or their likeliest classes.
+        """Return the predicted class of each row, or the mean of a regressor's target.
 
         Returns
         -------
@@ -135,7 +135,8 @@ class Generic(Learner):
         Returns
         -------
         float
-            D² is R² for families without a log link.
+            D² is the share of the deviance that the columns explain; for gaussian and
+            huber it is R².
         """
         if self._labelled:
             labels = self.predict(X, offset)
@@ -258,7 +259,7 @@ class GLM(Generic):
         layout: str = "replicated",
         grid: Any = None,
     ) -> Self:
-        """Run one epoch of CA-SGD from where the model stands. Collective.
+        """Run one epoch of CA-SGD from the current coefficients. Collective.
 
         All ranks of `comm` must call it.
 

@@ -71,7 +71,11 @@ def deal(
     seed: int,
     groups: Any = None,
 ) -> Folds:
-    """Deal the rows to folds, by row number and seed or by a splitter. Collective."""
+    """Deal the rows to folds. Collective.
+
+    If `cv` is a number, a row gets its fold by its number and `seed`, and rows of a
+    file are dealt where they are read. Otherwise the splitter `cv` deals them.
+    """
     count = ranks.together(lambda: count_folds(cv, groups))
     if count is None:
         fold_of_row = folds_of(cv, rows, ranks, is_labelled, groups)
@@ -226,7 +230,10 @@ class FoldMinima:
     intercepts: Array | None  # (alphas, folds, K)
 
     def start(self, number: int) -> Any:
-        """Return weights, with intercepts if any, near the minimum on all rows."""
+        """Return a start near the minimum on all rows for alpha number `number`.
+
+        It is the mean of the weights over the folds, with intercepts if there are any.
+        """
         weights = self.weights[number].mean(axis=0)
         if self.intercepts is None:
             return weights
@@ -363,7 +370,10 @@ def _start_of(land: Landscape, point: RefinementPoint | None) -> RefinementPoint
 def _start_at(
     land: Landscape, starts: Sweep, model: int, columns: slice
 ) -> RefinementPoint:
-    """Return the point of a model of a sweep."""
+    """Return the weights and intercept of a model of `starts`, with its loss.
+
+    `columns` are those of this rank.
+    """
     weights = starts.weights[:, model].reshape(-1, land.rows.columns)
     intercepts = starts.intercepts
     intercept = None if intercepts is None else intercepts[model].reshape(-1)
@@ -403,7 +413,8 @@ class GLM_CV(Generic):
         `alphas` of shape (A,); `held` of shape (A, folds), the mean loss of each model
         on its held-out rows; `mean_held` of shape (A,).
     cv_ledger_ : dict
-        Traffic of all models together, by purpose.
+        Traffic of all models together, by purpose. On several ranks it is that of
+        CA-SGD, without the passes from there to the minima.
     coef_ : ndarray of shape (d,), (1, d) or (K, d)
         Coefficients: of a regressor, of two classes, of softmax.
     intercept_ : float, or ndarray of shape (1,) or (K,)

@@ -126,7 +126,8 @@ class PathFit:
     def by_coordinates(self, grid: Alphas) -> list[Result]:
         """Fit all models by coordinate descent.
 
-        Data are opened once, and a Gram matrix is computed once for all models.
+        Data are opened once. A form that uses a Gram matrix computes it once for all
+        models.
         """
         config = self._settings(self.arguments)
         data = self._open(config)
@@ -142,7 +143,7 @@ class PathFit:
         return list(along(config, self.world, data.open_reader, problems, self.warm))
 
     def by_fits(self, grid: Alphas) -> list[Result]:
-        """Fit each model by `hpcsgd.fit`, with a warm start from the one before."""
+        """Fit each model by `run_fit`, if `warm` from the weights of the one before."""
         results: list[Result] = []
         for alpha in grid.choose(self.arguments.l1_ratio, self._steepest).tolist():
             start = results[-1] if results and self.warm else None
@@ -459,9 +460,8 @@ def path(
         F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β + offset_i, y_i)
                   + alpha (l1_ratio ‖w‖₁ + (1 − l1_ratio)/2 ‖w‖²)
 
-    The data are opened once. Coordinate methods fit all families; least squares on
-    several ranks needs one Gram matrix for all alphas. All ranks of `comm` must call
-    it.
+    Coordinate methods open the data once; least squares on several ranks then needs one
+    Gram matrix for all alphas. All ranks of `comm` must call it.
 
     Parameters
     ----------
@@ -487,11 +487,12 @@ def path(
     steps : int or "auto", optional
         Blocks for each message between ranks; 16 for coordinate methods.
     seed : int, default=0
-        Seed of the order.
+        Seed of the order of the coordinates, or of the rows with solver "sgd".
     precision : str, default="fp64"
         Recipe of number formats: a name of `hpcsgd.RECIPES`.
     solver : {"auto", "coordinate", "sgd"}, default="auto"
-        The solver. "sgd" calls `fit` for each alpha.
+        The solver. "auto" is "coordinate" unless the form that `config` names does not
+        suit the problem. "sgd" calls `fit` for each alpha.
     warm_start : bool, default=True
         Whether each model begins at the one before it.
 

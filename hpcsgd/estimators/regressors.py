@@ -125,7 +125,7 @@ class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
         layout: str = "replicated",
         grid: Any = None,
     ) -> Self:
-        """Run one epoch of CA-SGD from where the model stands. Collective.
+        """Run one epoch of CA-SGD from the current coefficients. Collective.
 
         All ranks of `comm` must call it.
 
@@ -139,7 +139,7 @@ class Regressor(RegressorMixin, Learner):  # type: ignore[misc]
 
     @documented
     def predict(self, X: Any) -> Array:
-        """Return the means of the rows.
+        """Return the predicted mean of the target of each row.
 
         Returns
         -------
@@ -288,7 +288,11 @@ ROUND_TOL = 1e-6  # of fits of which only the residuals are needed
 
 
 def robust_scale(errors: Array, c: Array, epsilon: float, ranks: FitRanks) -> float:
-    """Return σ of the errors of all ranks, (n,) with weights c on each. Collective."""
+    """Return σ of the errors of all ranks: Σ c min((e/σ)², epsilon²) = Σ c. Collective.
+
+    `errors` and the weights `c`, (n,), are of the rows of this rank. If there is no
+    such σ, return 0.
+    """
     squares = np.square(errors)
     variance = _mean(squares, c, ranks)
     while variance > 0.0:
@@ -304,7 +308,7 @@ def robust_scale(errors: Array, c: Array, epsilon: float, ranks: FitRanks) -> fl
 
 
 def _mean(values: Array, c: Array, ranks: FitRanks) -> float:
-    """Return the mean over the rows of all ranks with weights c. Collective."""
+    """Return Σ c values/Σ c over the rows of all ranks. Collective."""
     total, moment = np.sum(ranks.of_rows(np.array([c.sum(), c @ values])), axis=0)
     return float(moment / total)
 
@@ -459,8 +463,8 @@ class HuberRegressor(Regressor):
     ) -> tuple[list[Any] | None, int]:
         """Set `scale_` by at most `rounds` fits.
 
-        Return the weights and intercept at which the last fit ended, and the passes
-        over the data of all fits.
+        Return the weights and intercept at which the last fit ended, or `starts`
+        without a fit, and the passes over the data of all fits.
         """
         c = np.ones(len(rows.y)) if rows.weights is None else rows.weights
         away = rows.y - _mean(rows.y, c, ranks)
@@ -559,7 +563,7 @@ class HuberRegressor(Regressor):
     def _summarize(
         self, rows: FitRows, ranks: FitRanks, request: InferenceRequest
     ) -> FitSummary:
-        """Return the summary of the run, whose targets are in units of delta."""
+        """Return the summary in units of y; those of the run are units of delta."""
         self._check(rows)
         return (
             super()
@@ -636,7 +640,7 @@ class RateRegressor(Regressor):
         layout: str = "replicated",
         grid: Any = None,
     ) -> Self:
-        """Run one epoch of CA-SGD from where the model stands. Collective.
+        """Run one epoch of CA-SGD from the current coefficients. Collective.
 
         All ranks of `comm` must call it.
 
@@ -651,7 +655,7 @@ class RateRegressor(Regressor):
 
     @documented
     def predict(self, X: Any, offset: Any = None, exposure: Any = None) -> Array:
-        """Return the means of the rows.
+        """Return the predicted mean of the target of each row.
 
         Returns
         -------

@@ -181,7 +181,10 @@ def total_offset(offset: Any, exposure: Any, rows: int) -> Array | None:
 
 
 def column(values: Any, rows: int, name: str) -> Array:
-    """Return `values` as float64 of shape (rows,); raise DataError if not finite."""
+    """Return `values` as float64 of shape (rows,).
+
+    Raise DataError, with `name`, for another shape or a value that is not finite.
+    """
     array = np.asarray(values, dtype=np.float64)
     if array.shape not in ((rows,), (rows, 1)):
         raise DataError(

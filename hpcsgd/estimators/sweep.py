@@ -136,23 +136,23 @@ class Sweep:
 
     @property
     def weights(self) -> Array:
-        """Weights of all models."""
+        """Weights of all models, (d, models), or (d, models, K) of K classes."""
         return self._apart(self.outcome.weights)
 
     @property
     def intercepts(self) -> Array | None:
-        """Intercepts of all models, or None."""
+        """Intercepts of all models, (models,) or (models, K); None without one."""
         intercepts = self.outcome.intercept
         return None if intercepts is None else self._apart(intercepts)
 
     @property
     def losses(self) -> Array:
-        """F of each model."""
+        """F of each model on its training rows, (models,)."""
         return _values(self.outcome.report["losses"], len(self))
 
     @property
     def held(self) -> Array:
-        """Mean loss of each model on its held-out rows."""
+        """Mean loss of each model on its held-out rows, (models,); NaN without any."""
         return _values(self.outcome.report.get("held"), len(self))
 
     @property
@@ -167,7 +167,7 @@ class Sweep:
 
     @property
     def mean_held(self) -> Array:
-        """Held-out loss of each model's setting: the mean over its folds."""
+        """Held-out loss of each model's l2 and rate, (models,): a mean over folds."""
         losses = self.held
         settings = [(m.l2, m.rate) for m in self.models]
         means = np.full(len(self), np.nan)
@@ -294,7 +294,7 @@ class Sweep:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a table with one row a model.
+        """Return the table of all models as a list with a dict for each model.
 
         Returns
         -------
@@ -350,10 +350,11 @@ class Sweep:
         return to_frame(self.rows(), index="model")
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the loss of every setting over l2, or over the rate, with matplotlib.
+        """Draw the loss of every setting with matplotlib.
 
-        The loss is that on held-out rows where there are any, else the objective. A
-        ring marks the best model.
+        The horizontal axis is l2 if there are several, else the rate. The loss is that
+        on held-out rows where there are any, else the objective. A ring marks the best
+        model.
 
         Parameters
         ----------
@@ -404,7 +405,7 @@ class Sweep:
         return html(title, rows, lambda ax: self.plot(ax=ax), note)
 
     def save(self, folder: str | Path) -> Path:
-        """Write sweep.csv, sweep.json, result.h5, and the best model into best/.
+        """Write sweep.csv, sweep.json and the result, and the best model into best/.
 
         Parameters
         ----------
@@ -571,7 +572,7 @@ def sweep(
     Raises
     ------
     ConfigError
-        If a setting cannot work, or if it makes one model only.
+        If a setting cannot work, or if there are neither penalties nor rates nor folds.
 
     Examples
     --------
@@ -606,7 +607,8 @@ def with_sweep(named: NamedSettings, asked: Mapping[str, Any]) -> RunConfig:
     """Return all settings of a sweep: those in `named`, and in [sweep] those `asked`.
 
     What is None in `asked` is not asked for. `l2` and `rate` may be a number, an array
-    or a sequence of numbers. Raise ConfigError if the sweep would have one model only.
+    or a sequence of numbers. Raise ConfigError if the sweep has neither l2 nor rates
+    nor folds.
     """
     settings = {name: value for name, value in asked.items() if value is not None}
     for name in ("l2", "rate"):
@@ -659,9 +661,8 @@ def race(
         The settings: {"section": {"key": value}}, or a TOML file of them. Without it
         every setting has its default.
     rates : tuple of float, optional
-        The rates to compare. Without them there are eight powers of two around the rate
-        of `config`, from 1/16 to 8 times it; around that of the data where it is
-        "auto".
+        The rates to compare. Without them there are eight: the rate of `config`, or the
+        one derived from the data where that is "auto", times 1/16, 1/8, ... 8.
     share : float, default=0.5
         The part of an epoch that the whole race takes, above 0 and at most 1.
     X : array, frame or sparse matrix of shape (n, d), optional
@@ -748,8 +749,9 @@ def _check(config: RunConfig) -> None:
 
 
 def _around(config: RunConfig, opened: OpenedRun) -> tuple[float, ...]:
-    """Return `WAYS` rates: powers of two times the rate of `config`, or of the data if
-    that is "auto".
+    """Return `WAYS` rates: the rate of `config` times 1/16, 1/8, ... 8.
+
+    If that is "auto", the rate derived from the data takes its place.
     """
     family = opened.words.family
     steepness = find_steepness(config, opened.grid, opened.loaded, family)

@@ -141,6 +141,7 @@ KERNELS = {
     "loss_terms": _ALONE,
     "loss_terms_softmax": _ALONE,
     "csr_outer": tuple(COLUMNS.values()),
+    "row_squares": _REAL,
     "find_bad": _REAL,
     "fingerprint": _REAL,
     "margins": _DENSE,
@@ -383,6 +384,42 @@ def loss_terms(
         sums,
     )
     return sums, residuals, bends
+
+
+def takes_squares(block: Array) -> bool:
+    """Return whether `add_squares` takes dense rows as they are stored."""
+    is_real = block.dtype.char in REALS and block.strides[1] == block.itemsize
+    return is_real and available()
+
+
+def add_squares(
+    block: Array,
+    roots: Array,
+    centers: Array,
+    scales: Array,
+    last: float,
+    out: Array,
+) -> None:
+    """Add Σ s sᵀ of scaled rows s = √h ((a − m) · scale, last) to the square `out`.
+
+    Parameters
+    ----------
+    block : ndarray of shape (m, d), float32 or float64
+        The rows a.
+    roots : ndarray of shape (m,)
+        √h.
+    centers, scales : ndarray of shape (d,)
+        m, and the factors of the columns.
+    last : float
+        The entry of the intercept; unused if `out` has only d variables.
+    out : ndarray of shape (P, P)
+        Becomes the sum; both triangles are changed.
+    """
+    call = functions()["row_squares" + REALS[block.dtype.char]]
+    shape = (stride_of(block), *block.shape)
+    width = -(-len(out) // 8) * 8  # the kernel's square has whole eights
+    room = np.empty((width, width))
+    call(block, *shape, roots, centers, scales, np.array([last]), len(out), room, out)
 
 
 def add_outer(rows: Any, bends: Array, out: Array) -> None:

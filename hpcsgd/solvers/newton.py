@@ -79,10 +79,6 @@ class Hessian:
         far = distance > NEAR * self.scaling.roots
         is_simple = self.columns == 1 and land.world.size == 1 and not far.any()
         self.scales_rows = scales_rows or not is_simple
-        # Workspace for the products of one score a row: rows that stay in the cache.
-        height = max(CACHED_VALUES // self.variables, LEAST_ROWS)
-        self.side = np.empty((height, self.variables))
-        self.product = np.empty((self.variables, self.variables))
 
     def take(self, point: RefinementPoint, gradient: Array) -> tuple[Array, Array]:
         """Return the Hessian F'' and the gradient at a point. Collective.
@@ -173,19 +169,32 @@ class Hessian:
 
     def _add_dense(self, whole: Array, block: Array, roots: Array) -> None:
         """Add the products of dense rows times √h, by parts that stay in the cache."""
+        if self.variables <= KERNEL_VARIABLES and compiled_calls.takes_squares(block):
+            centers = np.zeros(block.shape[1])
+            scales = np.ones(block.shape[1])
+            last = 1.0
+            if self.scales_rows:
+                centers[:] = self.scaling.centers[:, 0]
+                scales[:] = 1.0 / self.scaling.roots[:, 0]
+                last = 1.0 / float(self.scaling.level[0])
+            compiled_calls.add_squares(block, roots, centers, scales, last, whole)
+            return
         width = block.shape[1]
-        for first in range(0, len(block), len(self.side)):
-            rows = slice(first, first + len(self.side))
+        height = max(CACHED_VALUES // self.variables, LEAST_ROWS)
+        room = np.empty((height, self.variables))
+        product = np.empty((self.variables, self.variables))
+        for first in range(0, len(block), height):
+            rows = slice(first, first + height)
             row_roots = roots[rows, None]
             if self.scales_rows:
-                side = self.scaled(block[rows], 0, self.side)
+                side = self.scaled(block[rows], 0, room)
                 side *= row_roots
             else:
-                side = self.side[: len(row_roots)]
+                side = room[: len(row_roots)]
                 np.multiply(block[rows], row_roots, out=side[:, :width])
                 side[:, width:] = row_roots
             # Half of a symmetric product, which BLAS then mirrors.
-            whole += np.dot(side.T, side, out=self.product)
+            whole += np.dot(side.T, side, out=product)
 
     def _add_sparse(self, whole: Array, block: Any, h: Array) -> None:
         """Add the products of CSR rows to the lower triangle of `whole`."""
@@ -295,6 +304,7 @@ def dense(block: Any) -> Array:
 CACHED_VALUES, LEAST_ROWS = 2**15, 256  # of rows that are multiplied together
 NEAR = 30.0  # deviations of a column from 0; its square times EPS is lost
 MOST = 1024  # variables of which a Hessian is taken
+KERNEL_VARIABLES = 512  # up to which a kernel adds up the Hessian faster than BLAS
 DOUBT = 16.0  # times the curvature that is rounding: what sums over rows add to it
 NOISE = 100.0  # roundings of a gradient's size that its sums may leave
 CENTRED = 16.0  # roundings of the squares of a column that centring may leave

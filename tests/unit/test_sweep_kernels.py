@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.numpy_rows import add_combined, add_moments, all_finite, weigh
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.solvers.coordinate_forms import QuadraticModel, Sweeper, values_of
@@ -207,3 +208,25 @@ def test_combinations_of_rows_are_those_of_longdouble(kernels, kind):  # noqa: F
             add_combined(block, factors, out)
             exact = 1 + block.astype(np.longdouble).T @ factors
             np.testing.assert_allclose(out, exact.astype(float), atol=1e-12)
+
+
+@pytest.mark.cases("all")
+@pytest.mark.parametrize("has_intercept", [False, True])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_squares_of_rows_are_those_of_longdouble(kernels, kind, has_intercept):  # noqa: F811
+    rng = np.random.default_rng(6)
+    for rows, columns in (*SHAPES, (40, 23), (700, 24), (90, 71)):
+        block = rng.standard_normal((rows, 2 * columns)).astype(kind)[:, :columns]
+        roots = np.sqrt(rng.uniform(size=rows))
+        centers = rng.standard_normal(columns)
+        scales = rng.uniform(0.5, 2.0, columns)
+        side = (block.astype(np.longdouble) - centers) * scales
+        if has_intercept:
+            side = np.hstack([side, np.full((rows, 1), 0.5, np.longdouble)])
+        side *= roots[:, None]
+        out = np.ones((side.shape[1], side.shape[1]))
+        assert compiled_calls.takes_squares(block)
+        compiled_calls.add_squares(block, roots, centers, scales, 0.5, out)
+        sizes = np.abs(side).T @ np.abs(side) + 1
+        assert (np.abs(out - 1 - side.T @ side) <= 8 * EPS * rows * sizes).all()
+        assert (out == out.T).all()

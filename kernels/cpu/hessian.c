@@ -27,12 +27,14 @@ OUTER(hpcsgd_csr_outer_i64, int64_t)
        s_i = √h_i ((a_i − m) / √D, e),
 
    where m are the centers of the columns, 1/√D their scales and e the entry of the
-   intercept. A few rows at a time are scaled into a room that stays in the cache, and
-   multiplied there by tiles of the square that stay in registers. Every entry adds up its
-   products in the order of the rows, whatever the tiles. */
+   intercept. A group of rows at a time is scaled into a room that stays in the cache, and
+   multiplied there by tiles of the square that stay in registers. The sum of a group is
+   added to the square in one: beside a row that is much longer than the others, less of
+   these is lost to rounding. Tiles do not change the order of the sums. */
 
 #define EIGHT 8   /* the square has whole eights of rows and columns */
-#define ROOM 8192 /* numbers of the rows that are scaled at a time */
+#define GROUP 16  /* rows that are scaled and multiplied at a time */
+#define ROOM 8192 /* numbers of these rows: 512 columns, or fewer rows of more */
 
 /* A tile has TALL rows of BROAD registers, as many as there are, less those of a row. */
 #if defined(__AVX512F__)
@@ -51,7 +53,8 @@ OUTER(hpcsgd_csr_outer_i64, int64_t)
 
 typedef double words __attribute__((vector_size(8 * WORDS)));
 
-/* Tile (first, left) of `broad` registers a row: products of `count` scaled rows. */
+/* Add the products of `count` scaled rows to the tile at (first, left) of the square,
+   which has `broad` registers a row. */
 INLINE void add_tile(const double *rows, int64_t count, int64_t width, int64_t first,
                      int64_t left, double *square, const int broad)
 {
@@ -59,7 +62,7 @@ INLINE void add_tile(const double *rows, int64_t count, int64_t width, int64_t f
     double *corner = square + first * width + left;
     for (int a = 0; a < TALL; a++)
         for (int b = 0; b < broad; b++)
-            memcpy(&sums[a][b], corner + a * width + b * WORDS, sizeof(words));
+            sums[a][b] = (words){0};
     for (int64_t i = 0; i < count; i++) {
         const double *row = rows + i * width;
         words side[BROAD];
@@ -70,8 +73,13 @@ INLINE void add_tile(const double *rows, int64_t count, int64_t width, int64_t f
                 sums[a][b] += side[b] * row[first + a];
     }
     for (int a = 0; a < TALL; a++)
-        for (int b = 0; b < broad; b++)
-            memcpy(corner + a * width + b * WORDS, &sums[a][b], sizeof(words));
+        for (int b = 0; b < broad; b++) {
+            double *to = corner + a * width + b * WORDS;
+            words before;
+            memcpy(&before, to, sizeof before);
+            before += sums[a][b];
+            memcpy(to, &before, sizeof before);
+        }
 }
 
 /* Add the products of `count` scaled rows to the lower triangle of the square. */
@@ -102,6 +110,7 @@ static void add_square(const double *rows, int64_t count, int64_t width, double 
     {                                                                                  \
         double rows[ROOM];                                                             \
         int64_t width = (variables + EIGHT - 1) / EIGHT * EIGHT, each = ROOM / width;  \
+        each = each < GROUP ? each : GROUP;                                            \
         memset(square, 0, sizeof(double) * width * width);                             \
         for (int64_t begin = 0; begin < count; begin += each) {                        \
             int64_t some = count - begin < each ? count - begin : each;                \

@@ -225,7 +225,6 @@ def test_squares_of_rows_are_those_of_longdouble(kernels, kind, has_intercept): 
             side = np.hstack([side, np.full((rows, 1), 0.5, np.longdouble)])
         side *= roots[:, None]
         out = np.ones((side.shape[1], side.shape[1]))
-        assert compiled_calls.takes_squares(block)
         compiled_calls.add_squares(block, roots, centers, scales, 0.5, out)
         sizes = np.abs(side).T @ np.abs(side) + 1
         assert (np.abs(out - 1 - side.T @ side) <= 8 * EPS * rows * sizes).all()

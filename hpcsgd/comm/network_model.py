@@ -17,6 +17,7 @@ from hpcsgd.comm.communicator import (
     DONE,
     Collective,
     Communicator,
+    SentObject,
     Transfer,
     Workspace,
     start_parts_in_order,
@@ -272,16 +273,22 @@ class DelayedCommunicator(Communicator):
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
         """Begin the inner collective; it ends when it would end on the network."""
         transfer = self.inner.begin(collective, blocking)
+        if not blocking:
+            return self.postpone(transfer, self._seconds(collective))
+        transfer.wait()
+        self.link.wait_until(self.link.book(self._seconds(collective)))
+        return DONE
+
+    def _seconds(self, collective: Collective) -> float:
+        """Return the seconds of a collective, whose result is there if it blocks."""
         moved = collective.wire_bytes(self.modelled_ranks)
         if collective.kind == "swap":
-            seconds = self.network.alpha + moved / self.network.bandwidth
-        else:
-            seconds = self.charge(moved)
-        if not blocking:
-            return self.postpone(transfer, seconds)
-        transfer.wait()
-        self.link.wait_until(self.link.book(seconds))
-        return DONE
+            return self.network.alpha + moved / self.network.bandwidth
+        if collective.kind == "objects" and collective.receive:
+            # All ranks wait for the objects of all ranks, which differ in size.
+            sizes = [SentObject(item).nbytes for item in collective.receive]
+            moved = (self.modelled_ranks - 1) * sum(sizes) / len(sizes)
+        return self.charge(moved)
 
     def postpone(self, transfer: Transfer, seconds: float) -> Transfer:
         """Return `transfer`, delayed until a message posted now would have arrived.

@@ -1,5 +1,6 @@
 """A network on a desk: what is charged, how transfers queue, what is accepted."""
 
+import pickle
 from time import perf_counter
 
 import numpy as np
@@ -105,6 +106,22 @@ def test_a_swap_costs_one_latency(virtual, ranks):
     for pending in both:
         pending.wait()
     assert virtual.now == pytest.approx(3e-3 + 900 / 1e6)
+
+
+@pytest.mark.parametrize("ranks", [0, 12])
+def test_objects_of_different_sizes_cost_all_ranks_the_same(ranks):
+    """A ring moves (p−1)/p of the bytes of all ranks, whatever a rank sends itself."""
+
+    def on_rank(world):
+        comm = DelayedCommunicator(world, Network(1e-5, 1e8, ranks=ranks))
+        comm.exchange_objects(bytes(1000 * world.rank))
+        return comm.charged
+
+    sizes = [len(pickle.dumps(bytes(1000 * rank))) for rank in range(3)]
+    modelled = ranks or 3
+    hops = {3: 2, 12: 4}[modelled]
+    expected = hops * 1e-5 + (modelled - 1) * sum(sizes) / 3 / 1e8
+    assert run_ranks(3, on_rank) == pytest.approx([expected] * 3)
 
 
 def test_a_narrow_sum_costs_two_latencies_and_half_the_bytes(virtual):

@@ -104,13 +104,12 @@ BITS = {"float32": ("uint32", 23, -126), "float64": ("uint64", 52, -1022)}
 LEAST_EXPONENT = -126  # 2^126 is the largest power of two that divides nothing away
 
 
-def round_through(values: Array, name: str, saturate: bool = False) -> None:
+def round_through(values: Array, name: str) -> None:
     """Round `values` in place to the nearest numbers of format `name`, ties to even.
 
     A value beyond the largest number becomes infinite, or NaN if the format has no
-    infinity; with `saturate`, which fp32 ignores, it becomes the largest number. Zeros
-    keep their sign, and NaN stays NaN. Nothing changes if the dtype of `values` has no
-    number that the format lacks.
+    infinity. Zeros keep their sign, and NaN stays NaN. Nothing changes if the dtype of
+    `values` has no number that the format lacks.
     """
     form = get_format(name)
     if form.carrier.itemsize > values.dtype.itemsize or form.name == "fp64":
@@ -120,7 +119,9 @@ def round_through(values: Array, name: str, saturate: bool = False) -> None:
             values[...] = values.astype(form.dtype)
         return
     rounded = _nearest(values, form)
-    _limit(rounded, form, saturate)
+    over = np.abs(rounded) > form.largest
+    infinite = np.copysign(np.inf, rounded[over])
+    rounded[over] = infinite if form.has_infinity else np.nan
     values[...] = rounded
 
 
@@ -139,7 +140,8 @@ def round_randomly(values: Array, name: str, draws: Array) -> None:
     step = _spacing(low, form)
     up = np.abs(distance) > draws * step
     moved = np.where(up, low + np.copysign(step, values), low)
-    _limit(moved, form, saturate=True)
+    over = np.abs(moved) > form.largest
+    moved[over] = np.copysign(form.largest, moved[over])
     values[...] = moved
 
 
@@ -201,22 +203,6 @@ def _spacing(values: Array, form: Format) -> Array:
     exponent = np.maximum(exponent - 1, form.least) - form.fraction
     spacing: Array = np.ldexp(np.ones_like(values), exponent)
     return spacing
-
-
-def _limit(rounded: Array, form: Format, saturate: bool) -> None:
-    """Limit `rounded` in place to the largest number of the format `form`.
-
-    Larger values become that number if `saturate`, else infinite, or NaN if the format
-    has no infinity.
-    """
-    over = np.abs(rounded) > form.largest
-    if saturate:
-        over &= np.isfinite(rounded) | np.isinf(rounded)
-        rounded[over] = np.copysign(form.largest, rounded[over])
-    elif form.has_infinity:
-        rounded[over] = np.copysign(np.inf, rounded[over])
-    else:
-        rounded[over] = np.nan
 
 
 def exponent_for(size: float, form: Format) -> int:

@@ -253,10 +253,12 @@ def remove_unused(folder: Path = SEGMENTS) -> list[Path]:
 
 def _remove(candidates: list[Path]) -> list[Path]:
     used = segments_in_use() if candidates else set()
-    removed = [path for path in candidates if str(path) not in used]
-    for path in removed:
-        with suppress(OSError):  # another rank of this node was faster
-            path.unlink()
+    removed = []
+    for path in candidates:
+        if str(path) not in used:
+            with suppress(OSError):  # another rank of this node was faster
+                path.unlink()
+                removed.append(path)
     return removed
 
 

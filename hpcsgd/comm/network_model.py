@@ -17,6 +17,7 @@ from hpcsgd.comm.communicator import (
     DONE,
     Collective,
     Communicator,
+    SentObject,
     Transfer,
     Workspace,
     start_parts_in_order,
@@ -174,6 +175,8 @@ class DelayedCommunicator(Communicator):
         super().__init__(inner.rank, inner.size, inner.ledger, inner.reproducible)
         self.inner = inner
         self.transport = f"{inner.transport}, delayed"
+        self.serves_threads = inner.serves_threads
+        self.address = inner.address
         self.network = network
         owns_a_core = inner.waits_busily and inner.processes <= (os.cpu_count() or 1)
         self.link = link or NetworkLink(network, inner.rank, spins=owns_a_core)
@@ -184,6 +187,15 @@ class DelayedCommunicator(Communicator):
     def mpi_handle(self) -> Any:
         """The communicator of mpi4py beneath, or None: its calls are not delayed."""
         return self.inner.mpi_handle
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether ranks of the inner communicator sleep where they exchange objects."""
+        return self.inner.is_patient
+
+    @is_patient.setter
+    def is_patient(self, is_patient: bool) -> None:
+        self.inner.is_patient = is_patient
 
     @property
     def charged(self) -> float:
@@ -201,12 +213,26 @@ class DelayedCommunicator(Communicator):
         """
         return self.inner.copied
 
+    def has_lost_ranks(self, error: BaseException) -> bool:
+        """Return whether the inner communicator sees lost ranks in this error."""
+        return self.inner.has_lost_ranks(error)
+
+    def exit_abruptly(self) -> None:
+        """End this rank as the inner communicator does."""
+        self.inner.exit_abruptly()
+
+    def survivors(self) -> "DelayedCommunicator":
+        """Return the group of the ranks that are left, each with the link it had."""
+        return DelayedCommunicator(self.inner.survivors(), self.network, self.link)
+
     def watch(self, timeout: float) -> None:
         """Start the watchdog of the inner communicator, which has the same ledger."""
+        super().watch(timeout)
         self.inner.watch(timeout)
 
     def unwatch(self) -> None:
         """Stop the watchdog of the inner communicator."""
+        super().unwatch()
         self.inner.unwatch()
 
     def split(self, color: int, key: int) -> "DelayedCommunicator":
@@ -247,16 +273,22 @@ class DelayedCommunicator(Communicator):
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
         """Begin the inner collective; it ends when it would end on the network."""
         transfer = self.inner.begin(collective, blocking)
+        if not blocking:
+            return self.postpone(transfer, self._seconds(collective))
+        transfer.wait()
+        self.link.wait_until(self.link.book(self._seconds(collective)))
+        return DONE
+
+    def _seconds(self, collective: Collective) -> float:
+        """Return the seconds of a collective, whose result is there if it blocks."""
         moved = collective.wire_bytes(self.modelled_ranks)
         if collective.kind == "swap":
-            seconds = self.network.alpha + moved / self.network.bandwidth
-        else:
-            seconds = self.charge(moved)
-        if not blocking:
-            return self.postpone(transfer, seconds)
-        transfer.wait()
-        self.link.wait_until(self.link.book(seconds))
-        return DONE
+            return self.network.alpha + moved / self.network.bandwidth
+        if collective.kind == "objects" and collective.receive:
+            # All ranks wait for the objects of all ranks, which differ in size.
+            sizes = [SentObject(item).nbytes for item in collective.receive]
+            moved = (self.modelled_ranks - 1) * sum(sizes) / len(sizes)
+        return self.charge(moved)
 
     def postpone(self, transfer: Transfer, seconds: float) -> Transfer:
         """Return `transfer`, delayed until a message posted now would have arrived.

@@ -107,15 +107,17 @@ class Penalty:
         """Return argmin_u of slope·u + p(u) for each weight; ±inf where there is none.
 
         p is this penalty with its bounds. The result is shaped as the weights. Where
-        l2 = 0 and |slope| = l1, minima are not unique, and it is the weight itself,
-        clipped to the bounds.
+        l2 = 0 and |slope| = l1, minima are not unique: 0 is one, and so are all weights
+        whose sign is not that of the slope. The result is the weight itself if it is
+        one of these, else 0, clipped to the bounds.
         """
         pull = -(slope - np.clip(slope, -self.l1, self.l1))
         with np.errstate(divide="ignore", invalid="ignore"):
             free = pull / self.l2 if self.l2 else np.where(pull, pull * np.inf, weights)
         if self.l2 == 0.0 and self.l1:
-            # 0 is a minimum where |slope| ≤ l1; if these are equal, others may be too.
-            free = np.where(pull, free, np.where(np.abs(slope) < self.l1, 0.0, weights))
+            # 0 is a minimum where |slope| ≤ l1; if these are equal, others are too.
+            rises = (np.abs(slope) < self.l1) | (np.sign(slope) == np.sign(weights))
+            free = np.where(pull, free, np.where(rises, 0.0, weights))
         lower, upper = self.bounds(weights)
         return np.asarray(np.minimum(np.maximum(free, lower), upper))
 

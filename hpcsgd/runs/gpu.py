@@ -230,6 +230,7 @@ def _smaller(need: DeviceNeed, task: Task, shared: bool, sliced: bool) -> str:
         "rows": f"{more}use more replicas on more GPUs (--grid)",
         "exchange": f"{more}use a smaller --steps or --batch",
         "weights": f"{more}use more {who} on more GPUs (--grid)",
+        # Of a product: what gradients keep is always less than weights or exchanges.
         "kept": f"{more}use [products] kind = 'gram', which keeps nothing",
         "asked": f"{more}use [products] gram_kernel = 'auto'",
     }[need.largest]

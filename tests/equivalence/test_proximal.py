@@ -13,6 +13,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.estimators.sweep import sweep
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.runs.build import build
+from hpcsgd.solvers.full_passes import above_least
 from hpcsgd.studies.verify.certificate import certify
 from tests.helpers.harness import (
     check_against_oracle,
@@ -74,6 +75,27 @@ def test_the_minimum_is_where_it_stays(update):
     least = Penalty(0.02, 0.1, -0.2, 0.5).least(w, slope)
     assert np.abs(least).max() < 1e-9
     assert (w == 0.0).any() and ((w == -0.2) | (w == 0.5)).any(), w
+
+
+@pytest.mark.parametrize("bounds", [(-np.inf, np.inf), (-0.5, 1.0), (0.25, 1.0)])
+@pytest.mark.parametrize("l2", [0.0, 0.5])
+def test_no_weight_is_below_the_minimum_of_a_line_and_the_penalty(l2, bounds):
+    """slope·u + l1|u| + (l2/2) u², also where the slope has the size of l1."""
+    penalty = Penalty(l2, 0.5, *bounds)
+    others = np.clip(np.linspace(-2.0, 2.0, 33), *bounds)
+    weights, slope = (
+        axis.reshape(-1, 1)
+        for axis in np.meshgrid(others, [-0.5, -0.25, 0.0, 0.25, 0.5])
+    )
+
+    def value(u):
+        return slope * u + 0.5 * np.abs(u) + l2 / 2 * np.square(u)
+
+    best = penalty.minimum(weights, slope)
+    assert (np.clip(best, *bounds) == best).all()
+    assert (value(best) <= value(others).min(axis=1, keepdims=True)).all()
+    above = (value(weights) - value(best)).sum()
+    assert above_least(penalty, weights, slope) == pytest.approx(above)
 
 
 def test_replicas_map_before_they_average():

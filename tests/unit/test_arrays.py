@@ -136,3 +136,22 @@ def test_what_cannot_be_read_is_one_sentence(files):
         "--y-name",
     )
     refuse(lambda: Hdf5Source(files / "x.npy"), DataError, "check --format")
+
+
+@pytest.mark.parametrize(
+    "name, remedy",
+    [
+        ("features", "choose another data set with --x-name"),
+        ("label", "choose another data set with --y-name"),
+        ("sample_weight", "write it again in numbers, or delete it from the file"),
+        ("offset", "write it again in numbers, or delete it from the file"),
+        ("qid", "write it again in numbers, or delete it from the file"),
+    ],
+)
+def test_text_in_an_hdf5_file_is_refused_with_a_remedy_that_works(files, name, remedy):
+    with h5py.File(files / "h.h5", "a") as file:
+        if name in file:
+            del file[name]
+        file[name] = ["a"] * ROWS
+    source = Hdf5Source(files / "h.h5", x_name="features", y_name="label")
+    refuse(lambda: source, DataError, f"not object; {remedy}")

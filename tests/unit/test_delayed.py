@@ -1,12 +1,13 @@
 """A network on a desk: what is charged, how transfers queue, what is accepted."""
 
+import pickle
 from time import perf_counter
 
 import numpy as np
 import pytest
 
 import hpcsgd.comm.network_model as link
-from hpcsgd.comm.communicator import Transfer
+from hpcsgd.comm.communicator import Address, Transfer
 from hpcsgd.comm.messages import open_message
 from hpcsgd.comm.network_model import (
     NETWORKS,
@@ -15,8 +16,8 @@ from hpcsgd.comm.network_model import (
     NetworkLink,
     parse_network,
 )
-from hpcsgd.comm.threads import SerialCommunicator, run_ranks
-from hpcsgd.errors import ConfigError
+from hpcsgd.comm.threads import RankDied, SerialCommunicator, run_ranks
+from hpcsgd.errors import ConfigError, TransportError
 
 
 def test_presets():
@@ -107,6 +108,22 @@ def test_a_swap_costs_one_latency(virtual, ranks):
     assert virtual.now == pytest.approx(3e-3 + 900 / 1e6)
 
 
+@pytest.mark.parametrize("ranks", [0, 12])
+def test_objects_of_different_sizes_cost_all_ranks_the_same(ranks):
+    """A ring moves (p−1)/p of the bytes of all ranks, whatever a rank sends itself."""
+
+    def on_rank(world):
+        comm = DelayedCommunicator(world, Network(1e-5, 1e8, ranks=ranks))
+        comm.exchange_objects(bytes(1000 * world.rank))
+        return comm.charged
+
+    sizes = [len(pickle.dumps(bytes(1000 * rank))) for rank in range(3)]
+    modelled = ranks or 3
+    hops = {3: 2, 12: 4}[modelled]
+    expected = hops * 1e-5 + (modelled - 1) * sum(sizes) / 3 / 1e8
+    assert run_ranks(3, on_rank) == pytest.approx([expected] * 3)
+
+
 def test_a_narrow_sum_costs_two_latencies_and_half_the_bytes(virtual):
     """An exchange of pieces and a gather, (p−1)/p of the narrow bytes each."""
     comm = one_of(4, Network(1e-3, 1e6))
@@ -171,6 +188,51 @@ def test_one_rank_feels_nothing(virtual):
     comm.sum(np.zeros(5), "products")
     comm.max_flag(1)
     assert virtual.now == 0.0 and comm.ledger.calls("products") == 0
+
+
+def test_what_the_inner_communicator_can_do_is_what_the_delayed_one_can_do():
+    class Inner(SerialCommunicator):
+        serves_threads = False
+        address = Address("rack", "node")
+
+        def has_lost_ranks(self, error):
+            return isinstance(error, KeyError)
+
+        def exit_abruptly(self):
+            raise RankDied
+
+    inner = Inner()
+    comm = DelayedCommunicator(inner, NETWORKS["lan"])
+    assert not comm.serves_threads and comm.address == inner.address
+    assert comm.has_lost_ranks(KeyError()) and not comm.has_lost_ranks(ValueError())
+    with pytest.raises(RankDied):
+        comm.exit_abruptly()
+    comm.watch(7.0)
+    assert comm.timeout == inner.timeout == 7.0
+    comm.unwatch()
+    assert comm.timeout == inner.timeout == 0.0
+    comm.is_patient = True
+    assert inner.is_patient and comm.is_patient
+
+
+def test_ranks_that_are_left_meet_on_the_same_network():
+    def on_rank(world):
+        comm = DelayedCommunicator(world, Network(1e-6, 1e12, ranks=2))
+        if world.rank == 0:
+            comm.exit_abruptly()
+        left = comm.survivors()
+        charged = left.charged
+        total = left.sum(np.ones(1), "products")
+        assert left.link is comm.link and left.charged > charged
+        return left.rank, left.size, left.modelled_ranks, total.tolist()
+
+    assert run_ranks(3, on_rank) == [None, (0, 2, 2, [2.0]), (1, 2, 2, [2.0])]
+
+
+def test_a_loss_that_no_transport_can_survive_is_refused_with_a_remedy():
+    comm = DelayedCommunicator(SerialCommunicator(), NETWORKS["lan"])
+    with pytest.raises(TransportError, match="--on-failure stop"):
+        comm.survivors()
 
 
 def test_jitter_is_seeded_and_bounded():

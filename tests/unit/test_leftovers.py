@@ -89,6 +89,15 @@ def test_a_segment_that_a_rank_has_open_or_maps_stays(made):
     assert [path.name for path in remove_unused(made)] == ["mpich_shm_1f_0"]
 
 
+def test_a_segment_that_could_not_be_removed_is_not_returned(made, monkeypatch):
+    def refuse(path):
+        raise PermissionError(str(path))
+
+    monkeypatch.setattr("pathlib.Path.unlink", refuse)
+    assert remove_unused(made) == []
+    assert "mpich_shm_1f_0" in left(made)
+
+
 def test_of_other_users_nothing_is_touched(made, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     assert remove_leftovers(UNDER_SLURM, made, began=time.time() + 60) == []

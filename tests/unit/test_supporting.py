@@ -102,13 +102,10 @@ def test_int8_is_within_half_a_step_and_zeros_are_exact():
 
 
 @pytest.mark.parametrize("name, most", [("fp8-e4m3", 448.0), ("fp8-e5m2", 57344.0)])
-def test_fp8_comes_back_and_saturates(name, most):
+def test_fp8_comes_back(name, most):
     codes = np.arange(256, dtype=np.uint8)
     values = decode(codes, name, np.float32)
     there = np.isfinite(values)
     again = decode(encode(values[there], name), name, np.float32)
     assert (again == values[there]).all() and values[there].max() == most
     assert get_format(name).largest == most
-    held = np.array([2 * most, -2 * most, np.inf, -np.inf, most], np.float32)
-    round_through(held, name, saturate=True)
-    assert held.tolist() == [most, -most, most, -most, most]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.api import train
+from hpcsgd.comm.network_model import DelayedCommunicator, Network
 from hpcsgd.comm.threads import RankDied, SerialCommunicator, run_ranks
 from hpcsgd.errors import TransportError
 from hpcsgd.runs.progress import Callback
@@ -53,6 +54,28 @@ def test_members_that_are_left_finish_the_run(product, deaths):
         assert result.report["lost_ranks"] == len(deaths)
         assert result.report["ranks"] == 4 - len(deaths)
     assert len({r.weights_sha256 for r in results}) == 1
+
+
+NETWORK = Network(1e-6, 1e12)
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_run_on_an_emulated_network_goes_on_without_a_lost_rank(wraps):
+    """The delays are those of the run, or of the world that the caller passes."""
+    problem = make_problem("logistic")
+    config = shrinking(problem, run={"network": "alpha=1e-6,bandwidth=1e12"})
+
+    def on_rank(world):
+        if wraps:
+            world = DelayedCommunicator(world, NETWORK)
+        lost = [Vanish(5)] if world.rank == 1 else []
+        return train(config, X=problem.X, y=problem.y, world=world, callbacks=lost)
+
+    results = [result for result in run_ranks(3, on_rank) if result is not None]
+    assert [result.report["lost_ranks"] for result in results] == [1, 1]
+    for result in results:
+        assert result.status is Status.COMPLETED
+        assert relative_error(result, oracle_for(config, problem)) <= 1e-10
 
 
 def test_work_is_not_done_again_from_the_start():

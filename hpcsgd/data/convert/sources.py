@@ -843,16 +843,20 @@ class Hdf5Source:
             ) from error
 
     def _node(self, file: Any, name: str) -> Any:
-        flag = "--x-name" if name == self.x_name else "--y-name"
+        flag = {self.y_name: "--y-name", self.x_name: "--x-name"}.get(name, "")
         if name not in file:
             raise self._lacks(name, flag, sorted(file))
         node = node_of(self.path, file, name)
         dtype = dtype_of(node)
         if dtype is None or dtype.kind not in "fiub":
+            remedy = (
+                f"choose another data set with {flag}"
+                if flag
+                else "write it again in numbers, or delete it from the file"
+            )
             raise DataError(
                 f"{self.path}: /{name} must hold real numbers, not"
-                f" {'a group or a type' if dtype is None else dtype}; choose another"
-                f" data set with {flag}"
+                f" {'a group or a type' if dtype is None else dtype}; {remedy}"
             )
         if node.is_virtual:
             check_sources(self.path, name, node)

@@ -58,9 +58,10 @@ class Step:
 
         Its checkpoints show the progress of the job.
         """
-        for number, word in enumerate(self.command[:-1]):
+        following_words = (*self.command[1:], "")
+        for word, following in zip(self.command, following_words, strict=True):
             if word == "--out":
-                return self.command[number + 1]
+                return following
             if word.startswith("--out="):
                 return word.removeprefix("--out=")
         return ""

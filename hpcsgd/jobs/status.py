@@ -515,10 +515,17 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _sets(command: Sequence[str]) -> dict[str, Any]:
-    """Return section.key -> value of every `--set section.key=value` in a command."""
-    pairs = zip(command, command[1:], strict=False)
-    assignments = [word.partition("=") for flag, word in pairs if flag == "--set"]
-    return {key: toml_value(value) for key, _, value in assignments}
+    """Return section.key -> value of every `--set section.key=value` in a command.
+
+    `--set=section.key=value` is read, too.
+    """
+    settings = {}
+    for word, following in zip(command, (*command[1:], ""), strict=True):
+        flag, _, assignment = word.partition("=")
+        if flag == "--set":
+            key, _, value = (assignment or following).partition("=")
+            settings[key] = toml_value(value)
+    return settings
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

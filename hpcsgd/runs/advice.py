@@ -522,10 +522,10 @@ def judge_fit(result: Result, names: SettingNames = OF_TRAIN) -> None:
 
     `converged` says whether the goal is reached, `gap` is the last upper bound of F −
     F*, and `advice` is a sentence if the goal is not reached, in which settings have
-    the names `names`. `certified` is None if no gap is known. After a refinement or
-    coordinate descent, it says whether the gap is at most tol · max(|F|, 1e-3 · F₀),
-    with the tol of the run and F₀ the loss of the null model above the least that F
-    could be. After steps of SGD alone, it says whether the run has converged.
+    the names `names`. `certified` says whether the gap is at most tol · max(|F|, 1e-3 ·
+    F₀), with the tol of the run and F₀ the loss of the null model above the least that
+    F could be. It is None if no gap is known, or if the gap has no limit, as after
+    steps of SGD alone whose goal is no gap.
     """
     report = result.report
     report["gap"] = result.history[-1].get("gap") if result.history else None
@@ -550,6 +550,8 @@ def _is_certified(result: Result) -> bool | None:
     if coordinate is not None:
         excess = coordinate["null_excess"]
         return bool(gap <= gap_limit(coordinate["tol"], result.loss, excess))
+    if result.config["stop"]["on"] != "gap":
+        return None
     return result.status is Status.CONVERGED
 
 

@@ -189,7 +189,8 @@ def refusals(config: RunConfig) -> Iterator[str]:
     yield from _of_epochs(config)
     yield from _of_steps(config)
     yield from _of_svrg(config)
-    yield from _of_products(config)
+    yield from product_refusals(config)
+    yield from _of_open_steps(config)
     yield from _of_agreement(config, config.precision.resolve())
     yield from _of_sweep(config)
 
@@ -206,12 +207,8 @@ def _of_epochs(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _of_products(config: RunConfig) -> Iterator[str]:
-    """Yield refusals of the product, and of automatic steps.
-
-    The product may need batches that come again. Automatic steps are refused if they
-    would change what several replicas learn.
-    """
+def product_refusals(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence if the product is unknown, or needs batches that come again."""
     name = config.products.kind
     mode = config.sampling.mode
     if name != AUTO:
@@ -223,6 +220,10 @@ def _of_products(config: RunConfig) -> Iterator[str]:
             f" mode = {mode!r} draws new ones; use mode = 'shuffle-once',"
             f" or kind = {'gather' if facts.holds_all_columns else 'gram'!r}"
         )
+
+
+def _of_open_steps(config: RunConfig) -> Iterator[str]:
+    """Yield a refusal of automatic steps that change what several replicas learn."""
     is_open = not config.schedule.steps and not takes_one_step(config)
     shares_gradients = config.agreement.shares_gradients
     if is_open and config.grid.replicas > 1 and not shares_gradients:

@@ -420,13 +420,12 @@ class Session:
         """Return the leg with which a run that diverged continues. Collective.
 
         It is one of a fall-back, or else one with a lower rate. Return None if there is
-        neither, or if the run did not diverge. With `damage` there is no fall-back.
+        neither, if the run did not diverge, or if `damage` explains the divergence.
         """
         log.debug("training: %s", live.task.clock)
-        if status is not Status.DIVERGED:
+        if damage or status is not Status.DIVERGED:
             return None
-        following = None if damage else self._leg_of_fallback(leg, live)
-        return following or self._leg_of_lower_rate(leg, live)
+        return self._leg_of_fallback(leg, live) or self._leg_of_lower_rate(leg, live)
 
     def _begin(self, leg: Leg, live: AssembledRun, folder: RunFolder) -> None:
         """Restore the state with which the leg begins, and prepare to train.

@@ -93,8 +93,8 @@ class StudyMethod:
     ) -> dict[str, dict[str, Any]]:
         """Return the settings that split the global batch `batch` over replicas.
 
-        A replica may accumulate several batches in a step. `base` has the settings that
-        all methods share.
+        A replica may accumulate several batches in a step, as many as the method or
+        `base` sets. `base` has the settings that all methods share.
         """
         rows_each = batch // replicas
         parts = self._parts_of_step(base)
@@ -114,9 +114,13 @@ class StudyMethod:
         return tables
 
     def _parts_of_step(self, base: Tables) -> int:
-        kind = {"method": "", "kind": self.agreement, "accumulate": 1}
-        tables = {"agreement": {**base.get("agreement", {}), **kind}}
-        return RunConfig.parse(tables).agreement.batches_together
+        """Return the batches of a step of a replica that the method does not choose."""
+        table = dict(base.get("agreement", {}))
+        if "agreement" in self.over:
+            table |= {"method": "", "kind": self.agreement}
+        if self.accumulate > 1:
+            table["accumulate"] = 1
+        return RunConfig.parse({"agreement": table}).agreement.batches_together
 
     def tables(self, base: Tables, point: Tables) -> dict[str, dict[str, Any]]:
         """Return the configuration of a run of this method.
@@ -296,7 +300,7 @@ class StudyPoint:
 
     @property
     def batch_per_replica(self) -> int:
-        """Return the rows of one step of one replica, the batch of `train`."""
+        """Return the rows of one step of one replica, in all its batches."""
         return self.batch // self.grid[0]
 
     def tables(self, data: str = "", out: str = "") -> dict[str, dict[str, Any]]:
@@ -516,6 +520,11 @@ def _literal(value: Any) -> str:
 SHARED = (("data", "path"), ("run", "out"), ("run", "comm"))
 
 
+def batches_of_step(config: RunConfig) -> int:
+    """Return the number of batches of one step, over all replicas."""
+    return config.grid.replicas * config.agreement.batches_together
+
+
 @dataclass(frozen=True)
 class NamedSetting:
     """A named configuration in a comparison.
@@ -538,9 +547,7 @@ class NamedSetting:
     @property
     def global_batch(self) -> int:
         """Return the rows of one step, over all replicas."""
-        config = self.config
-        batches = config.grid.replicas * config.agreement.batches_together
-        return config.schedule.batch * batches
+        return self.config.schedule.batch * batches_of_step(self.config)
 
 
 @dataclass(frozen=True)
@@ -709,20 +716,23 @@ def check_equal_batch(settings: Sequence[NamedSetting]) -> None:
     """Refuse settings whose steps have different numbers of rows."""
     if is_equal_batch(settings):
         return
-    batches = [
-        f"{s.name} {s.global_batch} (batch {s.config.schedule.batch}"
-        f" x {s.config.grid.replicas} replicas)"
-        for s in settings
-    ]
+    batches = [f"{s.name} {s.global_batch} ({_factors(s.config)})" for s in settings]
     common = equal_batch(settings)
     remedy = [
-        f"batch={common // s.config.grid.replicas} for {s.name}" for s in settings
+        f"batch={common // batches_of_step(s.config)} for {s.name}" for s in settings
     ]
     raise ConfigError(
         f"settings differ in their global batch: {', '.join(batches)};"
         f" write {', '.join(remedy)} to make it {common} for all, or add"
         " --allow-unequal"
     )
+
+
+def _factors(config: RunConfig) -> str:
+    """Return in words the numbers whose product is the global batch."""
+    factors = f"batch {config.schedule.batch} x {config.grid.replicas} replicas"
+    together = config.agreement.batches_together
+    return factors if together == 1 else f"{factors} x {together} batches of a step"
 
 
 def is_equal_batch(settings: Sequence[NamedSetting]) -> bool:
@@ -733,9 +743,9 @@ def is_equal_batch(settings: Sequence[NamedSetting]) -> bool:
 def equal_batch(settings: Sequence[NamedSetting]) -> int:
     """Return the global batch of the first setting, rounded up.
 
-    The replicas of each setting can then share it evenly.
+    The replicas of each setting, and the batches of a step, can then share it evenly.
     """
-    share = lcm(*(setting.config.grid.replicas for setting in settings))
+    share = lcm(*(batches_of_step(setting.config) for setting in settings))
     return -(-settings[0].global_batch // share) * share
 
 

@@ -52,6 +52,7 @@ from hpcsgd.studies.plan import (
     StudyAxes,
     StudyPlan,
     StudyPoint,
+    batches_of_step,
     check_plan,
 )
 
@@ -504,7 +505,7 @@ def _axes_of(config: RunConfig) -> StudyAxes:
     """Return axes whose steps, batch, recipe and seed are those of a configuration."""
     return StudyAxes(
         steps=(config.schedule.steps or "auto",),
-        batch=(config.schedule.batch * config.grid.replicas,),
+        batch=(config.schedule.batch * batches_of_step(config),),
         precision=(config.precision.recipe,),
         seeds=(config.sampling.seed,),
     )

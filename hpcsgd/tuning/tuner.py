@@ -31,6 +31,7 @@ from hpcsgd.products.cost import (
     ProductsConfig,
     candidates,
 )
+from hpcsgd.runs.checks import product_refusals
 from hpcsgd.runs.machine import (
     NetworkFigures,
     measure_machine,
@@ -40,6 +41,7 @@ from hpcsgd.runs.machine import (
     timed_rows,
 )
 from hpcsgd.runs.result import Result, Status
+from hpcsgd.settings import refuse
 from hpcsgd.tuning.pilots import (
     THREADS,
     Sample,
@@ -99,6 +101,8 @@ class TuningQuestion:
                 " other numbers of ranks"
             )
         self._check_kind()
+        # The timed runs begin with another product, and would not refuse this one.
+        refuse(product_refusals(self.config))
 
     def _check_kind(self) -> None:
         """Raise ConfigError for an agreement whose time is not modelled or measured."""

@@ -24,6 +24,8 @@ from hpcsgd.tuning.tuner import (
 )
 from tests.helpers.launcher import launch_environment
 
+# A product that stores batches, in an order of rows without batches that come again.
+NEW_BATCHES = ("--products", "cached", "--sampling", "reshuffle")
 KERNELS = ("read", "again", "gram")  # whose rates are reported
 
 
@@ -192,6 +194,7 @@ def test_what_is_probed_is_among_what_may_run():
         (["--data", "DATA", "--method", "zero2"], "be used with --method zero2"),
         (["--data", "DATA", "--agreement", "slowmo"], "'a: agreement=slowmo batch=16'"),
         (["--data", "DATA", "--set", "codec.share=0.5"], "[codec] share = 0.5"),
+        (["--data", "DATA", *NEW_BATCHES], "needs batches that come again"),
     ],
 )
 def test_wrong_questions_are_one_sentence(arguments, said, data, capsys):

@@ -385,6 +385,15 @@ def test_a_run_without_a_folder_never_has_progress(play, tmp_path):
     assert codes == [REQUEUE, REQUEUE, 1]
 
 
+@pytest.mark.parametrize(
+    "words", [("--out", "x"), ("--out=x",), ("--out", "x", "--plain")]
+)
+def test_the_run_folder_is_seen_wherever_the_command_names_it(words):
+    """Also as the last word: without its folder a run never has progress."""
+    assert Step(("train", "a.toml", *words)).folder == "x"
+    assert Step(("train", *words, "a.toml")).folder == "x"
+
+
 def test_folders_that_need_quoting_are_looked_at(play, fakes, tmp_path):
     """The progress of a run in a folder with spaces and glob characters."""
     name = "a [b] *$HOME"

@@ -10,7 +10,7 @@ import pytest
 
 from hpcsgd.cli import main
 from hpcsgd.jobs.queue import add_record
-from hpcsgd.jobs.status import JobExecution, find_culprit, states
+from hpcsgd.jobs.status import JobExecution, collect, find_culprit, states
 
 RESULT = {
     "status": "completed",
@@ -25,13 +25,16 @@ RESULT = {
 class Folder:
     """The folder of one submitted job."""
 
-    def __init__(self, path, runs=("run",), array="", template="train"):
+    def __init__(self, path, runs=("run",), array="", template="train", commands=()):
         self.path = path
         for name in ("state", "log"):
             (path / name).mkdir(parents=True)
+        commands = commands or [
+            ["train", "--set", f"schedule.steps={2**i}"] for i in range(len(runs))
+        ]
         steps = [
-            {"command": ["train", "--set", f"schedule.steps={2**i}"], "run": run}
-            for i, run in enumerate(runs)
+            {"command": command, "run": run}
+            for command, run in zip(commands, runs, strict=True)
         ]
         add_record(
             path,
@@ -336,6 +339,18 @@ def test_results_are_gathered_in_one_table(tmp_path, fakes, capsys):
     assert first["seconds_total"] == "1.5" and second["seconds_total"] == ""
     assert main(["jobs", "collect", str(folder.path)]) == 0
     assert "schedule.steps" in capsys.readouterr().out
+
+
+def test_settings_of_both_forms_of_set_are_collected(tmp_path, fakes):
+    """An argument of a flag is its next word, or is behind its equals sign."""
+    commands = (
+        ["train", "--set=rate.value=0.5", "--set", "schedule.steps=2"],
+        ["train", "--set", "rate.value=0.25", "--set=schedule.steps=4"],
+    )
+    folder = Folder(tmp_path / "job", ("runs/0", "runs/1"), "0-1", "sweep", commands)
+    rows = collect(folder.path)
+    assert [row["rate.value"] for row in rows] == [0.5, 0.25]
+    assert [row["schedule.steps"] for row in rows] == [2, 4]
 
 
 def test_a_scaling_job_says_how_many_are_done(tmp_path, fakes, capsys):

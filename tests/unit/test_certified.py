@@ -348,6 +348,16 @@ def test_what_has_a_certificate(family, name):
     assert report["converged"] is True and report["certified"] is certified
 
 
+@pytest.mark.parametrize("goal", ["loss", "gradient", "gap"])
+def test_a_gap_of_steps_alone_is_certified_if_it_has_a_limit(goal):
+    """A goal of the loss is reached far from the optimum, without a look at the gap."""
+    X, y = draw("logistic")
+    more = {"stop": {"on": goal, "tol": 0.5}, "run": {"evaluate": "gap"}}
+    report = fit_silently(X, "logistic", y, polish=False, config=more).report
+    assert report["converged"] is True and report["gap"] > 0.0
+    assert report["certified"] is (True if goal == "gap" else None)
+
+
 def test_too_few_passes_with_a_small_gap_are_enough():
     X, y = draw("logistic")
     few = {"polish": {"passes": 12, "tol": 1e-5, "kind": "lbfgs"}}

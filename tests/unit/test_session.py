@@ -9,10 +9,12 @@ import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
+from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.checkpoint import CheckpointStore
 from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.result import Status, load_result
+from hpcsgd.runs.session import RunSettings, Session
 from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic")
@@ -89,6 +91,27 @@ def test_the_world_is_as_it_was_after_an_error():
         train(config, world=world, **DATA)
     assert not world.reproducible
     assert world.ledger.words("control") == 3
+
+
+def test_damaged_memory_ends_a_run_whose_rate_is_open():
+    """A lower rate would not help, and the user needs the sentence on the damage."""
+
+    class Damages(Callback):
+        def on_exchange(self, view):
+            session.live.loaded.shard.matrix.values[3, 1] = float("nan")
+
+    session = Session(
+        RunSettings(config_for(PROBLEM, rate={"value": "auto"})),
+        SerialCommunicator(),
+        lambda _: MemoryReader(PROBLEM.X.copy(), PROBLEM.y),
+        [Damages()],
+        most_rates=3,
+    )
+    result = session.run()
+    assert result.status is Status.DIVERGED
+    assert result.report["rates_tried"] == 1
+    assert "memory of rank 0" in result.report["damage"]
+    assert "at row 3, column 1," in result.report["damage"]
 
 
 class DiskFails(Callback):

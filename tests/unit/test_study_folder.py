@@ -166,3 +166,5 @@ def test_what_is_not_asked_for_comes_from_the_configuration(susy):
     assert asked.base["run"] == {"network": "lan"} and "grid" not in asked.base
     assert asked.base["checkpoint"] == {"every": 0, "seconds": 0.0}
     assert json.dumps(asked.as_dict())
+    summed = {**base, "agreement": {"kind": "gradient", "accumulate": 4}}
+    assert make_plan("strong", {"ranks": "2"}, summed).axes.batch == (128,)

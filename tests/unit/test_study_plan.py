@@ -11,13 +11,16 @@ from hpcsgd.studies.plan import (
     LOOP,
     METHODS,
     ROWS,
+    NamedSetting,
     StudyAxes,
     StudyPlan,
     StudyPoint,
     both,
+    check_equal_batch,
     check_plan,
     difference,
     every_grid,
+    make_setting,
 )
 
 
@@ -98,6 +101,45 @@ def test_rows_of_the_table_of_methods_are_methods_of_studies(name):
     row = {**TABLE[name].fixed, **TABLE[name].defaults}
     assert config.schedule.steps == row.get("schedule.steps", config.schedule.steps)
     assert config.schedule.period == (3 if "schedule.period" in row else 1)
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [("ddp", ""), ("accordion-batch", ""), ("wavelet", ""), ("local", "ticktock")],
+)
+def test_accumulated_batches_of_the_shared_settings_are_rows_of_a_step(name, kind):
+    agreement = {"accumulate": 2, **({"kind": kind} if kind else {})}
+    base = {"agreement": agreement}
+    (point,) = plan(ranks=(4,), methods=(name,), base=base).settings()
+    config = RunConfig.parse(point.tables())
+    assert NamedSetting(name, config).global_batch == point.batch == 32
+
+
+def test_a_batch_that_accumulated_batches_cannot_share_is_refused():
+    base = {"agreement": {"accumulate": 2}}
+    odd = plan(ranks=(4,), methods=("ddp",), batch=(36,), base=base)
+    with pytest.raises(ConfigError, match="2 batches of equal size .*--batch 40"):
+        check_plan(odd)
+
+
+def test_unequal_batches_are_named_with_their_factors_and_made_equal():
+    """The remedy, taken, is no longer refused."""
+    grid = {"replicas": 2, "members": 1}
+
+    def settings(own, others):
+        tables = {"grid": grid, "agreement": {"method": "ddp", "accumulate": 3}}
+        return [
+            make_setting("sgd", {}, {"schedule": {"batch": own}}),
+            make_setting("ddp", {}, {"schedule": {"batch": others}, **tables}),
+        ]
+
+    with pytest.raises(ConfigError) as caught:
+        check_equal_batch(settings(32, 32))
+    text = str(caught.value)
+    assert "sgd 32 (batch 32 x 1 replicas)" in text
+    assert "ddp 192 (batch 32 x 2 replicas x 3 batches of a step)" in text
+    assert "batch=36 for sgd, batch=6 for ddp to make it 36 for all" in text
+    check_equal_batch(settings(36, 6))
 
 
 def test_grids():

@@ -1,4 +1,4 @@
-"""What one member needs for an exchange: task, state, coefficients, and protocols."""
+"""Task, state, coefficients and protocols of the exchanges of one member."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

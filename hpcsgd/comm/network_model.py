@@ -190,7 +190,7 @@ class DelayedCommunicator(Communicator):
 
     @property
     def is_patient(self) -> bool:
-        """Whether ranks of the inner communicator sleep where they exchange objects."""
+        """True where ranks of the inner communicator sleep as they exchange objects."""
         return self.inner.is_patient
 
     @is_patient.setter

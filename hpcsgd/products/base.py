@@ -1,4 +1,4 @@
-"""What all products share: clipping, messages, memory, and groups of batches."""
+"""The parts that all products share: clips, messages, memory, groups of batches."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator

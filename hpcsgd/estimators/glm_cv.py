@@ -13,7 +13,7 @@ from sklearn.model_selection import check_cv
 from hpcsgd.api import MOST_RATES
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
-from hpcsgd.comm.ledger import Clock
+from hpcsgd.comm.ledger import Clock, Ledger
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.data.sampling import fold_of
@@ -413,8 +413,7 @@ class GLM_CV(Generic):
         `alphas` of shape (A,); `held` of shape (A, folds), the mean loss of each model
         on its held-out rows; `mean_held` of shape (A,).
     cv_ledger_ : dict
-        Traffic of all models together, by purpose. On several ranks it is that of
-        CA-SGD, without the passes from there to the minima.
+        Traffic of all models together, by purpose.
     coef_ : ndarray of shape (d,), (1, d) or (K, d)
         Coefficients: of a regressor, of two classes, of softmax.
     intercept_ : float, or ndarray of shape (1,) or (K,)
@@ -543,6 +542,8 @@ class GLM_CV(Generic):
     def _choose_by_minima(self, rows: FitRows, ranks: FitRanks, folds: Folds) -> Any:
         """Compare the minima of all models; return a start near the best one's."""
         world = ranks.world
+        earlier = world.ledger.as_dict()
+        world.ledger.entries = Ledger().entries
         # A rank alone sends no messages, which steps of SGD together would save.
         sweep = self._compare(rows, ranks, folds) if world.size > 1 else None
         alphas = self._alphas()
@@ -554,7 +555,8 @@ class GLM_CV(Generic):
             world=world,
             starts=sweep,
         )
-        self.cv_ledger_ = world.ledger.as_dict() if sweep is None else sweep.ledger
+        self.cv_ledger_ = world.ledger.as_dict()
+        world.ledger.add(earlier)
         return minima.start(self._choose(minima.held, ranks))
 
     def _choose_by_steps(self, rows: FitRows, ranks: FitRanks, folds: Folds) -> Any:

@@ -123,7 +123,11 @@ class GradientReducer(GradientSink, Protocol):
         residuals: Array,
         plan: HostPlan | None,
     ) -> None:
-        """Process the gradient Yᵀr of one step with rows Y and residuals r."""
+        """Take the gradient Yᵀr of one step, of rows Y and residuals r.
+
+        It is added to what is sent to the other replicas; the weights change when the
+        sum over replicas has arrived.
+        """
 
     def scores(
         self, task: "Task", state: "State", rows: Any, point: Array, out: Array
@@ -564,7 +568,7 @@ class Exchange(Protocol):
         """Select the state that the next steps advance."""
 
     def sample(self) -> None:
-        """Gather the rows of the group on a host, or only their numbers on a device."""
+        """Gather the rows of the batches on a host, or only their numbers on a GPU."""
 
     def products(self) -> None:
         """Compute this member's parts of the Gram matrix and of the margins."""

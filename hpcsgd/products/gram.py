@@ -283,7 +283,10 @@ class LookAheadGram(Product):
         return ready
 
     def _ahead(self, group: Group) -> tuple[Exchange, PartSequence]:
-        """Return an exchange with the rows of `group`, and the parts for its Gram."""
+        """Return the next exchange, of the batches of `group`, and its first calls.
+
+        These calls gather its rows, compute its Gram matrix and send it ahead.
+        """
         x = self.exchanges.exchange(group.blocks, self.turn)
         self.turn = 1 - self.turn
         x.load(group)

@@ -201,8 +201,8 @@ def terms(task: Task) -> float:
     """Return how many products a member adds up for one score, for rounding errors.
 
     With dense rows, it is the number of columns of the member with most of them. With
-    sparse rows, it is an estimate: 1 + the mean number of stored values in a row of
-    this member, times the number of members.
+    sparse rows, it is an estimate: (1 + ν) C for C members, with ν stored values in a
+    row of this member on average.
     """
     shard = task.shard
     if not shard.matrix.is_sparse:

@@ -279,6 +279,7 @@ def _facts(
     clock = live.task.clock
     grid = live.grid
     batch = config.schedule.batch
+    agreement = config.agreement
     evaluate = clock.seconds.get("evaluate", 0.0)
     phases = {k: v for k, v in clock.seconds.items() if k != "evaluate"}
     return {
@@ -287,7 +288,7 @@ def _facts(
             "steps": config.schedule.steps,
             "period": config.schedule.period,
             "epochs": config.schedule.epochs,
-            "global_batch": batch * grid.replicas.size * config.agreement.accumulate,
+            "global_batch": batch * grid.replicas.size * agreement.batches_together,
         },
         "grid": {"replicas": grid.replicas.size, "members": grid.members.size},
         "ranks": grid.world.size,

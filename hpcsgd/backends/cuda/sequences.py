@@ -792,9 +792,9 @@ class CudaExchanges:
         return CudaPlainSteps(self, blocks, self.shard, is_alone)
 
     def gathered(self, blocks: Blocks, keeps: bool = False) -> CudaGatheredSteps:
-        """Return plain steps on rows with the columns of all members.
+        """Return SGD steps, taken one by one, on rows with the columns of all members.
 
-        With `keeps` gathered rows are stored for later epochs.
+        `keeps`: the gathered rows are stored for later epochs.
         """
         steps = self._gathered.get(blocks)
         if steps is None:

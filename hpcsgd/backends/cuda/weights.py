@@ -142,7 +142,7 @@ class DeviceMemory:
         self.device.settle()
 
     def facts(self) -> dict[str, int]:
-        """Return name -> bytes that were copied up to the device and down from it."""
+        """Return two counts: bytes copied up to the device, and down from it."""
         return {"device_bytes_up": self.up, "device_bytes_down": self.down}
 
 

@@ -386,7 +386,11 @@ class Stamp:
 
 
 class Stamps:
-    """The stamps of one rank, in a file of their own."""
+    """The file of the stamps of one rank.
+
+    A stamp says after which step the files of the tiles were last complete. Two are
+    kept, so that one is intact while the other is written.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -397,8 +397,10 @@ def settle_opening(
         values |= kept_values(config, settings.recorded.requested)
     if "rate.value" in values:
         reasons["rate.value"] = RESUMED
-    precision, notes = resolve_precision(config, world, reader, recorded)
-    if config.precision.recipe == AUTO:
+    precision = config.precision
+    notes: Mapping[str, Any] = {}
+    if precision.recipe == AUTO:
+        precision, notes = resolve_precision(config, world, reader, recorded)
         values |= {f"precision.{name}": text for name, text in vars(precision).items()}
         reasons["precision.recipe"] = recipe_reason(notes)
     if recorded is not None:

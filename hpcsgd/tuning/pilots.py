@@ -742,12 +742,9 @@ def resolve_precision(
 ) -> tuple[PrecisionConfig, dict[str, Any]]:
     """Return the formats with a recipe in place of `auto`, and facts to report.
 
-    Collective, if the recipe is `auto`; any other is returned as it is. Rank 0 runs the
-    pilots, and all ranks use its choice. A resumed run uses the choice in the
-    checkpoint, `recorded`.
+    Rank 0 runs the pilots, and all ranks use its choice. A resumed run uses the choice
+    in the checkpoint, `recorded`. Collective.
     """
-    if config.precision.recipe != AUTO:
-        return config.precision, {}
 
     def choose() -> tuple[PrecisionConfig, dict[str, Any]]:
         if recorded is not None:

@@ -360,7 +360,9 @@ class StopConfig(Settings, section="stop"):
         )
         if self.on in ("loss", "validation"):
             log.warning(
-                "the loss still falls after the last epoch; %s",
+                "the %s had not stopped falling after the last epoch, as [stop] judges"
+                " it; %s",
+                "loss" if self.on == "loss" else "loss of validation rows",
                 remedy,
                 extra=ONCE,
             )

@@ -453,8 +453,8 @@ class LevelSets:
         for column, levels in self.levels.items():
             if not levels:
                 raise DataError(
-                    f"{self.path}: column {column!r} of --categories has no values;"
-                    " remove that column from the file"
+                    f"{self.path}: column {column!r}, which --categories names, has no"
+                    " values; remove that column from the file"
                 )
         return {column: _sorted(levels) for column, levels in self.levels.items()}
 

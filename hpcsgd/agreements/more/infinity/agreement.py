@@ -351,14 +351,14 @@ class InfinityPlace:
     def _check(self, document: dict[str, Any], run: str) -> None:
         """Raise DataError if `document` is that of another run than `run`.
 
-        The other run began in the same folder later, and has replaced the states of
-        `run`.
+        The other run began in the same folder later, or the settings name another
+        folder than before.
         """
         if document.get(RUN) != run:
             raise DataError(
-                f"{self.folder} holds the states of another run, which has replaced"
-                " those of the run to resume; set agreement.store to the folder with"
-                " the states to resume, or start anew with --resume no"
+                f"{self.folder} holds the states of another run than the one to resume;"
+                " set agreement.store to the folder with the states of that run, or"
+                " start anew with --resume no"
             )
 
     def _clear(self, grid: Grid, but: int) -> None:

@@ -277,7 +277,7 @@ class RunSection(Settings, section="run"):
     reproducible: bool = setting(
         False,
         "give all ranks the same bits of every sum, at the price of a second message"
-        " for each sum",
+        " for most sums",
     )
     check_members: int = setting(
         0,

@@ -229,7 +229,8 @@ class AgreementSettings(Settings, section="agreement"):
     method: str = setting(
         "",
         "named method that sets agreement, codec and the settings that belong to them"
-        " (`hpcsgd info` lists the methods)",
+        " (`hpcsgd info` lists the methods; sgd, casgd and hybrid are those of studies"
+        " and comparisons alone)",
     )
     kind: str = setting(
         "auto",

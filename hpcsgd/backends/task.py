@@ -568,7 +568,7 @@ class Exchange(Protocol):
         """Select the state that the next steps advance."""
 
     def sample(self) -> None:
-        """Gather the rows of the batches on a host, or only their numbers on a GPU."""
+        """Gather the rows of the batches; on a GPU, the values of X stay in place."""
 
     def products(self) -> None:
         """Compute this member's parts of the Gram matrix and of the margins."""

@@ -161,7 +161,8 @@ def _speed_up_of(
 
     The baseline is the best run on one rank. If one of the settings has no such run
     with its batch, the baseline of every setting is the first setting of its line, the
-    one on the fewest ranks.
+    one on the fewest ranks, with its time multiplied by its ranks, as if one rank had
+    done the work of all.
     """
     speed_ups = {id(s): problem.speed_up(s) for _, line in lines for s in line}
     spreads = {key: spread for key, spread in speed_ups.items() if spread is not None}

@@ -474,7 +474,10 @@ def _add_running(parser: Any) -> None:
 
 
 def run_convert(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Convert, with --ranks under mpiexec; rank 0 prints the files written."""
+    """Run `data convert`; with --ranks, start mpiexec, whose ranks convert together.
+
+    Rank 0 prints the files written.
+    """
     recipe = _recipe(arguments)
     launch.check_readable(arguments.source)
     if launch.must_relaunch(arguments.ranks):

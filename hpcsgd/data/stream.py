@@ -249,7 +249,10 @@ class StreamedMatrix(Unheld):
     def gather(
         self, backend: RowGatherer[Gathered], rows: Array, room: Array | None
     ) -> Gathered:
-        """Return these rows as `backend` computes with them, after they were read."""
+        """Return these rows as `backend` computes with them.
+
+        If they are not in memory yet, wait until the reading thread has read them.
+        """
         buffer, places = self.locate(rows)
         return backend.gather(buffer, places, room)
 

@@ -242,7 +242,7 @@ class StreamedMatrix(Unheld):
         return self.buffer, place + within
 
     def take(self, rows: Array) -> Array:
-        """Return a copy of these rows as they are stored, after they were read."""
+        """Return a copy of these rows as they are stored; wait until they are read."""
         buffer, places = self.locate(rows)
         return np.take(buffer, places, axis=0)
 

@@ -349,9 +349,10 @@ def _question(
 
 
 def _sums_between(config: "RunConfig", members: int) -> "list[Sum]":
-    """Return the all-reduces of the network, else of the machine file, else [].
+    """Return the times of the possible all-reduce algorithms over `members` ranks.
 
-    They are for `members` ranks.
+    They are those of the emulated network if there is one, else those of the machine
+    file; [] without both.
     """
     from hpcsgd.comm.network_model import parse_network
     from hpcsgd.runs.machine import load_hardware, sums_over, tree_of_network

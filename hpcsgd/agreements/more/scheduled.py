@@ -598,7 +598,8 @@ class Scheduled(Gradient):
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Send empty tiles, in the same order, if this replica had no rows. Collective.
 
-        Then tune the schedule and compare replicas if that is due.
+        Then pass the time of the exchange to the tuning of the schedule, if it is
+        tuned, and compare the replicas if a comparison is due.
         """
         if self._done != exchanges - 1:
             self.arrive(state)

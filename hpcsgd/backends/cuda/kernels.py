@@ -575,7 +575,10 @@ def words(count: int) -> StepLaunch:
 
 
 def csr_across(wide: int) -> int:
-    """Return the lanes that share an entry of a sparse row, each with some columns."""
+    """Return how many lanes of a warp take the same stored value of a sparse row.
+
+    Each of them multiplies it with another column of the `wide` columns of weights.
+    """
     return 1 << (min(wide, 32) - 1).bit_length()
 
 

@@ -124,7 +124,7 @@ class DeviceSums:
         return graph
 
     def queue(self, array: Any) -> None:
-        """Queue the sum of an array in the CUDA graph that is being recorded.
+        """Queue the sum of an array over members in the CUDA graph under recording.
 
         This is possible only where `captures` is true.
         """

@@ -586,7 +586,11 @@ def open_recorded_run(folder: Path) -> RecordedRun:
 
 
 def _check_replayable(folder: Path, result: Result) -> None:
-    """Refuse a run without a recording, and steps that are not those of plain SGD."""
+    """Refuse a run without a recording, and one whose steps cannot be replayed.
+
+    These are steps of coordinate descent, SVRG and adaptive rules, clipped ones, and
+    those of a sweep.
+    """
     update = result.config["update"]
     kind = result.config["agreement"]["kind"]
     shares_gradients = agreement_in(result.config).shares_gradients
@@ -625,7 +629,7 @@ def _check_replayable(folder: Path, result: Result) -> None:
         (
             not is_recorded,
             f"holds no {NAME}, so no exchange can be replayed; train with --out and"
-            " --record of at least 1, and with plain steps: others are not recorded",
+            " --record of at least 1, by SGD with or without momentum",
         ),
     ):
         if is_wrong:

@@ -175,7 +175,8 @@ def run_new_site(arguments: argparse.Namespace, argv: list[str]) -> int:
     path = Path(arguments.out or own_folders()[0] / f"{arguments.name}.toml")
     if path.exists():
         raise ConfigError(
-            f"{path} exists; choose another NAME for the site, or remove that file"
+            f"{path} exists; choose another {'--out' if arguments.out else 'NAME'} for"
+            " the site, or remove that file"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -521,7 +521,7 @@ SHARED = (("data", "path"), ("run", "out"), ("run", "comm"))
 
 
 def batches_of_step(config: RunConfig) -> int:
-    """Return the number of batches of one step, over all replicas."""
+    """Return the largest number of batches of one step, over all replicas."""
     return config.grid.replicas * config.agreement.batches_together
 
 

@@ -150,7 +150,10 @@ def survey_like(
     like: Like,
     places: Array | None = None,
 ) -> Survey:
-    """Return the survey of rows that get columns, scales and layout of file `like`."""
+    """Return the survey of rows that get the columns and scales of the file `like`.
+
+    They get its layout, too, unless the recipe names one.
+    """
     outline = like.widened(outline, source.path)
     order = like.order(outline, source.path)
     scales = like.preparation.scales

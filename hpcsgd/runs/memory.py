@@ -75,9 +75,10 @@ GROUP_FILES = (
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on memory: `free` is the number of bytes that may still be taken.
+    """A limit on memory, with `free` bytes that may still be taken.
 
-    All processes of a node that name the same `holder` share these bytes.
+    With `whole`, `free` is instead what all processes may have together, from their
+    start. All processes of a node that name the same `holder` share these bytes.
     """
 
     holder: str

@@ -102,9 +102,11 @@ class Start:
 
 
 def best_constant(live: AssembledRun) -> Array:
-    """Return the intercept that is best with zero weights, (K,). Collective.
+    """Return the intercept of the null model, (K,). Collective.
 
-    It is the link of the mean target, or zero for families that have no such link.
+    It is the link of the mean target, which is best with zero weights for most
+    families, and about best for huber. It is zero for probit and for losses of signed
+    targets.
     """
     shard = live.task.shard
     family = live.task.family

@@ -150,8 +150,9 @@ def _search(
     """Try both numbers of the doubtful margins; return the decisive difference.
 
     A format allows the run either number, so a correct run equals one of the replays.
-    If none of them explains the run, the closest one counts. The result is None if
-    there are too many doubtful margins.
+    If none of them explains the run, the closest one counts. The result is None if a
+    replay explains the run, but is not decisive after all choices of the doubtful
+    margins that are tried, of at most `CHOSEN` of them.
     """
     waiting: list[tuple[bool, ...]] = [()]
     failed: list[ReplayDifference] = []

@@ -362,4 +362,4 @@ def _is_retired(section: str, key: str, value: Any) -> bool:
 
 @cache
 def _log_once(names: str) -> None:
-    log.info("settings that only earlier versions had are ignored: %s", names)
+    log.info("settings or values that only earlier versions had are ignored: %s", names)

@@ -272,7 +272,9 @@ class Predictor:
         self, X: Any, offset: Any = None, exposure: Any = None
     ) -> tuple[Any, Array | None]:
         if exposure is not None:
-            self._need(self.formula.family in LOG_LINK, "exposure")
+            self._need(
+                self.formula.family in LOG_LINK, "exposure", "leave the exposure out"
+            )
         matrix = to_matrix(X)
         X = matrix.X
         fitted_names = self.feature_names_in_
@@ -284,11 +286,11 @@ class Predictor:
             raise DataError(f"X has shape {np.shape(X)}; give rows and columns, (n, d)")
         return X, total_offset(offset, exposure, X.shape[0])
 
-    def _need(self, is_there: bool, what: str) -> None:
+    def _need(
+        self, is_there: bool, what: str, remedy: str = "call its method predict"
+    ) -> None:
         if not is_there:
-            raise ConfigError(
-                f"a {self.formula.family} model has no {what}; call its method predict"
-            )
+            raise ConfigError(f"a {self.formula.family} model has no {what}; {remedy}")
 
 
 # One file for a fitted model: a sealed HDF5 file that loads anywhere.

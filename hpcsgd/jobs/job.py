@@ -189,7 +189,7 @@ class Job:
 
     @property
     def is_array(self) -> bool:
-        """Return whether the job is an array of Slurm."""
+        """Return whether the job is a sweep: an array, at a site with Slurm."""
         return self.template == "sweep"
 
     @property

@@ -356,8 +356,14 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
             "help": "columns of a LIBSVM file, if it has more than its lines show",
         },
     ),
-    ("--x-name", {"metavar": "NAME", "help": "name of the matrix in HDF5 and .npz"}),
-    ("--y-name", {"metavar": "NAME", "help": "name of the labels in HDF5 and .npz"}),
+    (
+        "--x-name",
+        {"metavar": "NAME", "help": "name of the matrix in an HDF5 or .npz source"},
+    ),
+    (
+        "--y-name",
+        {"metavar": "NAME", "help": "name of the labels in an HDF5 or .npz source"},
+    ),
 )
 
 

@@ -564,7 +564,7 @@ def _of_steps(config: RunConfig) -> Iterator[str]:
 def proximal_observers(
     config: RunConfig, columns: int, held: slice, classes: int, backend: Backend
 ) -> list[Observer]:
-    """Return the observer that applies l1 and bounds; none if F is smooth.
+    """Return a list with the observer that applies l1 and bounds; [] if F is smooth.
 
     `held` is the slice of columns of this member.
     """

@@ -833,9 +833,9 @@ class Infinity(Gradient):
         return add
 
     def _document(self, exchanges: int) -> dict[str, Any]:
-        """Return the document of a step, with the identity of the run.
+        """Return the document that is stored with the states after `exchanges` exchanges.
 
-        `exchanges` is the number of exchanges done.
+        It contains the identity of the run.
         """
         document = document_of(self._state, exchanges, self.steps.each)
         return {RUN: self.run, **document}

@@ -458,7 +458,8 @@ def _add_running(parser: Any) -> None:
         "--ranks",
         type=int,
         metavar="N",
-        help="start this number of MPI ranks, which share the lines of a text file",
+        help="start this number of MPI ranks, which share the lines of a text file that"
+        " is not compressed",
     )
     add_comm(parser)
     parser.add_argument(

@@ -82,7 +82,8 @@ def parse_network(text: str) -> Network:
             values[name.strip()] = kind(value)
         except ValueError as error:
             raise ConfigError(
-                f"--network {text}: {value!r} is no number; write it as in"
+                f"--network {text}: {value!r} is no"
+                f" {'whole number' if kind is int else 'number'}; write it as in"
                 " alpha=5e-5,bandwidth=1.25e9"
             ) from error
     if not {"alpha", "bandwidth"} <= set(values):

@@ -248,7 +248,11 @@ OPEN_EPOCHS = 5  # of SGD before a refinement, if epochs are automatic
 
 @dataclass(frozen=True)
 class Schedule(Settings, section="schedule"):
-    """Batch b of a replica, steps s of an exchange, exchanges τ between agreements."""
+    """The settings of a run's length: batch, steps, period and epochs.
+
+    They are the rows b of a replica's step, the steps s of an exchange, the exchanges τ
+    between agreements, and the passes over the rows.
+    """
 
     batch: int = setting(
         32,

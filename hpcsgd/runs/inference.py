@@ -903,9 +903,9 @@ def _check_optimum(row_pass: RowPass, solution: InferenceSolution) -> None:
     is_doubtful = family in ENDLESS and np.abs(solution.step).max() > DOUBT
     if is_doubtful and row_pass.farthest(solution.step) > FAR:
         raise DataError(
-            f"the coefficient of {solution.weakest!r} grows without end, because its"
-            " column separates some rows of the classes without an error; drop the"
-            " column, or give a penalty and leave the standard errors out",
+            f"coefficients grow without end, that of {solution.weakest!r} the fastest,"
+            " because the columns separate some rows of the classes without an error;"
+            " drop a column, or give a penalty and leave the standard errors out",
             on_all_ranks=True,
         )
 

@@ -225,9 +225,10 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
 def _reasons_of_choice(
     config: RunConfig, choice: RunChoice, rate: RateConfig
 ) -> dict[str, str]:
-    """Return why product, steps and rate have their values, if they were left open.
+    """Return why the settings that the plan changes have their values.
 
-    The keys are names of settings, section.key.
+    They are product, steps and rate where they were left open, and a rate that is
+    scaled to the batch. The keys are names of settings, section.key.
     """
     reasons = {}
     if rate != config.rate:

@@ -833,9 +833,10 @@ class Infinity(Gradient):
         return add
 
     def _document(self, exchanges: int) -> dict[str, Any]:
-        """Return the document that is stored with the states after `exchanges` exchanges.
+        """Return the document that is stored with the states of an exchange.
 
-        It contains the identity of the run.
+        `exchanges` is the number of exchanges done. The document contains the identity
+        of the run.
         """
         document = document_of(self._state, exchanges, self.steps.each)
         return {RUN: self.run, **document}

@@ -107,8 +107,8 @@ LEAST_EXPONENT = -126  # 2^126 is the largest power of two that divides nothing 
 def round_through(values: Array, name: str) -> None:
     """Round `values` in place to the nearest numbers of format `name`, ties to even.
 
-    A value beyond the largest number becomes infinite, or NaN if the format has no
-    infinity. Zeros keep their sign, and NaN stays NaN. Nothing changes if the dtype of
+    A value that rounds beyond the largest number becomes infinite, or NaN if the format
+    has no infinity. Zeros keep their sign, and NaN stays NaN. Nothing changes if the dtype of
     `values` has no number that the format lacks.
     """
     form = get_format(name)

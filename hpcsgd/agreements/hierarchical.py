@@ -129,7 +129,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _check_names(names: list[str], replicas: int) -> None:
-    """Raise ConfigError unless groups are nested and the last one is all replicas.
+    """Raise ConfigError unless the groups grow and the last one is all replicas.
 
     `names` are places in the order of `PLACES`, or sizes that grow to `replicas`.
     """

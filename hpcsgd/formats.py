@@ -108,8 +108,8 @@ def round_through(values: Array, name: str) -> None:
     """Round `values` in place to the nearest numbers of format `name`, ties to even.
 
     A value that rounds beyond the largest number becomes infinite, or NaN if the format
-    has no infinity. Zeros keep their sign, and NaN stays NaN. Nothing changes if the dtype of
-    `values` has no number that the format lacks.
+    has no infinity. Zeros keep their sign, and NaN stays NaN. Nothing changes if the
+    dtype of `values` has no number that the format lacks.
     """
     form = get_format(name)
     if form.carrier.itemsize > values.dtype.itemsize or form.name == "fp64":

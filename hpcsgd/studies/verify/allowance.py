@@ -175,7 +175,8 @@ def target_size(family: Family, y: Array) -> Array:
 def residual(family: Family, t: Array, y: Array, clip: float) -> Array:
     """Return ∂ℓ/∂t, in longdouble.
 
-    It is computed in float64 if the family has nothing wider. Families with an exponential clip the scores `t` to ±`clip`.
+    It is computed in float64 if the family has nothing wider. Families with an
+    exponential clip the scores `t` to ±`clip`.
     """
     if not np.isfinite(family.curvature):
         t = np.clip(t, -clip, clip)

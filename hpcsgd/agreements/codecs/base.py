@@ -372,7 +372,8 @@ class Bucket:
 
         The codec writes to the array in place; its values are zero at first.
         Checkpoints save it column by column, so that it outlives a change of the grid:
-        another number of replicas starts from the mean over all replicas.
+        another number of replicas starts from the mean over all replicas. Without
+        `room`, the array is a new one that no checkpoint saves.
         """
         if self.room is not None:
             return self.room(name)
@@ -485,13 +486,14 @@ class Codec(ABC):
     unbiased : bool
         Whether the expectation of C(a) is a. Such a codec defines `variance`.
     wants_feedback : bool
-        Whether what is lost is added to the next gradient (error feedback).
+        Whether what is lost is added to the next gradient (error feedback) if the
+        setting `feedback` is "auto".
     has_own_memory : bool
         Whether the codec itself keeps what it has not sent.
     needs_own : bool
         Whether `Decoded.own` is read. It need not be made otherwise.
     remembers : tuple of str
-        Names of the arrays that it keeps, of all words of the bucket.
+        Names of the arrays that it keeps, with one word for each word of the bucket.
     wants_norm : bool
         Whether it needs the norm of the whole gradient, as `moment.norm`. Buckets are
         then sent after the last one is computed.
@@ -816,7 +818,7 @@ MODE_BYTES = 4  # of the message with the mode from now on
 
 
 def is_critical(before: float, now: float, eta: float) -> bool:
-    """Return whether two norms differ by at least the relative change `eta`.
+    """Return whether two norms differ by at least `eta` times the norm `before`.
 
     The result is also True if `before` is 0, or if a norm is NaN.
     """

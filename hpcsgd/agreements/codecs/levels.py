@@ -166,9 +166,9 @@ class Nuqsgd(Quantiser):
         super().__init__(bucket, config)
         if self.bits > MOST_BITS:
             raise ConfigError(
-                f"[codec] bits = {self.bits} is too large for codec nuqsgd, whose"
-                " levels are the powers of two within float32; use bits ="
-                f" {MOST_BITS} or fewer"
+                f"[codec] bits = {self.bits} is too large for codecs nuqsgd, alq and"
+                " amq, whose (first) levels are the powers of two within float32; use"
+                f" bits = {MOST_BITS} or fewer, or codec qsgd"
             )
         self.levels = exponential(self.bits)
 

@@ -96,8 +96,9 @@ class PowerSgd(Codec):
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
         """Start the sum of M Q over replicas; the returned function then sums Mᵀ P.
 
-        M is `part` as a matrix, Q the columns of the last exchange, and P an
-        orthonormal basis of the sum of M Q. An uncompressed exchange sums `part`.
+        M is `part` / R as a matrix for R replicas, Q the columns of the last exchange,
+        and P an orthonormal basis of the sum of M Q. An uncompressed exchange sums
+        `part` / R.
         """
         if not self._compresses(moment):
             part /= line.size
@@ -160,7 +161,8 @@ class PowerSgd(Codec):
         """Store Q for the next exchange, with new random columns in place of lost ones.
 
         A column is lost if it is zero or only rounding error, from which the power
-        method cannot recover. All replicas draw the same random columns.
+        method cannot recover. All replicas draw the same random columns. If `mean` is
+        zero or not finite, Q stays as it is.
         """
         lengths = np.sqrt(np.sum(np.square(mean, dtype=np.float64), axis=0))
         longest = lengths.max()

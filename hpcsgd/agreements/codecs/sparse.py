@@ -373,8 +373,9 @@ class Threshold(RecordCodec):
     def _size(self, part: Array, moment: Moment, who: int) -> float:
         """Return the threshold τ for the sizes of words.
 
-        It is the setting, or the estimate, made from a sample that replica `who` − 1
-        draws, for which the share of words to send is at least as large.
+        It is the setting `threshold` if that is not 0. Else it is estimated such that
+        the share of words to send is at least as large: from all words of a small
+        bucket, or from a sample that replica `who` − 1 draws.
         """
         if self.config.threshold:
             return self.config.threshold
@@ -433,7 +434,7 @@ class Wangni(RecordCodec):
 
     A word a is sent with probability p = min(|a| / m, 1). A record has the words with p
     = 1, the value m, and the indices and signs of the other words, which stand for ± m.
-    Three counts of 8 bytes are sent before the record.
+    Its expected length and two counts, of 8 bytes each, are sent before the record.
     """
 
     unbiased = True
@@ -573,9 +574,10 @@ class Dgc(Codec):
         self.momentum, self.velocity = map(bucket.remember, self.remembers)
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Add the gradient `part` to u and v, and start to send the k largest of v.
+        """Update u and v by the gradient `part`, and start to send the k largest of v.
 
-        The words that are sent are then set to zero in v.
+        The function that is returned waits. It then sets the words that were sent to
+        zero in v, and with `masking` also in u unless all words were sent.
         """
         self._clip(part, line.size, moment)
         self.momentum *= self.config.momentum

@@ -28,7 +28,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class of this package when it is first used."""
+    """Return a class or constant in `HOMES`, from its module, imported if needed."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

@@ -97,7 +97,7 @@ class Average(Agreement):
         )
 
     def agree(self, state: State, purpose: str) -> None:
-        """Average the state over all replicas, weighted by their rows. Collective."""
+        """Average weights and intercept over replicas, weighted by rows. Collective."""
         self.average(state, self.share, self.grid.replicas, purpose)
 
     def weight(self, exchanges: int) -> float:
@@ -124,8 +124,8 @@ class Average(Agreement):
     ) -> None:
         """Compute x ← Σ share · x over the ranks of `group`, whose shares add up to 1.
 
-        x is weights and intercept. Momentum is averaged, kept or set to 0, as
-        `momentum` names it.
+        Collective. x is weights and intercept. Momentum is averaged, kept or set to 0,
+        as `momentum` names it.
         """
         if self.averages_all(state):
             self._average_all(state, share, group, purpose)
@@ -182,9 +182,9 @@ class AverageVariant(Average):
 def sent_for_average(shape: RunShape, replicas: int = 0) -> list[SentWords]:
     """Return what rank 0 sends for an average over `replicas` replicas; 0: over all.
 
-    This is an all-reduce of weights and intercept, and of momentum if that is averaged.
-    If there are more than two replicas of several members, a broadcast of the intercept
-    to the members follows.
+    The list is empty for one replica. Else it has an all-reduce of weights and
+    intercept, and of momentum if that is averaged. If there are more than two replicas
+    of several members, a broadcast of the intercept to the members follows.
     """
     replicas = replicas or shape.replicas
     return sent_for_mean(shape, words_averaged(shape), replicas)
@@ -236,7 +236,7 @@ class PostLocalSettings(AverageSettings):
 
     switch: float = setting(
         1.0,
-        "epochs in which replicas agree after every exchange",
+        "epochs at the start in which replicas average after every exchange",
         at_least=0,
     )
 
@@ -329,7 +329,7 @@ class FedAvg(AverageVariant):
         return self.count
 
     def facts(self) -> dict[str, Any]:
-        """Return the number of replicas that train in a round, for the report."""
+        """Return `workers`, the number of replicas that train in a round."""
         return {"workers": self.count}
 
     def trains(self, number: int) -> bool:
@@ -524,9 +524,8 @@ class AsyncAverage(AverageVariant):
     def prepare(self, state: State) -> None:
         """Allocate the arrays in which checkpoints save an average under way.
 
-        Only a run with the same replicas resumes from these arrays. A run with other
-        replicas starts from the mean over all replicas, which an average does not
-        change.
+        Only a run on the same grid resumes from these arrays. A run on another grid
+        starts from the mean over all replicas, which an average does not change.
         """
         words = self._said(state)
         state.rank_arrays[MEAN] = np.zeros_like(words)
@@ -554,7 +553,10 @@ class AsyncAverage(AverageVariant):
         return self.delay == 0 and super().is_whole(exchanges)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Apply the average that is due, then start the next one. Collective."""
+        """Apply an average that is due, then start one if a period ends. Collective.
+
+        With a `delay` of 0 that one is applied at once. With one replica, do nothing.
+        """
         if self.grid.replicas.size == 1:
             return
         if self._is_due(exchanges):
@@ -621,7 +623,11 @@ class AsyncAverage(AverageVariant):
         return now.pending.buffer
 
     def apply_average(self, state: State) -> None:
-        """Set the state to the average plus this replica's changes since its start."""
+        """Wait for the average; add this replica's changes since its start to it.
+
+        The sum becomes the weights and intercept. Momentum is averaged, kept or set to
+        0, as `momentum` names it. Collective.
+        """
         now = self._travelling
         self._travelling = None
         assert now is not None
@@ -672,6 +678,6 @@ class AsyncAverage(AverageVariant):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield the bytes of the states, and of an average that is under way."""
+        """Yield name and bytes of the states, and of an average that is under way."""
         yield from super().holds(shape)
         yield "averages under way", ASIDE * shape.vector

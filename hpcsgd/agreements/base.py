@@ -201,7 +201,7 @@ class AgreementSettings(Settings, section="agreement"):
     on_disk : bool
         Whether weights and optimizer state are on disk.
     works_alone : bool
-        Whether the agreement has work to do even if there is only one replica.
+        Whether the agreement can be of use even if there is only one replica.
     steps_of_gradient : bool
         Whether steps and state are those of the kind `gradient`, so that a run may be
         resumed as another of these kinds.
@@ -441,7 +441,7 @@ class Agreement(ABC):
 
     @property
     def circle_sizes(self) -> list[int]:
-        """Return the sizes of this replica's nested groups in replicas; [] for none."""
+        """Return how many replicas each nested group of this one has; [] for none."""
         return []
 
     def trains(self, number: int) -> bool:
@@ -501,7 +501,7 @@ class Agreement(ABC):
         state.weights[...] = whole
 
     def width(self, state: State) -> int:
-        """Return the number of words per column of the weights.
+        """Return the number of words per column of the array that `whole` returns.
 
         Parameters
         ----------
@@ -545,7 +545,8 @@ class Agreement(ABC):
     def prepare(self, state: State) -> None:  # noqa: B027
         """Allocate the arrays that the agreement keeps between calls. Collective.
 
-        Called once. `state.remember(name, words)` makes an array that checkpoints save.
+        Called once. `state.remember(name, words)` makes an array of `words` words for
+        each local column, which checkpoints save.
 
         Parameters
         ----------
@@ -1076,8 +1077,8 @@ def alike(sentence: str) -> ConfigError:
 def _difference(everybody: list[dict[str, Any]], who: str) -> str:
     """Return a message with the first fact that differs from that of the first rank.
 
-    `everybody` contains the facts of all ranks, or of all replicas if `who` is
-    "replica".
+    `everybody` contains the facts of all ranks, or those of one rank of each replica if
+    `who` is "replica".
     """
     first = everybody[0]
     for rank, other in enumerate(everybody):
@@ -1248,9 +1249,10 @@ def bucket_count(columns: int, width: int, itemsize: int, cap: float) -> int:
 
 
 def tiles_of(columns: int, count: int, alignment: int = 1) -> list[slice]:
-    """Return at most `count` tiles of columns that begin at multiples of `alignment`.
+    """Split the columns into at most `count` tiles; return one slice for each.
 
-    The tiles have equal numbers of columns, give or take `alignment` columns.
+    Tiles begin at multiples of `alignment`, and have equal numbers of columns, give or
+    take `alignment` columns.
     """
     units = -(-columns // alignment)
     count = min(count, units)
@@ -1393,7 +1395,7 @@ class RunShape:
 
     @cached_property
     def local_columns(self) -> int:
-        """Return the number of columns of the weights of rank 0."""
+        """Return how many columns the weights of member 0 have: all if it `gathers`."""
         return self.data.columns if self.gathers else self.member_columns
 
     @cached_property
@@ -1473,15 +1475,16 @@ class RunShape:
 
     @cached_property
     def tile_words(self) -> list[int]:
-        """Return the words of the gradient in each bucket, in the order of columns."""
+        """Return the number of words of each bucket, in the order of columns."""
         parts = tiles_of(self.local_columns, self.buckets, self.alignment)
         return [(part.stop - part.start) * self.classes for part in parts]
 
     @property
     def shares_tail(self) -> bool:
-        """Return whether member 0 broadcasts the tail of a gradient to the members.
+        """Return whether member 0 broadcasts a tail that all members use.
 
         Sums over more than two replicas may differ in a bit from member to member.
+        Without an intercept members use no tail, and none is broadcast.
         """
         return self.replicas > 2 and self.members > 1
 

@@ -79,8 +79,8 @@ class DeviceRole:
     sums : bool
         Whether replicas sum gradients there.
     linear_step : callable or None
-        (row of the buffer, words of the gradient, arrays of the update) -> what takes
-        steps there; None if the host takes the steps.
+        (row of the buffer, number of words of the gradient, number of arrays of the
+        update) -> what takes steps there; None if no `LinearStep` takes them.
     alignment : int
         Tiles of slices begin at multiples of so many columns.
     """
@@ -138,13 +138,13 @@ class Buffer:
         return Tile(part, gradient, gradient.reshape(-1))
 
     def with_tail(self, tile: Tile) -> Array:
-        """Return the words to send for a tile; those of the first include the tail."""
+        """Return the words to send for a tile, with the tail if it is `tiles[0]`."""
         if tile is not self.tiles[0]:
             return tile.flat
         return self.flat[tile.columns.start * self.width :]
 
     def clear(self) -> None:
-        """Set all words to zero at the start of an exchange."""
+        """Set the tail, and the array where gradients are added up, to zero."""
         self.tail[...] = 0.0
         self.memory.clear(self.device_values)
 
@@ -156,7 +156,7 @@ class Buffer:
     def on_device(self, tile: Tile) -> Any:
         """Return the words to send for a tile, in the array of the device.
 
-        Those of the first tile include the tail.
+        Those of `tiles[0]`, which is sent first, include the tail.
         """
         return self.device_values[self._place(tile, tile is self.tiles[0])]
 
@@ -215,7 +215,10 @@ class Buffer:
         return self.sums > 0
 
     def count_in(self, residuals: Array) -> None:
-        """Add the rows to the count and, with an intercept, their residuals to Σr."""
+        """Add the rows to the count and, with an intercept, their residuals to Σr.
+
+        Once the flag of overflow is set, residuals are not added.
+        """
         add_to_tail(self.tail, residuals, 0 if self.is_flagged else self.sums)
 
     @property
@@ -291,16 +294,16 @@ class ReplicaChannel:
         return message.start(PURPOSE).wait
 
     def sum(self, array: Array) -> Array:
-        """Compute Σ over replicas, in place."""
+        """Sum `array` over replicas in place, and return it."""
         return self.replicas.sum(array, PURPOSE)
 
     def start_gather(
         self, record: Array, lengths: Sequence[int] | None = None
     ) -> Callable[[], list[Array]]:
-        """Start to send `record` to all; return a function that waits for all records.
+        """Start to send `record` to all replicas; return a function that waits.
 
-        All records have the length of `record`, or those in `lengths`, one for each
-        replica.
+        The function returns the records of all replicas in rank order. All records have
+        the length of `record`, or those in `lengths`, one for each replica.
         """
         counts = list(lengths or [record.size] * self.size)
         out = np.empty(sum(counts), dtype=record.dtype)

@@ -144,10 +144,10 @@ class Steps:
         moment: Moment,
         memory: Memory = HOST,
     ) -> None:
-        """Step a slice of weights and its velocity, which `part` has, in `memory`.
+        """Step the slice of weights and the arrays of the rule that `part` has.
 
-        The mean gradient is `factor` · `gradient`; the memory is that of the host or of
-        a device.
+        The mean gradient is `factor` · `gradient`. `memory` is that of the host or of a
+        device, where these arrays are; on the host `gradient` is overwritten.
         """
         turn = Turn(moment.number, moment.rate)
         memory.step(self.rule, self.l2, part, gradient, factor, turn)
@@ -216,9 +216,10 @@ class UnsentGradient:
         state.weights[...] += more.reshape(state.weights.shape)
 
     def add_to(self, tile: Tile, factor: float) -> None:
-        """Add the unsent gradient once to a tile that is multiplied by `factor`.
+        """Add the unsent gradient, divided by `factor`, to a tile of a gradient.
 
-        Do nothing if there is none, or if it was added before.
+        The step multiplies the tile by `factor` later. Each column is added once; do
+        nothing if there is no unsent gradient.
         """
         if self._gradient is None:
             return
@@ -485,8 +486,9 @@ class Gradient(Agreement):
     def tile_count(self, columns: int, itemsize: int) -> int:
         """Return the number of tiles of a gradient of `columns` columns.
 
-        It is 1 if no message or copy is sent tile by tile, or if rows are sparse and
-        not sliced, since splitting the gradient would save no time.
+        It is 1 for one replica, unless gradients are copied from a device for a step on
+        the host, and for sparse rows in methods that are not sharded: splitting the
+        gradient would save no time.
         """
         settings = self.inputs.settings
         inputs = self.inputs
@@ -622,8 +624,9 @@ class Gradient(Agreement):
     def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what rank 0 sends for the mean gradient of one exchange.
 
-        Return None where the data decide the bytes of a codec, where nodes or racks are
-        the groups of `hierarchical`, and where `sent_for_gradient` has no formula.
+        Return None where the data decide the bytes of a codec, with a codec in a
+        reproducible run, where nodes or racks are the groups of `hierarchical`, and
+        where an overflow of residuals decides how often the tail is sent.
         """
         return sent_for_gradient(shape, is_coded(shape.config))
 
@@ -644,12 +647,12 @@ class Gradient(Agreement):
             yield "codecs", (2 + shape.snapshots) * _kept_by_codecs(shape)
 
     def close(self) -> None:
-        """Close the communicators of leaders that `hierarchical` made. Collective."""
+        """Close the communicators that `hierarchical` opened, if any. Collective."""
         if hasattr(self, "sender"):  # not yet, where others have refused
             self.sender.close()
 
     def _alike(self, state: State) -> list[Array]:
-        """Return the arrays besides the weights that are the same on all replicas."""
+        """Return the arrays that replicas have alike, besides weights and intercept."""
         arrays = list(state.shared.values())
         for name in self.steps.rule.state_names:
             arrays += self.steps.rule.stored(state.memory[name])
@@ -707,7 +710,8 @@ class Gradient(Agreement):
     def _step(self, state: State, task: Task | None) -> None:
         """Take the step tile by tile, as the sums of tiles arrive.
 
-        With shapers, wait for all tiles and shape the mean gradient before the step.
+        With shapers, wait for all tiles and shape the mean gradient before the step. A
+        device with a `linear` step takes it at once. Take no step after an overflow.
         """
         if self.linear is not None:
             self._step_on_device(state, self.linear)
@@ -878,7 +882,7 @@ def sent_for_gradient(
 
 
 def sent_in_place(shape: RunShape, partition: float = inf) -> list[SentWords]:
-    """Return the sums of all buckets without a codec, or of their pieces.
+    """Return the collectives that sum all buckets, or their pieces, without a codec.
 
     The tail is sent with the first bucket.
     """
@@ -1047,7 +1051,7 @@ class Growing(Gradient, sums_on_devices=True):
         return super().holds_one_state(others, exchanges)
 
     def updates(self, batches: int) -> int:
-        """Return the steps of an exchange: one for each batch, or 1 once grown."""
+        """Return the number of steps: one a batch, or 1 once batches have grown."""
         return batches if self.regime.is_low else 1
 
     def steps_taken(self, planned: int) -> int:
@@ -1117,7 +1121,7 @@ class Growing(Gradient, sums_on_devices=True):
             self.regime.total[tile.columns] += factor * tile.gradient
 
     def _steps_of(self, number: int) -> int:
-        """Return the steps that all replicas take in exchange `number`."""
+        """Return how many steps all replicas take in exchange `number`, from 0."""
         if not self.regime.is_low:
             return 1
         return self.batches[number % self.steps.each]

@@ -261,7 +261,7 @@ class Hierarchical(AverageVariant):
         return [circle.size for circle in self.circles]
 
     def facts(self) -> dict[str, Any]:
-        """Return the sizes of this replica's nested groups, for the report."""
+        """Return `circles`, the sizes of this replica's groups, smallest first."""
         return {"circles": self.circle_sizes}
 
     def after_exchange(self, state: State, exchanges: int) -> None:
@@ -299,7 +299,7 @@ class Hierarchical(AverageVariant):
 
 
 def _periods(shape: RunShape) -> list[int]:
-    """Return the periods of the nested groups, the usual ones if none are set."""
+    """Return the periods of the nested groups: if none are set, 1 and that of a run."""
     periods = shape.settings.periods
     return _numbers(periods) if periods else [1, shape.period]
 
@@ -485,9 +485,10 @@ class SenderOpener:
     def _between(
         self, state: State, buffer: Buffer, speakers: Communicator, count: int
     ) -> Sender:
-        """Return the sender between the `count` ranks of `speakers`.
+        """Return the sender between the ranks of `speakers`.
 
-        A single rank encodes nothing.
+        `count` is the number of replicas, or of leaders, that send to each other. It is
+        a sender without a codec if they are one, or if gradients are not encoded.
         """
         if count == 1 or not is_coded(self.config):
             return PlainSender(speakers)

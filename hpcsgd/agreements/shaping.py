@@ -83,7 +83,7 @@ class ByValue(Shaper):
         np.clip(gradient, -self.at, self.at, out=gradient)
 
     def facts(self) -> dict[str, Any]:
-        """Return the number of steps in which some value on this rank was clipped."""
+        """Return `clipped_updates`, the number of steps that clipped a value here."""
         return {"clipped_updates": self.clipped}
 
 
@@ -95,7 +95,7 @@ class ByNorm(Shaper):
     clipped: int = 0
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
-        """Multiply the gradient by limit / ‖g‖ if ‖g‖ exceeds the limit of `limit`."""
+        """Multiply the gradient by limit / ‖g‖ if ‖g‖ exceeds what `limit` returns."""
         size = norm_of(gradient, whole)
         limit = self.limit(moment)
         if size > limit:
@@ -107,7 +107,7 @@ class ByNorm(Shaper):
         return self.at
 
     def facts(self) -> dict[str, Any]:
-        """Return the number of steps that were clipped."""
+        """Return `clipped_updates`, the number of steps whose gradient was clipped."""
         return {"clipped_updates": self.clipped}
 
 

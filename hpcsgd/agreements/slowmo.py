@@ -193,7 +193,7 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
         return get_agreement(self.base).settings
 
     def conditions(self) -> dict[str, Condition]:
-        """Return that settings of a base are read only if `base` names that base."""
+        """Return, for each setting of a base alone, that `base` must name that base."""
         return {
             key: {"agreement.base": [base]}
             for base in declarations(type(self))["base"].known
@@ -247,7 +247,7 @@ class SlowMo(Agreement):
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "SlowMo":
-        """Make the base agreement from the same inputs, and wrap it."""
+        """Make the base agreement from `terms`, and wrap it. Collective."""
         base: Any = get_agreement(terms.settings.base)
         return cls(base.of(terms), terms.settings, terms.last_rate)
 
@@ -373,7 +373,7 @@ class SlowMo(Agreement):
 
     @classmethod
     def steps_slowly(cls, shape: RunShape, exchanges: int) -> bool:
-        """Return whether a slow step is due after this exchange."""
+        """Return whether a slow step is due after `exchanges` exchanges."""
         period = shape.settings.slow_period
         if period:
             return bool(exchanges % period == 0)
@@ -409,7 +409,7 @@ class SlowMo(Agreement):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield the bytes of the states, and of the slow state x_old and v.
+        """Yield name and bytes of the states, and of the slow state x_old and v.
 
         The slow state counts with its snapshots, and once as whole arrays for a
         checkpoint.

@@ -119,7 +119,7 @@ class Cuts:
 
     @property
     def numbers(self) -> Array:
-        """Return the numbers of this replica's columns, in the order of its arrays."""
+        """Return which columns of the member this replica owns, in ascending order."""
         parts = [np.arange(cut.own.start, cut.own.stop) for cut in self.all]
         return np.concatenate(parts)
 
@@ -217,9 +217,9 @@ class ColumnAssembler:
         yield later.pop(0)
 
     def join(self, own: Array, purpose: str) -> Array:
-        """Return all columns of an array, of which `own` has the slices. Collective.
+        """Return all columns of an array, joined from the slices `own`. Collective.
 
-        A column may have any number of words.
+        `own` has the slices of this replica. A column may have any number of words.
         """
         whole = np.empty((self.cuts.columns, own.shape[1]), dtype=own.dtype)
         for cut in self.cuts:
@@ -327,7 +327,7 @@ class SlicedState(Gradient):
             state.memory[VELOCITY][...] = self.cuts.of(whole[:, self.columns :])
 
     def width(self, state: State) -> int:
-        """Return the words of a column of [w | v], weights and velocities if any."""
+        """Return the number of words per column of [w | v], with velocities if any."""
         return self.columns * self.states
 
     def joined(self, held: Array) -> Array:
@@ -358,7 +358,7 @@ class SlicedState(Gradient):
         state.memory[name][...] = part
 
     def widths(self, state: State) -> dict[str, int]:
-        """Return the words of a column of each array that `memory` returns."""
+        """Return the number of words per column of each array that `memory` returns."""
         widths = super().widths(state)
         widths.pop(VELOCITY, None)
         return widths
@@ -638,7 +638,7 @@ class ShardedAgreement(SlicedState):
 
     @property
     def holds_weights_on_device(self) -> bool:
-        """Return True: the weights, or the slices of them, stay on a device."""
+        """Return True: the weights, or slices of them, stay on the device, if any."""
         return True
 
     @property
@@ -701,7 +701,7 @@ class ShardedAgreement(SlicedState):
         return 4 * words
 
     def _widest_slice(self) -> int:
-        """Return the words of the widest of this replica's slices."""
+        """Return the number of words of the widest of this replica's slices."""
         rank = self.replicas.rank
         return max(cut.heights[rank] for cut in self.cuts) * self.columns
 
@@ -874,9 +874,10 @@ class ShardedAgreement(SlicedState):
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
-        """Return what rank 0 sends: the all-reduce of the tail, and two for each tile.
+        """Return the collectives of rank 0: one for the tail, and two for each tile.
 
-        A tile needs a reduce-scatter of its gradient and an all-gather of its weights.
+        The tail needs an all-reduce, which counts as two in a reproducible run; a tile
+        needs a reduce-scatter of its gradient and an all-gather of its weights.
         Where members may differ in a bit of the intercept's sums, one member broadcasts
         the tail to the others.
         """
@@ -933,7 +934,10 @@ class ShardedAgreement(SlicedState):
 
 
 def sent_for_sums(shape: RunShape) -> list[SentWords]:
-    """Return the all-reduce of the tail, and a reduce-scatter of each gradient tile."""
+    """Return the all-reduce of the tail, and a reduce-scatter of each gradient tile.
+
+    In a reproducible run the all-reduce counts as two collectives.
+    """
     tiles = [shape.sent(cut.height * shape.classes) for cut in _cuts_of(shape)]
     return [*shape.sum(shape.tail), *tiles]
 

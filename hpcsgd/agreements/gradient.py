@@ -961,7 +961,7 @@ class GrowingSettings(GradientSettings):
 
     @property
     def batches_of_first_step(self) -> int:
-        """Return 1: a step has one batch at first, and more later at a larger rate."""
+        """Return 1: a step has one batch at first, and more once batches have grown."""
         return 1
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
@@ -1071,7 +1071,7 @@ class Growing(Gradient, sums_on_devices=True):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield what `Gradient` yields, and the sum of watched gradients."""
+        """Yield what `Gradient` yields and, for several replicas, the watched sum."""
         yield from super().holds(shape)
         if shape.replicas > 1:
             yield "watched gradients", (2 + shape.snapshots) * shape.vector

@@ -97,7 +97,7 @@ class CodecConfig(Settings, section="codec"):
     )
     warm_up: int = setting(
         0,
-        "sparse codecs: epochs in which the share falls from near 1 to its value",
+        "sparse codecs: epochs at the start in which the share falls to its value",
         at_least=0,
         read_if={
             "agreement.codec": SPARSE,

@@ -662,7 +662,10 @@ def piece_of(storage: np.dtype[np.generic]) -> np.dtype[np.generic]:
 
 
 class SparseGather:
-    """Sparse rows of all columns, gathered from the columns of each member."""
+    """Sparse rows of all columns, gathered from the columns of each member.
+
+    The first call of `pack` is collective: members exchange the lengths of their rows.
+    """
 
     def __init__(self, task: Task, matrix: Csr, widths: tuple[int, ...]) -> None:
         self.task = task
@@ -813,7 +816,8 @@ class DenseGather:
 class HostRows:
     """Gathered rows with the columns of all members.
 
-    They are the rows of the last exchange, or, if `keeps`, of all exchanges so far.
+    They are the rows of the last exchange or, if `keeps`, of the last exchange with
+    each index in an epoch.
     """
 
     def __init__(self, task: Task, keeps: bool) -> None:
@@ -851,7 +855,10 @@ class HostGatheredSteps(HostPlainSteps):
         return entry is not None and same_rows(entry[0], self.group.rows)
 
     def pack(self) -> None:
-        """Pack the group's rows in this member's columns, as they are stored."""
+        """Pack the group's rows in this member's columns, as they are stored.
+
+        For sparse rows the first call is collective.
+        """
         gathering = self.whole.gathering
         self._packed = gathering.pack(self.group.rows)
         self._flat = gathering.room_for_all()

@@ -504,7 +504,7 @@ class LowPrecision(OwnSteps):
         return land
 
     def _arrive(self) -> None:
-        """Apply the last records to the copies of the neighbours' weights."""
+        """Wait for the neighbours' last records; add them to the copies of weights."""
         land = self._land
         self._land = None
         if land is not None:

@@ -266,7 +266,7 @@ class EncodedTiles:
     def pieces(
         self, buffer: Buffer, tile: Tile, partition: float
     ) -> Sequence[TilePiece]:
-        """Return one piece, the whole tile; `partition` has no effect."""
+        """Return a tuple of one piece, the whole tile; `partition` has no effect."""
         return (TilePiece(buffer.tiles.index(tile), 0, tile.flat),)
 
     def start(self, piece: TilePiece) -> None:

@@ -481,7 +481,7 @@ class HostStep(HostExchange):
         """Do nothing: the rows of all steps were gathered together."""
 
     def messages(self, *names: str, travels: bool = False) -> Sequence["HostSum"]:
-        """Return a tuple of the message that sums the margins; () if nothing is summed."""
+        """Return a tuple of the message of the margins; () if nothing is summed."""
         if not self.is_alone:
             return super().messages(*names, travels=travels)
         self.margins = np.empty(self.margin_shape, dtype=self.task.margin_dtype)

@@ -122,8 +122,8 @@ class Rows(Protocol):
     def dense(self) -> tuple[Array, Array | slice]:
         """Return the values as one dense array, and the numbers of its columns.
 
-        Columns without values may be left out. The numbers are a slice of all columns
-        if none is.
+        Columns without values may be left out. The numbers are an array or, only if no
+        column is left out, a slice of all columns.
         """
 
     def margins(self, weights: Array, out: Array) -> None:
@@ -408,7 +408,7 @@ class LossScale:
         """Halve the scale if `overflowed`, else count a quiet exchange.
 
         `overflowed`: some residual of the exchange was not finite. After `PATIENCE`
-        quiet exchanges, a scale that is not fixed doubles.
+        quiet exchanges, a scale that is not fixed doubles, up to `MOST`.
         """
         self.overflowed = False
         if not overflowed:
@@ -494,10 +494,10 @@ class Memory(Protocol):
         """Return an array of zeros on the host, for copies from and to this memory."""
 
     def row_of(self, host: Array) -> Any:
-        """Return the elements of a flat array of `host_zeros` as a matrix of one row.
+        """Return a matrix of one row for the elements of `host`, of `host_zeros`.
 
-        On the host it is a view. On a device it is another array, of zeros, and padded
-        to a whole chunk of 16 bytes.
+        On the host it is a view of the flat array `host`. On a device it is another
+        array, of zeros, and padded to a whole chunk of 16 bytes.
         """
 
     def clear(self, array: Any) -> None:

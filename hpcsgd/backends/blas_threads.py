@@ -89,13 +89,13 @@ def one_thread() -> Iterator[None]:
 
 
 def libraries() -> list[Library]:
-    """Return every BLAS library of this process whose number of threads can be set."""
+    """Return each OpenBLAS and MKL of this process whose thread count can be set."""
     return _loaded(len(sys.modules))
 
 
 @lru_cache(maxsize=1)
 def _loaded(modules: int) -> list[Library]:
-    """Return the BLAS libraries of this process.
+    """Return the libraries of `KNOWN` that this process has loaded.
 
     `modules`, the number of imported modules, is the key of the cache: an import may
     have loaded a library.

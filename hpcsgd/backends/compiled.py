@@ -156,8 +156,9 @@ class SampledRows:
     def product_kernel(self, weights: Array, other: Array) -> str | None:
         """Return the name of the kernel that multiplies rows with these weights.
 
-        It is "column", "columns" or "tiles"; None where BLAS on a copy is faster, or
-        where `weights` or `other`, the array of all rows, is not float32.
+        It is "column", "columns" or "tiles". It is None where BLAS on a copy is faster,
+        where `weights` or `other`, an array with a row for each sampled row, is not
+        float32, or where a single column of weights is not contiguous.
         """
         if not weights.dtype.char == other.dtype.char == FLOAT32:
             return None
@@ -177,7 +178,8 @@ class SampledRows:
     def gram_kernel(self, out: Array) -> str | None:
         """Return the name of the Gram kernel, the fastest in benchmarks/bench_cpu.py.
 
-        It is "pairs" or "dots"; None where BLAS on a copy was the fastest.
+        It is "pairs" or "dots"; None where BLAS on a copy was the fastest, or if `out`
+        is not float32.
         """
         if out.dtype.char != FLOAT32:
             return None

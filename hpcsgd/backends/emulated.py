@@ -60,16 +60,16 @@ class RoundedBackend(HostBackend):
         return DenseRows(*super().widen(stored).dense())
 
     def scores(self, rows: Rows, weights: Array, out: Array) -> Array:
-        """Compute out ← Y W, summed in the format `precision.margin_sum`."""
+        """Compute and return out ← Y W, summed in the format `precision.margin_sum`."""
         values, columns = rows.dense()
         point = weights[columns].astype(self.working, copy=False)
         out[...] = accumulate(values, point, self.precision.margin_sum)
         return out
 
     def strict_gram(self, rows: Rows, blocks: Blocks, out: Array) -> Array:
-        """Compute out ← the strictly-lower blocks of Y Yᵀ, packed.
+        """Compute and return out ← the strictly-lower blocks of Y Yᵀ, packed.
 
-        With a narrow accumulator the whole square Y Yᵀ is computed first.
+        With an emulated accumulator the whole square Y Yᵀ is computed first.
         """
         name = self.precision.gram_sum
         if get_format(name).carrier == self.working and get_format(name).is_wide:
@@ -161,7 +161,10 @@ class RoundedBackend(HostBackend):
         weights[...] = moved
 
     def _settle(self, weights: Array) -> None:
-        """Round the weights to the format in which they are stored."""
+        """Round weights to the format in which they are stored, in place.
+
+        They are rounded at random if the backend has `dice`, else to nearest.
+        """
         if self.dice is None:
             round_values(weights, self.precision.weights)
         else:

@@ -481,7 +481,7 @@ class HostStep(HostExchange):
         """Do nothing: the rows of all steps were gathered together."""
 
     def messages(self, *names: str, travels: bool = False) -> Sequence["HostSum"]:
-        """Return the message that sums the margins; none if the step needs no sum."""
+        """Return a tuple of the message of the margins; () if nothing is summed."""
         if not self.is_alone:
             return super().messages(*names, travels=travels)
         self.margins = np.empty(self.margin_shape, dtype=self.task.margin_dtype)
@@ -662,7 +662,10 @@ def piece_of(storage: np.dtype[np.generic]) -> np.dtype[np.generic]:
 
 
 class SparseGather:
-    """Sparse rows of all columns, gathered from the columns of each member."""
+    """Sparse rows of all columns, gathered from the columns of each member.
+
+    The first call of `pack` is collective: members exchange the lengths of their rows.
+    """
 
     def __init__(self, task: Task, matrix: Csr, widths: tuple[int, ...]) -> None:
         self.task = task
@@ -813,7 +816,8 @@ class DenseGather:
 class HostRows:
     """Gathered rows with the columns of all members.
 
-    They are the rows of the last exchange, or, if `keeps`, of all exchanges so far.
+    They are the rows of the last exchange or, if `keeps`, of the last exchange with
+    each index in an epoch.
     """
 
     def __init__(self, task: Task, keeps: bool) -> None:
@@ -851,7 +855,10 @@ class HostGatheredSteps(HostPlainSteps):
         return entry is not None and same_rows(entry[0], self.group.rows)
 
     def pack(self) -> None:
-        """Pack the group's rows in this member's columns, as they are stored."""
+        """Pack the group's rows in this member's columns, as they are stored.
+
+        For sparse rows the first call is collective.
+        """
         gathering = self.whole.gathering
         self._packed = gathering.pack(self.group.rows)
         self._flat = gathering.room_for_all()

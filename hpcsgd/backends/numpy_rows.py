@@ -73,7 +73,7 @@ class ManyPlan(HostPlan):
 def plan_many(unrolled: ManyUnrolledSteps, blocks: Blocks, dtype: Any) -> ManyPlan:
     """Return the coefficients of `unrolled` in `dtype`, as a `ManyPlan` of `blocks`.
 
-    All but `couple` are repeated for the rows of each batch.
+    `lead` and `gain` are repeated for the rows of each batch.
     """
 
     def spread(values: Array) -> Array:
@@ -294,9 +294,9 @@ class HostBackend:
 
 
 def moving(gain: Array) -> list[Array]:
-    """Return the gains (s,) of each state, up to the last one that is not 0.
+    """Return the gains (s,) of each state, up to the last state with a gain not 0.
 
-    `gain` is (s, S), for S states.
+    `gain` is (s, S), for S states. The list has at least the first state.
     """
     touched = np.flatnonzero(gain.any(axis=0))
     last = touched[-1] if len(touched) else 0

@@ -123,7 +123,7 @@ class GradientReducer(GradientSink, Protocol):
         residuals: Array,
         plan: HostPlan | None,
     ) -> None:
-        """Take the gradient Yᵀr of one step, of rows Y and residuals r.
+        """Take the gradient Yᵀr of one batch, of rows Y and residuals r.
 
         It is added to what is sent to the other replicas; the weights change when the
         sum over replicas has arrived.
@@ -685,10 +685,13 @@ class GatheredSteps(PlainStepSequence, Protocol):
     """
 
     def has_rows(self) -> bool:
-        """Return whether the rows of the group were gathered in an earlier epoch."""
+        """Return whether rows of the group that were gathered earlier are stored."""
 
     def pack(self) -> None:
-        """Pack this member's part of the rows for sending, as the rows are stored."""
+        """Pack this member's part of the rows for sending, as the rows are stored.
+
+        On a host the first call for sparse rows is collective.
+        """
 
     def gather(self) -> None:
         """Gather the rows of all members. Collective."""

@@ -109,11 +109,12 @@ class ReplayedRounds(Full):
 
 
 class TimedRounds:
-    """A clock whose rounds last `deadline` seconds; 0 measures it in the first round.
+    """A clock whose rounds end after `deadline` seconds, or after `most` chunks.
 
-    The first round then has half of `most` chunks, and the deadline is the time that
-    the median replica takes for these: a replica of usual speed takes half of `most` in
-    later rounds, and a replica that is twice as fast takes all of them.
+    If `deadline` is 0, the first round has half of `most` chunks and sets it: to this
+    number times the median over ranks of the median seconds of a chunk. A replica of
+    usual speed then takes half of `most` in later rounds, and a replica that is twice
+    as fast takes all of them.
     """
 
     has_clock = True
@@ -180,10 +181,11 @@ def as_csv(chunks: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> st
 
 
 def read_script(path: str, replicas: int, rounds: int, most: int) -> Array:
-    """Return the chunks of every replica and round, (R, rounds), from a log of rounds.
+    """Return the number of chunks of every replica in every round of a log.
 
-    `path` is the file of the log or the folder of its run. Raise an error if the log
-    does not fit the run.
+    The result has the shape (R, rounds of the log). `path` is the file of the log or
+    the folder of its run. Raise an error if the log has another number of replicas,
+    fewer than `rounds` rounds, or a round of more than `most` chunks.
     """
     where = Path(path)
     where = where / ROUNDS_FILE if where.is_dir() else where
@@ -205,7 +207,8 @@ def _columns(lines: list[str], path: str, replicas: int) -> Array:
     if named != [f"{CHUNKS}{r}" for r in range(replicas)]:
         raise DataError(
             f"{path} contains the rounds of {len(named)} replicas and this run has"
-            f" {replicas}; give --grid as many replicas as the file has"
+            f" {replicas}; give --grid as many replicas as the file has, or set"
+            " agreement.replay to the log of another run"
         )
     places = [head.index(name) for name in named]
     try:
@@ -466,8 +469,8 @@ def weight_by_rows(words: Array, logs: int, rows: int) -> Array:
 def divide_by_weight(words: Array, logs: int) -> float:
     """Divide mixed numerators in place by the denominator, the last word; return it.
 
-    The first `logs` words are logarithms. A denominator of 0 leaves all words as they
-    are.
+    The first `logs` words are logarithms, from which its logarithm is subtracted. A
+    denominator of 0 leaves all words as they are.
     """
     den = words[-1]
     if den != 0.0:
@@ -477,9 +480,10 @@ def divide_by_weight(words: Array, logs: int) -> float:
 
 
 def relative_disagreement(world: Communicator, own: Array, mean: Array) -> float:
-    """Return sqrt(mean_i |x_i − x̄|²) / |x̄| over all ranks i. Collective.
+    """Return sqrt(Σ_i |x_i − x̄|² / Σ_i |x̄|²) over all ranks i. Collective.
 
-    `own` is the x_i of this rank, `mean` is x̄.
+    `own` is the x_i of this rank, and `mean` is x̄ in the columns of this rank. The
+    result is 0 if x̄ is 0 on all ranks.
     """
     squares = np.array([np.square(own - mean).sum(), np.square(mean).sum()])
     world.sum(squares, "control")
@@ -523,8 +527,8 @@ class AnybatchSettings(GradientSettings):
 
     rounds: str = setting(
         "clock",
-        "what ends a round, a time limit (clock) or a full number of `accumulate`"
-        " batches (full)",
+        "what ends a round, a time limit or `accumulate` batches, whichever is first"
+        " (clock), or `accumulate` batches alone (full)",
         choices=("clock", "full"),
     )
     deadline: float = setting(
@@ -599,7 +603,10 @@ class Anybatch(Gradient):
         self._taken = 0
 
     def prepare(self, state: State) -> None:
-        """Allocate the sums and arrays of the mirror map, and set its first point."""
+        """Allocate gradient sums and arrays of the mirror map; set the first weights.
+
+        The mirror map may change the weights of `state` to its own initial ones.
+        """
         self.buffer = self._make_buffer(state, tiles=1)
         self.mirror = self.terms.mirror(self._holds_all(state))
         for name in self.mirror.state_names:
@@ -651,7 +658,7 @@ class Anybatch(Gradient):
         self.terms.pace.begin(self._done)
 
     def has_next_chunk(self) -> bool:
-        """Return whether another chunk is taken; called before every chunk."""
+        """Return whether another chunk is taken, and count it; called before each."""
         if self.terms.pace.has_clock:
             self.buffer.settle()
         if not self.terms.pace.has_next_chunk(self._taken):
@@ -773,7 +780,8 @@ class Anybatch(Gradient):
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Return whether all replicas have the same state: then one of them is saved.
 
-        If the mirror map keeps arrays, each replica may have different ones.
+        It is False if the mirror map keeps arrays, since each replica may have
+        different ones.
         """
         return self.is_whole(exchanges) and not self.keeps_own(state)
 
@@ -809,7 +817,11 @@ class Anybatch(Gradient):
     # ------------------------------------------------------------------ the log
 
     def logs(self) -> dict[str, Array]:
-        """Return the chunks of every round so far, (R, rounds). Collective."""
+        """Return two logs, numbers of chunks of the shape (R, rounds). Collective.
+
+        One has the chunks that were taken in every round so far, the other those that
+        were skipped when a checkpoint of another number of replicas was resumed.
+        """
         local_chunks = np.array(self._chunks, dtype=np.int64)
         chunks = np.array(self.grid.replicas.exchange_objects(local_chunks))
         none = np.zeros_like(chunks)
@@ -821,7 +833,7 @@ class Anybatch(Gradient):
     def recall(self, name: str, log: Array) -> None:
         """Restore the position of the streams from a log.
 
-        If the log is of another number of replicas, `start` begins new streams.
+        If the log is of another number of replicas, `start` sets the position instead.
         """
         if len(log) != self.grid.replicas.size:
             self._is_regridded = True
@@ -862,7 +874,7 @@ class Anybatch(Gradient):
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return what rank 0 sends to its neighbours in the iterations of a round.
+        """Return what rank 0 sends in all iterations of a round.
 
         The clock decides how many rows a round has, but not how many words are mixed.
         """

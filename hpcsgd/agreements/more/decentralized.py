@@ -102,15 +102,15 @@ class OwnSteps(Gradient, ABC):
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
     ) -> None:
-        """Compute out ← Y w for the sampled rows Y.
+        """Compute out ← Y w for the sampled rows Y and the weights w = `point`.
 
-        The first call of an exchange starts to send the weights before it computes.
+        The first call of an exchange calls `_depart` before it computes.
         """
         self._set_out(state)
         super().scores(task, state, rows, point, out)
 
     def ready(self, task: Task, state: State) -> Iterator[slice]:
-        """Start to send the weights, then yield the slice of all columns of w."""
+        """Call `_depart` once in an exchange, and yield the slice of all columns."""
         self._set_out(state)
         yield slice(None)
 
@@ -205,7 +205,10 @@ class OwnSteps(Gradient, ABC):
         return point
 
     def _descend(self, state: State) -> None:
-        """Step this replica along its own gradient, which contains the penalty."""
+        """Step this replica along its own gradient, which contains the penalty.
+
+        Do nothing if it had no rows in this exchange.
+        """
         count = float(self.buffer.tail[-1])
         moment = self._moment
         if not count:
@@ -501,7 +504,7 @@ class LowPrecision(OwnSteps):
         return land
 
     def _arrive(self) -> None:
-        """Apply the last records to the copies of the neighbours' weights."""
+        """Wait for the neighbours' last records; add them to the copies of weights."""
         land = self._land
         self._land = None
         if land is not None:

@@ -114,7 +114,7 @@ class Worker:
         self._pool: ThreadPoolExecutor | None = None
 
     def give(self, action: Callable[[], None]) -> "Future[None]":
-        """Submit an action, which runs after those that were submitted before."""
+        """Submit an action, to run after those submitted before; return its future."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "hpcsgd-offload")
         return self._pool.submit(self._timed, action)

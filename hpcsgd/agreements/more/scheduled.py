@@ -126,7 +126,7 @@ class Queue:
         heapq.heappush(self._waiting, piece)
 
     def pump(self) -> None:
-        """Finish complete transfers, and start pieces while there is credit."""
+        """If the queue polls, finish complete transfers; start pieces within credit."""
         while self.polls and self._travelling and self.wire.has_arrived():
             self._finish()
         while self._waiting and self.credit > 0:
@@ -245,7 +245,7 @@ class AsTheyAre:
     def factor(self, number: int) -> float:
         """Return the factor that makes the summed tile `number` a mean over rows.
 
-        It is 1 / rows of all replicas, the same for every tile.
+        It is 1 / rows of all replicas in this exchange, the same for every tile.
         """
         return 1.0 / float(self.sender.tail()[-1])
 
@@ -266,7 +266,7 @@ class EncodedTiles:
     def pieces(
         self, buffer: Buffer, tile: Tile, partition: float
     ) -> Sequence[TilePiece]:
-        """Return one piece, the whole tile; `partition` has no effect."""
+        """Return a tuple of one piece, the whole tile; `partition` has no effect."""
         return (TilePiece(buffer.tiles.index(tile), 0, tile.flat),)
 
     def start(self, piece: TilePiece) -> None:
@@ -518,9 +518,10 @@ class Scheduled(Gradient):
         self.tuning = PartitionTuner(self, state) if settings.tune_schedule else None
 
     def _open(self) -> AsTheyAre | EncodedTiles:
-        """Return the wire of the pieces, with a new communicator if plain. Collective.
+        """Return the wire of the pieces. Collective.
 
-        Ranks start pieces whenever they have credit, some earlier than others: between
+        Uncompressed pieces that are summed in one level get a new communicator. Ranks
+        start pieces whenever they have credit, some earlier than others: between
         the pieces nothing else may be sent on their communicator.
         """
         if not self.sender.sums_in_place:
@@ -667,7 +668,7 @@ class Scheduled(Gradient):
         self._is_begun = True
 
     def _messages(self) -> int:
-        """Return the number of messages of an exchange."""
+        """Return the number of pieces that are sent in an exchange."""
         pieces = (self._pieces(tile) for tile in self.buffer.tiles)
         return sum(len(of_tile) for of_tile in pieces)
 
@@ -689,7 +690,8 @@ class Scheduled(Gradient):
     def _need(self, state: State, number: int, task: Task | None) -> None:
         """Wait for tile `number` and step it, unless that is done.
 
-        Tile 0 has to be the first one, since the tail is sent with it.
+        With shapers all tiles are waited for and stepped. Tile 0 has to be the first
+        one, since the tail is sent with it.
         """
         if not self._travels[number]:
             return

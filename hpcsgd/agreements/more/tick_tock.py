@@ -162,7 +162,7 @@ class TickTock(Gradient):
         """Return the class for `mode`: `LateTickTock` for delayed, else `TickTock`.
 
         It is `AsOne` if `mode` is exact-sum and no transfer can be hidden: with one
-        replica, or if the tick has room for all `rows`.
+        replica, or if the tick has room for all `rows` of the largest replica.
         """
         if settings.mode == "delayed":
             return LateTickTock

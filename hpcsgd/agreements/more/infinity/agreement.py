@@ -129,10 +129,11 @@ class Between:
         self._begun = 0
 
     def sums(self, number: int, count: int, sizes: Sizes, add: "Add") -> Array:
-        """Return this replica's part of a gradient tile, summed over all. Collective.
+        """Return this replica's part of a gradient tile, summed over replicas.
 
-        `add` computes this replica's own gradient of the tile. When the sum is
-        returned, the sum of the next of the `count` tiles has been started.
+        Collective. `add` computes this replica's own gradient of the tile. With several
+        replicas, the sum of the next of the `count` tiles, if any, has been started
+        when the method returns.
         """
         if self.replicas.size == 1:
             return self._added(number, sum(sizes(number)), add)
@@ -248,7 +249,7 @@ class InfinityPlace:
     def earlier(self, grid: Grid, layout: TileLayout, run: str) -> TileStore:
         """Return the store of run `run`, which resumes. Collective.
 
-        The store is open at the newest step that all ranks have stored. States of
+        The store is open at the newest step that is intact on all ranks. States of
         another layout are copied into new files.
         """
         world = grid.world
@@ -616,10 +617,10 @@ class Infinity(Gradient):
         return self.opened
 
     def reopen(self, state: State, run: str) -> tuple[int, int]:
-        """Open the files of a resumed run, at the last step of all ranks. Collective.
+        """Open the files of a resumed run at the newest step intact on all ranks.
 
-        Return the number of exchanges done until then, and the number of exchanges of
-        an epoch.
+        Collective. Return the number of exchanges done until then, and the number of
+        exchanges of an epoch in the run that stored the step.
         """
         self.grid.world.together(self._take_place)
         self.run = run
@@ -633,7 +634,8 @@ class Infinity(Gradient):
     ) -> None:
         """Compute out ← Σ_b Y_b w_b over all tiles. Collective.
 
-        The first tile overwrites `out`, the others are added.
+        The weights w are read from disk, and `point` is not used. The first tile
+        overwrites `out`, the others are added.
         """
         more = None
         for part, tile in self.tiles(PURPOSE):
@@ -674,11 +676,11 @@ class Infinity(Gradient):
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return the all-reduce of the tail, and what each tile sends.
+        """Return the all-reduce of the tail, what each tile sends, and a broadcast.
 
-        The tail is [Σr | count of rows]. A tile sends an all-gather of its weights and
-        a reduce-scatter of its gradient. The height of a tile is
-        `shape.tiling.columns`.
+        The tail is [Σr | count of rows], which member 0 broadcasts where members may
+        differ in it. A tile sends an all-gather of its weights and a reduce-scatter of
+        its gradient. The height of a tile is `shape.tiling.columns`.
         """
         plan = TilePlan(shape.local_columns, shape.tiling.columns, shape.replicas)
         sent = shape.sum(shape.tail, 8)
@@ -718,7 +720,7 @@ class Infinity(Gradient):
 
     @property
     def bytes_of_a_step(self) -> tuple[int, int]:
-        """Return the bytes that this rank reads and writes in a step."""
+        """Return how many bytes this rank reads in a step, and how many it writes."""
         words = sum(self.store.layout.widths.values())
         forward = self.store.layout.widths[WEIGHTS]
         size = np.dtype(self.store.layout.dtype).itemsize
@@ -753,7 +755,7 @@ class Infinity(Gradient):
             yield plan.tile(number), words.reshape(-1, self.columns)
 
     def _sizes(self, number: int) -> list[int]:
-        """Return the words of a tile on each replica."""
+        """Return the number of words of each replica's part of a tile."""
         return [size * self.columns for size in self.store.plan.sizes(number)]
 
     def check_reads(self) -> None:

@@ -101,7 +101,8 @@ class Pipeline:
     ) -> None:
         """Pass every tile of `half` through `step`, and write it to the other half.
 
-        The halves are those of the state files: one contains the last complete step.
+        Return when all tiles are written. The halves are those of the state files: one
+        contains the last complete step.
         """
         names = list(self.files)
         for tile in self._coming(half, numbers, names, traffic):
@@ -228,7 +229,7 @@ Fill = Callable[[str, slice, Array], None]  # state, columns of the data, output
 
 @dataclass(frozen=True)
 class TileLayout:
-    """The contents of the files of all ranks, and their distribution over ranks."""
+    """The layout of the state files of one member, the same on all replicas."""
 
     columns: int  # of the data
     widths: dict[str, int]  # words a column, by state
@@ -400,7 +401,8 @@ class TileStore:
     def commit(self, document: dict[str, Any]) -> None:
         """Commit the step in the other half of the files, which is complete.
 
-        Flush the files, write a stamp with `document`, and read that half from now on.
+        Raise a stored read or write error first. If `sync`, flush the files; write a
+        stamp with `document`, and read that half from now on.
         """
         self.pipeline.check()
         began = perf_counter()
@@ -463,9 +465,6 @@ class TileStore:
         except DataError:
             self.close()
             raise
-
-
-# Arrays that live on disk and pass through memory tile by tile.
 
 
 # The files of all ranks as one: a state by its columns, on whichever rank they are.

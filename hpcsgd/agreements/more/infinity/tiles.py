@@ -309,8 +309,8 @@ class StateFile:
                 done += count
         except OSError as error:
             raise DataError(
-                f"{self.path} cannot be read ({error.strerror}); repair the drive, then"
-                " go on with --resume auto"
+                f"{self.path} cannot be read ({error.strerror}); repair the drive or"
+                " restore the files of all ranks, then go on with --resume auto"
             ) from error
         traffic.has_read(size, moved, perf_counter() - began)
 
@@ -350,7 +350,7 @@ def unreadable(path: Path, error: OSError) -> DataError:
     """Return the error of a file or folder that `error` kept from being opened."""
     return DataError(
         f"{path} cannot be opened ({error.strerror}); restore the files of all ranks,"
-        " or start anew with --resume no"
+        " or remove it and start anew with --resume no"
     )
 
 
@@ -361,8 +361,8 @@ def disk_full_error(path: Path, error: OSError, size: int) -> DataError:
     """
     return DataError(
         f"{path} cannot be written ({error.strerror}), {size} bytes were asked for;"
-        " make room or choose another [agreement] store, then go on with --resume auto:"
-        " the last complete step is kept"
+        " make room and go on with --resume auto (the last complete step is kept), or"
+        " start anew with --resume no and another [agreement] store"
     )
 
 
@@ -523,7 +523,10 @@ class TileLock:
         self.number = -1  # descriptor of the file
 
     def take(self) -> None:
-        """Take the lock; raise ConfigError if another run has it."""
+        """Take the lock, or raise ConfigError.
+
+        The error is raised if another run has the lock, or if its file cannot be made.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.number = open_locked(self.path, open_to_append)

@@ -94,14 +94,14 @@ class PlannedTraffic:
 
 @dataclass(frozen=True)
 class PlannedTime:
-    """Seconds by the cost model; None where the speed of the machine is not known.
+    """Seconds by the cost model; None where they are not predicted.
 
     Attributes
     ----------
     step, exchange, training : float or None
         Seconds of a step, of an exchange, and of all exchanges that are left.
     figures : str
-        Where the speed of the machine is from, or why there is none.
+        Where the speed of the machine is from, or why nothing is predicted.
     """
 
     step: float | None
@@ -136,7 +136,7 @@ class PlanReport:
         Messages of rank 0 for products and agreements. Evaluations, checks and the
         refinement send more.
     holds : mapping
-        Name -> bytes of the rank with most; empty where they are not predicted.
+        Use, or "total" -> bytes of the rank with most; empty where not predicted.
     takes : PlannedTime
         Seconds by the cost model.
     """
@@ -476,7 +476,8 @@ def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
     why = why_uncounted(shape, leg, config.tables()["update"])
     counts = {} if why else expected(shape, [leg])
     unknown = {
-        purpose: why or "the data, the time or the place of ranks decide"
+        purpose: why
+        or "the data, the time, the place of ranks or a class of your own decide"
         for purpose in TRAINING
         if purpose not in counts
     }
@@ -519,7 +520,10 @@ def _takes(live: AssembledRun, exchanges: int) -> PlannedTime:
         why = "product and steps were not chosen by the cost model"
         return PlannedTime(None, None, None, why)
     if chosen.figures == ASSUMED_FIGURES:
-        why = "the machine was not measured, which --machine FILE does"
+        why = (
+            "the machine was not measured, which --machine FILE does on a CPU with rows"
+            " in memory"
+        )
         return PlannedTime(None, None, None, why)
     epochs = live.config.schedule.epochs
     each = live.feed.exchanges_per_epoch

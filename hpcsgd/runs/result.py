@@ -345,7 +345,7 @@ class Result:
     def __repr__(self) -> str:
         """Return lines on the ending, the model, the optimum, work and traffic.
 
-        An advice stands in place of the optimum; without a known gap there is neither.
+        An advice stands in place of the optimum, which is left out if no gap is known.
         """
         in_brief = shorten(self.advice, ADVICE_SHOWN, placeholder=" ...")
         lines = [
@@ -980,7 +980,10 @@ def _status(path: Path, name: str) -> Status:
 
 
 def _fits(weights: Array, intercept: Array | None) -> bool:
-    """Return whether w is (d,) with a scalar intercept, or (d, K) with K of them."""
+    """Return whether w is (d,) with a scalar intercept, or (d, K) with K of them.
+
+    The intercept may be None. Both must be floating-point arrays.
+    """
     if weights.dtype.kind != "f" or weights.ndim not in (1, 2):
         return False
     return intercept is None or (

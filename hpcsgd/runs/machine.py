@@ -829,9 +829,9 @@ def time_passes(task: Task, rows: Array) -> tuple[float, float]:
 
 
 def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
-    """Return the seconds of plain steps, in one fused kernel, as a tuple of one number.
+    """Return the seconds of plain steps on rows from memory, in one fused kernel.
 
-    It is inf if the backend has no such kernel.
+    They are alone in a tuple, and inf if the backend has no such kernel.
     """
     sizes = [batch] * (len(rows) // batch)
     sizes += [len(rows) - sum(sizes)] if sum(sizes) < len(rows) else []

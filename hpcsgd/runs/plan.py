@@ -44,7 +44,7 @@ class PlannedSetting:
     source : {"named", "default", "chosen"}
         Whether the user named the value, nobody did, or hpcsgd chose it.
     reason : str
-        Why it was chosen; "" where it was not.
+        Why it was chosen, where that is known; else "".
     """
 
     name: str
@@ -131,7 +131,7 @@ class PlanReport:
     first, last : int
         Exchanges that are done where the run begins, and at its end.
     settings : tuple of PlannedSetting
-        Every setting that the run reads.
+        Every setting that the run reads and that has a value.
     sends : PlannedTraffic
         Messages of rank 0 for products and agreements. Evaluations, checks and the
         refinement send more.
@@ -326,7 +326,7 @@ def plan_settings(
     facts: PlanFacts,
     reasons: Mapping[str, str],
 ) -> tuple[PlannedSetting, ...]:
-    """Return every setting that a run reads, with who chose it.
+    """Return every setting that a run reads and that has a value, with who chose it.
 
     Parameters
     ----------

@@ -461,7 +461,8 @@ class ProgressBar(ProgressDisplay):
 def figures(view: View, wide: bool = True) -> list[str]:
     """Return texts with the loss, the rows a second, and the words a step.
 
-    The words are left out unless `wide`.
+    The rows are those of all replicas, the words those that this rank sends for
+    products. The words are left out unless `wide`.
     """
     rate = view.rows / view.seconds if view.seconds > 0 else 0.0
     words = view.words() / view.steps if view.steps else 0.0

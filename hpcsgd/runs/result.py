@@ -292,15 +292,15 @@ class Result:
     status : Status
         How the run ended.
     loss : float
-        The objective F on all rows, in float64.
+        The objective F on all training rows, in float64; for a sweep, the least.
     weights : ndarray of shape (d,) or (d, K)
         Weights.
     intercept : ndarray of shape () or (K,), or None
         Intercept; None without one.
     iterations : int
-        Steps of SGD.
+        Steps of SGD of this rank's replica.
     exchanges : int
-        Blocks of s steps, with one synchronisation each.
+        Exchanges, of s steps each.
     history : list of dict
         One record for each evaluation: epoch, loss, seconds, messages, words.
     ledger : dict

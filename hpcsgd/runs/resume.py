@@ -155,7 +155,7 @@ def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun |
 
     Collective, if `run.resume` requests a checkpoint. Rank 0 reads the newest complete
     one of a folder, or the file that `run.resume` names. A checkpoint that cannot be
-    read is passed over; `resume` raises its error.
+    read is passed over without a message; `resume` reports it.
     """
     if run.resume == "no":
         return None

@@ -298,9 +298,9 @@ class Result:
     intercept : ndarray of shape () or (K,), or None
         Intercept; None without one.
     iterations : int
-        Steps of SGD of this rank's replica.
+        Steps of this rank's replica, of SGD or coordinate descent.
     exchanges : int
-        Exchanges, of s steps each.
+        Exchanges, of at most s steps each; in coordinate descent also sweeps.
     history : list of dict
         One record for each evaluation: epoch, loss, seconds, messages, words.
     ledger : dict

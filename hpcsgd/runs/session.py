@@ -527,7 +527,7 @@ class Session:
                 before,
                 grid.replicas,
                 grid.members,
-                "from the start"
+                "from where the run began or resumed"
                 if snapshot is None
                 else f"after exchange {snapshot.exchanges}",
             )

@@ -173,7 +173,7 @@ def replica_rows(grid: Grid, reader: RowReader) -> slice:
 
 
 def column_parts(grid: Grid, reader: RowReader, partition: str) -> tuple[slice, ...]:
-    """Return the columns of every member. Collective.
+    """Return the part of the columns of every member, by member. Collective.
 
     `partition` is "equal" (numbers of columns), "stored" (stored values), or "auto": by
     stored values where the data is sparse. If the reader has an attribute `parts`,

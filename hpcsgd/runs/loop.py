@@ -266,8 +266,8 @@ class TrainingLoop(Generic[S]):
     def end(self, state: S, status: Status) -> tuple[S, Status]:
         """Wait for pending messages; return last state and final status. Collective.
 
-        `status` is that of `train`. The last state is evaluated, unless it has been or
-        the run will resume from a checkpoint.
+        `status` is that of `train`. The last state is evaluated, unless it has been, or
+        a run that can resume was interrupted, preempted or diverged.
         """
         solver = self.solver
         view = self.view
@@ -407,7 +407,7 @@ class Training(Generic[S]):
 
     @property
     def polish_facts(self) -> dict[str, Any] | None:
-        """Return the facts of the refinement; None if there is no refinement."""
+        """Return the facts of the refinement; None until one has ended."""
         return None if self.refinement is None else self.refinement.solver.facts
 
     @property

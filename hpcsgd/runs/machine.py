@@ -97,7 +97,8 @@ class MeasuredFigures:
         """Return a copy in which the correction for `product` is adjusted by `ratio`.
 
         `ratio` is the measured over the predicted time. The correction moves only
-        half-way, because one run is noisy.
+        half-way, because one run is noisy, and stays within a factor of
+        `MOST_CORRECTION`.
         """
         before = self.corrections.get(product, 1.0)
         after = before * (1 + ratio) / 2
@@ -242,8 +243,8 @@ def _tables(path: Path) -> Mapping[str, Any]:
 def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
     """Return the machine of the tables of a machine file.
 
-    All numbers are required, each with its mark and source, and other names are
-    refused. Only a file with kinds of runs may lack the numbers of the whole machine.
+    A table must have all its numbers, each with its mark and source, and other names
+    are refused. [sum] may be absent, and [rank] in a file with kinds of runs.
     """
     _only(place, tables, ("name", "about", "rank", "sum", "levels", "kinds"))
     rank = tables.get("rank")
@@ -830,7 +831,7 @@ def time_passes(task: Task, rows: Array) -> tuple[float, float]:
 def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
     """Return the seconds of plain steps on rows from memory, in one fused kernel.
 
-    They are inf if the backend has no such kernel.
+    They are alone in a tuple, and inf if the backend has no such kernel.
     """
     sizes = [batch] * (len(rows) // batch)
     sizes += [len(rows) - sum(sizes)] if sum(sizes) < len(rows) else []
@@ -852,7 +853,7 @@ def _steps(task: Task, rows: Array, batch: int) -> tuple[float]:
 
 
 def time_gram(task: Task, rows: Array, blocks: Blocks) -> tuple[float]:
-    """Return the seconds of the Gram matrix of these rows."""
+    """Return the seconds of the Gram matrix of these rows, as a tuple of one number."""
     packed = np.ones(blocks.gram_words, dtype=_inner(task))  # touched
     buffer = _room(task, len(rows))
     sampled: Rows = task.shard.matrix.gather(task.backend, rows, buffer)

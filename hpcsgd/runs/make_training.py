@@ -43,7 +43,11 @@ from hpcsgd.solvers.sgd import RunLength, SgdSolver
 def make_observers(
     parts: Parts, agreement: Agreement, evaluation: Evaluation, view: View
 ) -> list[Observer]:
-    """Return the observers of a run, in the order in which the solver calls them."""
+    """Return the observers of a run that its settings request, in calling order.
+
+    `make_training` puts records and the check of members before them, and good states
+    behind them.
+    """
     config = parts.config
     columns = parts.columns
     task = parts.task
@@ -66,7 +70,7 @@ def _best_held(
     evaluation: Evaluation,
     history: Sequence[Mapping[str, Any]],
 ) -> list[Observer]:
-    """Return an observer of the weights that are best on held-out rows.
+    """Return a list with an observer of the weights that are best on held-out rows.
 
     The list is empty unless the run stops by its validation loss.
     """
@@ -76,7 +80,7 @@ def _best_held(
 
 
 def _scales(task: Task) -> list[Observer]:
-    """Return an observer of a loss scale that each replica adapts by itself.
+    """Return a list with an observer of a loss scale that replicas adapt separately.
 
     The list is empty if there is no such loss scale.
     """
@@ -87,7 +91,7 @@ def _scales(task: Task) -> list[Observer]:
 
 
 def _averages(parts: Parts, evaluation: Evaluation, planned: int) -> list[Observer]:
-    """Return an observer that averages the last iterates.
+    """Return a list with an observer that averages the last iterates.
 
     The list is empty if the run requests no average. `planned` is the number of
     exchanges of the run.
@@ -230,7 +234,7 @@ def is_replayable(
 
 
 def recorders(parts: Parts, agreement: Agreement) -> list[Observer]:
-    """Return the recorder of exchanges.
+    """Return a list with the recorder of exchanges of this rank.
 
     The list is empty if they cannot be replayed, if the run requests no recording or
     has no run folder, or if this rank is not in replica 0.

@@ -75,7 +75,7 @@ GROUP_FILES = (
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on memory, with `free` bytes that may still be taken.
+    """A limit: `free` bytes, less those `held` by its processes, may still be taken.
 
     With `whole`, `free` is instead what all processes may have together, from their
     start. All processes of a node that name the same `holder` share these bytes.
@@ -344,7 +344,7 @@ class ExchangeSizes:
 
     @property
     def is_monitored(self) -> bool:
-        """True if the run has a recurrence and is long enough that it is checked."""
+        """True if the run has, or may choose, a recurrence that will be checked."""
         each = -(-self.epoch.replica.rows // self.rows)
         count = self.config.schedule.most_epochs * each
         kind = self.products.kind
@@ -406,7 +406,7 @@ class ExchangeSizes:
 
     @property
     def _products(self) -> Iterator[Any]:
-        """Yield all products of which one will be chosen.
+        """Yield the product of the settings; if it is open, those whose buffers count.
 
         For sparse rows `gather` is left out: its bytes count as those of the local
         columns.
@@ -492,7 +492,7 @@ class MemoryNeed:
 
     @property
     def claim(self) -> int:
-        """Bytes of the peak that the process does not hold yet."""
+        """Bytes of the peak beyond those of `process`."""
         return self.total - self.process
 
     @property
@@ -751,10 +751,10 @@ def _remedy(parts: dict[str, int], config: RunConfig, shared: bool) -> str:
     return {
         "process": "put fewer ranks on a node, or set a larger run.memory",
         "matrix": (
-            "use a smaller sampling.window"
+            f"use a smaller sampling.window, or more ranks{apart} if X is sparse"
             if config.sampling.mode == "blocks"
             else f"use more ranks{apart}, halve it with --precision c, or"
-            " stream it with --sampling blocks"
+            " stream it with --sampling blocks if X is dense"
         ),
         "columns": f"use more replicas{apart} (--grid)",
         "exchange": f"use a smaller --steps than {steps}, or a smaller --batch",

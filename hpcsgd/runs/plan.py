@@ -44,7 +44,7 @@ class PlannedSetting:
     source : {"named", "default", "chosen"}
         Whether the user named the value, nobody did, or hpcsgd chose it.
     reason : str
-        Why it was chosen; "" where it was not.
+        Why it was chosen, where that is known; else "".
     """
 
     name: str
@@ -94,14 +94,14 @@ class PlannedTraffic:
 
 @dataclass(frozen=True)
 class PlannedTime:
-    """Seconds by the cost model; None where the speed of the machine is not known.
+    """Seconds by the cost model; None where they are not predicted.
 
     Attributes
     ----------
     step, exchange, training : float or None
         Seconds of a step, of an exchange, and of all exchanges that are left.
     figures : str
-        Where the speed of the machine is from, or why there is none.
+        Where the speed of the machine is from, or why nothing is predicted.
     """
 
     step: float | None
@@ -131,12 +131,12 @@ class PlanReport:
     first, last : int
         Exchanges that are done where the run begins, and at its end.
     settings : tuple of PlannedSetting
-        Every setting that the run reads.
+        Every setting that the run reads and that has a value.
     sends : PlannedTraffic
         Messages of rank 0 for products and agreements. Evaluations, checks and the
         refinement send more.
     holds : mapping
-        Name -> bytes of the rank with most; empty where they are not predicted.
+        Use, or "total" -> bytes of the rank with most; empty where not predicted.
     takes : PlannedTime
         Seconds by the cost model.
     """
@@ -326,7 +326,7 @@ def plan_settings(
     facts: PlanFacts,
     reasons: Mapping[str, str],
 ) -> tuple[PlannedSetting, ...]:
-    """Return every setting that a run reads, with who chose it.
+    """Return every setting that a run reads and that has a value, with who chose it.
 
     Parameters
     ----------
@@ -476,7 +476,8 @@ def _sends(live: AssembledRun, first: int, last: int) -> PlannedTraffic:
     why = why_uncounted(shape, leg, config.tables()["update"])
     counts = {} if why else expected(shape, [leg])
     unknown = {
-        purpose: why or "the data, the time or the place of ranks decide"
+        purpose: why
+        or "the data, the time, the place of ranks or a class of your own decide"
         for purpose in TRAINING
         if purpose not in counts
     }
@@ -519,7 +520,10 @@ def _takes(live: AssembledRun, exchanges: int) -> PlannedTime:
         why = "product and steps were not chosen by the cost model"
         return PlannedTime(None, None, None, why)
     if chosen.figures == ASSUMED_FIGURES:
-        why = "the machine was not measured, which --machine FILE does"
+        why = (
+            "the machine was not measured, which --machine FILE does on a CPU with rows"
+            " in memory"
+        )
         return PlannedTime(None, None, None, why)
     epochs = live.config.schedule.epochs
     each = live.feed.exchanges_per_epoch

@@ -85,7 +85,7 @@ class TrainedModel:
 def model_of(result: Result) -> TrainedModel:
     """Return the model of a result.
 
-    Raise ConfigError if `result` is no result of one run, such as that of a sweep.
+    Raise ConfigError if `result` is not a `Result`, or is that of a sweep.
     """
     check_result(result)
     if "models" in result.report:
@@ -192,11 +192,12 @@ def column_names(model: TrainedModel, what: str) -> list[str]:
 
 
 def rows_for(model: TrainedModel, reader: RowReader) -> tuple[RowReader, str]:
-    """Return the rows in the form of the training, and a sentence about what was done.
+    """Return the rows in the form of the training, and a sentence on their scaling.
 
-    Raw rows are scaled with the column means and scales of the training data. Columns
-    with other names, in another order or of another number are refused, and so are rows
-    that were scaled otherwise.
+    The sentence is "" if they were neither scaled nor shortened to length 1. Raw rows
+    are scaled with the column means and scales of the training data. Columns with other
+    names, in another order or of another number are refused, and so are rows that were
+    scaled otherwise.
     """
     check_names(model.names, names_of(reader), _in_order(model, reader))
     if reader.cols != len(model.weights):
@@ -609,7 +610,7 @@ def evaluate(
         loss, and `clipped_scores`. Classifiers add `accuracy`, `errors` and
         `errors_by_label`; others add `r2` = 1 − Σc(y − μ)²/Σc(y − ȳ)² and
         `mean_deviance` = (2/Σc) Σ c_i (ℓ_i − min_t ℓ(t, y_i)). `preparation` is a
-        sentence, if the training data was scaled.
+        sentence, if the rows were scaled or shortened to length 1.
 
     Raises
     ------

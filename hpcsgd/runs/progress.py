@@ -117,7 +117,7 @@ class TimeShares:
     def since_last(self, view: View) -> str:
         """Return a text with the shares since the last call, in per cent.
 
-        "" if no time has been measured.
+        "" if no time has been measured since then.
         """
         phases = view.phases()
         work = sum(phases.get(name, 0.0) for name in WORK)
@@ -187,7 +187,7 @@ class Forecast:
         """Return the mean seconds of one evaluation.
 
         It is over the evaluations since this start, or else over those of earlier
-        starts.
+        starts; 0 without any.
         """
         if self.evaluations:
             seconds = view.phases().get("evaluate", 0.0) - self.earlier_evaluating
@@ -298,7 +298,7 @@ class TerminalBar:
     def move(self, completed: float, after: str, text: str | None = None) -> None:
         """Fill the bar up to `completed` of the total.
 
-        Write `text` before the bar and `after` behind it.
+        Write `text` before the bar and `after` behind it; None keeps the text before.
         """
         self.progress.update(
             self.task, completed=completed, description=text, after=after
@@ -310,10 +310,10 @@ class TerminalBar:
 
 
 def make_progress(seconds: float) -> list[Callback]:
-    """Return the callback that shows the progress of a run, if any.
+    """Return a list with the callback that shows the progress of a run.
 
     It is a bar in a notebook, or on a terminal behind standard error. Otherwise it
-    writes a line every `seconds` seconds; 0 shows nothing.
+    writes a line every `seconds` seconds; if they are 0, the list is empty.
     """
     if in_notebook():
         return [NotebookProgress()]
@@ -429,7 +429,8 @@ class NotebookProgress(ProgressDisplay):
 class ProgressBar(ProgressDisplay):
     """Callback that shows a bar on a terminal.
 
-    It shows loss, rows a second, words a step, shares of the time, and the time left.
+    It shows loss, rows a second, words a step (on a wide terminal alone), shares of the
+    time, and the time left.
     """
 
     every = 0.1  # seconds between redraws: more would cost the run, not help the eye
@@ -460,7 +461,8 @@ class ProgressBar(ProgressDisplay):
 def figures(view: View, wide: bool = True) -> list[str]:
     """Return texts with the loss, the rows a second, and the words a step.
 
-    The words are left out unless `wide`.
+    The rows are those of all replicas, the words those that this rank sends for
+    products. The words are left out unless `wide`.
     """
     rate = view.rows / view.seconds if view.seconds > 0 else 0.0
     words = view.words() / view.steps if view.steps else 0.0
@@ -479,7 +481,7 @@ class SlowerThanExpected(Callback):
     """Callback that logs once if steps are slower than expected of two products.
 
     These are the product that runs and its fastest rival: a step takes more than `MUCH`
-    times what was expected of either. The run keeps its product and s, since others
+    times what was expected of each. The run keeps its product and s, since others
     give other bits, and a resumed run could not be repeated. `keeps`: the product keeps
     batches of the first epoch, so that steps are judged some epochs later.
     """

@@ -101,7 +101,10 @@ class Recorder(Observer):
             self._take(state, number, "after")
 
     def at_end(self, state: State, number: int, is_finished: bool) -> None:
-        """Write the recording of this leg of the run, up to exchange `number`."""
+        """Write the recording of this leg, up to exchange `number`, and earlier legs.
+
+        Only the rank with a `path` writes.
+        """
         with self.columns.grid.world.working("writing what was recorded"):
             self._write(number)
 

@@ -28,11 +28,11 @@ ROWS_AT_ONCE = 1024
 
 
 def find_damage(live: AssembledRun) -> str:
-    """Return a sentence on the first non-finite value of any rank's block; "" for none.
+    """Return a sentence on a non-finite value of X in memory; "" if no rank has one.
 
-    The data was finite when it was read, so such a value came later: from faulty
-    memory, or from code that wrote where it should not. Streamed rows are not searched.
-    Collective.
+    It is the first value on the first rank that has one. The data was finite when it
+    was read, so such a value came later: from faulty memory, or from code that wrote
+    where it should not. Streamed rows are not searched. Collective.
     """
     rank_places = live.grid.world.exchange_objects(_first_bad(live))
     places = [(rank, place) for rank, place in enumerate(rank_places) if place]
@@ -42,7 +42,8 @@ def find_damage(live: AssembledRun) -> str:
     sentence = (
         f"the memory of rank {rank} holds a value that is not finite at row {row},"
         f" column {column}, where the data had a finite one when it was read; check"
-        " that machine's memory, then go on with --resume auto"
+        " that machine's memory, then go on with --resume auto, or start again if there"
+        " is no checkpoint"
     )
     if live.grid.world.rank == 0:
         log.error("%s", sentence)
@@ -101,8 +102,9 @@ def device_loss_error(
 ) -> DeviceLost:
     """Return the error that ends the run after a lost GPU.
 
-    It names the last exchange, the checkpoint that was saved and how to resume. Making
-    it does not use the GPU. `rank` is None if another rank has reported the loss.
+    It names the last exchange, the newest checkpoint of the run folder, if any, and how
+    to resume or start again. Making it does not use the GPU. `rank` is None if another
+    rank has reported the loss.
     """
     where = "before the first exchange"
     if live is not None:

@@ -254,9 +254,11 @@ def report(
 
 
 def _judged(live: AssembledRun) -> dict[str, Any]:
-    """Return the models of a sweep with their losses, and the loss on held-out rows.
+    """Return what the last evaluation measured beside F, and the models of a sweep.
 
-    The dict is empty for a run that has neither.
+    It may have measured the loss on held-out rows, the gradient, the gap, and the
+    losses of a sweep's models. For one model the dict is empty after a refinement,
+    whose facts are apart, and with emulated members.
     """
     models = live.task.models
     history = live.view.history

@@ -292,15 +292,15 @@ class Result:
     status : Status
         How the run ended.
     loss : float
-        The objective F on all rows, in float64.
+        The objective F on all training rows, in float64; for a sweep, the least.
     weights : ndarray of shape (d,) or (d, K)
         Weights.
     intercept : ndarray of shape () or (K,), or None
         Intercept; None without one.
     iterations : int
-        Steps of SGD.
+        Steps of this rank's replica, of SGD or coordinate descent.
     exchanges : int
-        Blocks of s steps, with one synchronisation each.
+        Exchanges, of at most s steps each; in coordinate descent also sweeps.
     history : list of dict
         One record for each evaluation: epoch, loss, seconds, messages, words.
     ledger : dict
@@ -345,7 +345,7 @@ class Result:
     def __repr__(self) -> str:
         """Return lines on the ending, the model, the optimum, work and traffic.
 
-        An advice stands in place of the optimum; without a known gap there is neither.
+        An advice stands in place of the optimum, which is left out if no gap is known.
         """
         in_brief = shorten(self.advice, ADVICE_SHOWN, placeholder=" ...")
         lines = [
@@ -980,7 +980,10 @@ def _status(path: Path, name: str) -> Status:
 
 
 def _fits(weights: Array, intercept: Array | None) -> bool:
-    """Return whether w is (d,) with a scalar intercept, or (d, K) with K of them."""
+    """Return whether w is (d,) with a scalar intercept, or (d, K) with K of them.
+
+    The intercept may be None. Both must be floating-point arrays.
+    """
     if weights.dtype.kind != "f" or weights.ndim not in (1, 2):
         return False
     return intercept is None or (

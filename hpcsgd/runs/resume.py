@@ -154,8 +154,8 @@ def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun |
     """Return what a checkpoint records about the run to resume; None if there is none.
 
     Collective, if `run.resume` requests a checkpoint. Rank 0 reads the newest complete
-    one, or the file that `run.resume` names. `resume` reads it again with its arrays,
-    and raises the errors of files that cannot be read.
+    one of a folder, or the file that `run.resume` names. A checkpoint that cannot be
+    read is passed over without a message; `resume` reports it.
     """
     if run.resume == "no":
         return None
@@ -194,7 +194,7 @@ def _find(run: RunSection) -> tuple[Path, Snapshot] | None:
     """Return path and contents of the checkpoint to resume from; None if there is none.
 
     It is the file that `run.resume` names, or the newest complete one of the folder
-    that it names; for "auto", of the run folder.
+    that it names; for "auto", of the run folder. A folder that it names must have one.
     """
     if run.resume == "no":
         return None
@@ -338,9 +338,10 @@ def _check_arrays(live: AssembledRun, checkpoint: Snapshot) -> None:
 
 
 def _wanted(live: AssembledRun, checkpoint: Snapshot) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every array that this run restores.
+    """Return the shapes that arrays of the checkpoint must have, by name.
 
-    The shapes are without the axis of replicas.
+    They are without the axis of replicas. If weights and states are on disk, no array
+    is required.
     """
     if live.config.agreement.on_disk:
         return {}

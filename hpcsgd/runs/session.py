@@ -54,8 +54,8 @@ from hpcsgd.solvers.snapshot import Snapshot
 class Start:
     """The model that a run begins with; the momentum of its update begins at zero.
 
-    Without weights it is the null model: zero weights, and the intercept that is best
-    with them, where there is one.
+    Without weights it is the null model: zero weights and, if the model has an
+    intercept, that of `best_constant`.
     """
 
     weights: Array | None = None  # (d, K)
@@ -102,11 +102,11 @@ class Start:
 
 
 def best_constant(live: AssembledRun) -> Array:
-    """Return the intercept of the null model, (K,). Collective.
+    """Return the intercept of the null model, (K,) or (1,). Collective.
 
-    It is the link of the mean target, which is best with zero weights for most
-    families, and about best for huber. It is zero for probit and for losses of signed
-    targets.
+    One number is for all K scores. It is the link of the mean target, which is best
+    with zero weights for most families, and about best for huber. It is zero for probit
+    and for losses of signed targets.
     """
     shard = live.task.shard
     family = live.task.family
@@ -148,7 +148,7 @@ def _link(kind: str, total: Array) -> Array:
     """Return the link of the mean target, (K,), from sums over all rows.
 
     The links of classes are the logarithms of their weights, less the mean of these. A
-    class without rows counts as if it had a weight of one.
+    class of a weight below one counts as if it had a weight of one.
     """
     link: Array
     if kind == "real":
@@ -231,14 +231,14 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Leg:
-    """A part of a run: to its end, to a fall-back, or to the loss of ranks.
+    """A part of a run: to its end, a fall-back, a lower rate, or the loss of ranks.
 
     Attributes
     ----------
     config : RunConfig
         The settings.
     snapshot : Snapshot or None
-        The state that it goes on from; None: where the run begins, or a checkpoint.
+        The state that it goes on from; None: the start of the run, or its checkpoint.
     requested : RunConfig or None
         The settings before the first fall-back; None: there was none.
     request : Request
@@ -430,7 +430,7 @@ class Session:
         return self._leg_of_fallback(leg, live) or self._leg_of_lower_rate(leg, live)
 
     def _begin(self, leg: Leg, live: AssembledRun, folder: RunFolder) -> None:
-        """Restore the state with which the leg begins, and prepare to train.
+        """Restore the state from which the leg begins; prepare to train. Collective.
 
         The run folder is prepared, too, and kernels are warmed up.
         """
@@ -527,7 +527,7 @@ class Session:
                 before,
                 grid.replicas,
                 grid.members,
-                "from the start"
+                "from where the run began or resumed"
                 if snapshot is None
                 else f"after exchange {snapshot.exchanges}",
             )

@@ -586,8 +586,9 @@ def note_measured(
 ) -> None:
     """Log predicted and measured time of a step; correct the machine file by them.
 
-    Only rank 0 does so, and only if the time of a step was predicted. `measured` is the
-    seconds of a step in the run that is over, `total` the seconds of its training.
+    Only rank 0 does so, and only if the time of a step was predicted. The file is
+    corrected only if the prediction used it. `measured` is the seconds of a step in the
+    run that is over, `total` the seconds of its training.
     """
     if rank or not chosen.seconds or not measured:
         return

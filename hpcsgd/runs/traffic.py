@@ -31,7 +31,10 @@ Count = dict[str, dict[str, int]]
 
 
 def kind_of(settings: AgreementSettings) -> type[Agreement] | None:
-    """Return the class of an agreement; None if it has no formula for its messages."""
+    """Return the class of an agreement; None for a user's class without a formula.
+
+    Such a class does not define `messages` itself.
+    """
     kind = get_agreement(settings.kind)
     # A formula that a user's class inherits is the formula of another agreement.
     is_own = kind.__module__.startswith("hpcsgd.") or "messages" in vars(kind)
@@ -57,10 +60,11 @@ def of_leg(shape: RunShape, leg: Leg) -> RunShape:
 
 
 def expected(shape: RunShape, legs: list[Leg]) -> Count:
-    """Return calls, words and bytes of a whole run, by purpose.
+    """Return calls, words and bytes of rank 0 in a whole run, by purpose.
 
-    The purpose "agreement" is left out if the data or the time decide what it sends.
-    For codecs, only bytes are exact.
+    The purpose "agreement" is left out if an agreement has no formula, or if the data
+    or the time decide what it sends. A purpose has bytes alone where a codec hides the
+    number of calls and words.
     """
     products = [s for leg in legs for s in _products(shape, leg, leg is legs[-1])]
     counts = {"products": totals(products)}

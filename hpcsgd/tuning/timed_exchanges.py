@@ -214,7 +214,7 @@ class Stage:
         return assemble_run(config, opened, [])
 
     def _fewer(self, setting: TimedSetting) -> LoadedRows:
-        """Return local rows for a first epoch of at most about `first_epoch` seconds."""
+        """Return the first local rows, enough for `first_epoch` seconds if possible."""
         loaded = self.opened.loaded
         replicas = self.opened.grid.replicas.size
         first = TimedSetting(FIRST[setting.product], setting.steps, setting.batch)

@@ -722,7 +722,8 @@ def cost(result: Result) -> str:
 def advise(result: Result) -> str:
     """Return what to try next.
 
-    It is the advice for a run that ended badly, else advice on loss and time.
+    It is the advice of the result if the run ended badly or missed its goal, else
+    advice on its loss, its time and phases of its method that it never reached.
     """
     report = result.report
     is_judged = "remedies" in report or report.get("converged") is False

@@ -40,6 +40,7 @@ def gpu_counter(address: str, library: Any = None) -> Callable[[], int]:
 
 
 def open_library() -> Any:
+    """Return the library of the NVIDIA driver; raise OSError if it cannot be loaded."""
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError as error:

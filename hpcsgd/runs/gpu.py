@@ -312,8 +312,8 @@ def make_on_gpu(
     may_ask = kernel == "auto" and takes > 0  # the same on all ranks
     if may_ask and not all(grid.world.exchange_objects(takes <= left)):
         log.info(
-            "the Gram matrix is not computed by cuBLAS, for whose workspace of %s the"
-            " GPU has no room, but by a kernel of hpcsgd",
+            "the Gram matrix is not computed by cuBLAS, for whose workspace of %s a GPU"
+            " of the run has no room, but by a kernel of hpcsgd",
             format_bytes(takes),
         )
         kernel = "own"
@@ -392,8 +392,8 @@ def on_gpu(product: Product) -> "CudaExchanges | None":
 def _kept(name: str, task: Task, feed: Feed, device: "Device") -> int:
     """Return the bytes that a product keeps on the device beside its buffers.
 
-    They are those of all Grams for `cached`, those of rows with all columns and their
-    messages where several members hold all columns, and otherwise 0.
+    They are those of all Grams for `cached`; those of rows and weights with all columns
+    and of their messages where several members hold all columns; and otherwise 0.
     """
     from hpcsgd.backends.cuda.matrix import bytes_of_member_rows, bytes_of_rows
 

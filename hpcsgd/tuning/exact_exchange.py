@@ -267,7 +267,7 @@ def largest_safe_rate(exchange: ExactExchange) -> float:
     """Return the largest rate at which no error grows: min_j 2/(λ + l ‖Y_j‖²/b).
 
     Up to this rate every step I − η(λ + YᵀDY/b) has a norm of at most 1, where D
-    contains the slopes of the rows, at most l.
+    contains the slopes of the rows, at most l. It is inf if λ and all slopes are 0.
     """
     squares = exchange.norms.values**2 / np.array(exchange.steps.sizes)
     steepest = exchange.steps.l2 + exchange.steepest * squares

@@ -214,7 +214,10 @@ class Stage:
         return assemble_run(config, opened, [])
 
     def _fewer(self, setting: TimedSetting) -> LoadedRows:
-        """Return the first local rows, enough for `first_epoch` seconds if possible."""
+        """Return first local rows, for a first epoch of about `first_epoch` seconds.
+
+        They are the rows of at least `LEAST` exchanges, or all rows if there are fewer.
+        """
         loaded = self.opened.loaded
         replicas = self.opened.grid.replicas.size
         first = TimedSetting(FIRST[setting.product], setting.steps, setting.batch)

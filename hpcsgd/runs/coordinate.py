@@ -875,7 +875,8 @@ class CoordinateRun(Session):
         if weights.shape != needed:
             raise ConfigError(
                 f"the initial model (start) has weights of shape {weights.shape}, and"
-                f" these data need {needed}; give a model of the same columns"
+                f" these data need {needed}; give a model of the same columns and"
+                " classes"
             )
         local_weights = weights[loaded.shard.columns].astype(np.float64)
         return ready.form.begin(ready.nonempty.narrow(local_weights))

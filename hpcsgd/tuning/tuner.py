@@ -83,8 +83,8 @@ class TuningQuestion:
     def __post_init__(self) -> None:
         if not LEAST_SECONDS <= self.seconds < float("inf"):
             raise ConfigError(
-                f"--seconds {self.seconds:g}: at least {LEAST_SECONDS:g} is needed;"
-                " 30 is usual"
+                f"--seconds {self.seconds:g}: a finite number of at least"
+                f" {LEAST_SECONDS:g} is needed; 30 is usual"
             )
         if not self.batches or min(self.batches) < 1:
             raise ConfigError("--batch: give whole numbers of at least 1, as 8,16,32")

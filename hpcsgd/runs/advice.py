@@ -126,9 +126,9 @@ DOMINATES = 0.5  # share of the training time worth doing something about
 
 
 def waiting(result: Result) -> float:
-    """Return the share of the training time that rank 0 spent in collectives.
+    """Return the share of the training time in collectives of products and agreements.
 
-    They are those for products and agreements.
+    It is that of the rank of the ledger in `result`.
     """
     return waiting_for(result, "products") + waiting_for(result, "agreement")
 
@@ -390,7 +390,8 @@ def _about_rate(live: AssembledRun, is_stalled: bool) -> list[str]:
 def _about_columns(live: AssembledRun) -> list[str]:
     """Return advice to standardize columns of unlike spreads or far from 0, or [].
 
-    Collective, one pass over the rows. Prepared columns get no advice.
+    Collective, one pass over the rows. Prepared columns get no advice, and columns of
+    sparse rows none for being far from 0.
     """
     if live.loaded.facts.preparation.columns != "raw":
         return []
@@ -520,12 +521,13 @@ BOUNDS = {"lower", "upper"}
 def judge_fit(result: Result, names: SettingNames = OF_TRAIN) -> None:
     """Write into the report how near the optimum the fit is, and what to change.
 
-    `converged` says whether the goal is reached, `gap` is the last upper bound of F −
-    F*, and `advice` is a sentence if the goal is not reached, in which settings have
-    the names `names`. `certified` says whether the gap is at most tol · max(|F|, 1e-3 ·
-    F₀), with the tol of the run and F₀ the loss of the null model above the least that
-    F could be. It is None if no gap is known, or if the gap has no limit, as after
-    steps of SGD alone whose goal is no gap.
+    `converged` says whether the goal is reached, or whether the run ended well if it
+    has no goal. `gap` is the last upper bound of F − F*; None if there is none.
+    `advice` is a sentence if the goal is not reached, in which settings have the names
+    `names`. `certified` says whether the gap is at most tol · max(|F|, 1e-3 · F₀), with
+    the tol of the run and F₀ the loss of the null model above the least that F could
+    be. It is None if no gap is known, or if the gap has no limit, as after steps of SGD
+    alone whose goal is no gap.
     """
     report = result.report
     report["gap"] = result.history[-1].get("gap") if result.history else None
@@ -720,7 +722,8 @@ def cost(result: Result) -> str:
 def advise(result: Result) -> str:
     """Return what to try next.
 
-    It is the advice for a run that ended badly, else advice on loss and time.
+    It is the advice of the result if the run ended badly or missed its goal, else
+    advice on its loss, its time and phases of its method that it never reached.
     """
     report = result.report
     is_judged = "remedies" in report or report.get("converged") is False
@@ -739,7 +742,7 @@ def advise(result: Result) -> str:
 
 
 def _about_coordinates(result: Result) -> str:
-    """Return advice for coordinate descent, which has no rate but epochs and s."""
+    """Return advice for coordinate descent, on epochs, tolerance or s alone."""
     if result.status is not Status.CONVERGED:
         return "more --epochs, or a larger coordinate.tol"
     if waiting(result) > DOMINATES:

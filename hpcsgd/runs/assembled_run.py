@@ -90,7 +90,7 @@ class Parts(PlannedRun):
     product: Product
     feed: Feed
     columns: Columns
-    undo: list[Callable[[], None]]  # what closes the groups that were opened
+    undo: list[Callable[[], None]]  # close the opened communicators
 
     @property
     def is_watched(self) -> bool:

@@ -628,7 +628,7 @@ class Saver(Generic[S]):
             self.failed += 1
             log.warning(
                 "the checkpoint after exchange %d cannot be written (%s); training goes"
-                " on, %s; make room in %s",
+                " on, %s; make room or give write access in %s",
                 checkpoint.exchanges,
                 getattr(error, "strerror", None) or repr(error),
                 self._kept(),

@@ -208,7 +208,10 @@ def _of_epochs(config: RunConfig) -> Iterator[str]:
 
 
 def product_refusals(config: RunConfig) -> Iterator[str]:
-    """Yield a sentence if the product is unknown, or needs batches that come again."""
+    """Yield a sentence for an unknown product, or one that the sampling prevents.
+
+    A product that stores batches needs batches that come again in every epoch.
+    """
     name = config.products.kind
     mode = config.sampling.mode
     if name != AUTO:
@@ -612,7 +615,7 @@ def snapshot_observers(
     evaluation: Evaluation,
     columns: Columns,
 ) -> list[Observer]:
-    """Return the observer that takes snapshots; none for other updates."""
+    """Return a list with the observer that takes snapshots; [] for other updates."""
     if config.update.kind != KIND:
         return []
     every = config.update.snapshot

@@ -64,9 +64,9 @@ MODES = ("shuffle-once", "reshuffle")
 
 
 def form_of(config: RunConfig, ranks: int) -> str:
-    """Return the form of `config` on `ranks` ranks.
+    """Return the name of the form of coordinate descent for `config` on `ranks` ranks.
 
-    Raise ConfigError if it has none.
+    Raise ConfigError if no form can run.
     """
     refuse(_refusals(config, ranks))
     return best_form(config)
@@ -434,8 +434,9 @@ def _centers(objective: Objective) -> Centers | None:
 def _block(shard: Shard) -> int:
     """Return how many rows are read at once; 0 leaves the number to the objective.
 
-    The number follows from the density of sparse rows. It is 0 with several members:
-    they would choose different numbers, and they sum scores block by block.
+    The number follows from the density of sparse rows. It is 0 for dense rows, and with
+    several members: they would choose different numbers, and they sum scores block by
+    block.
     """
     if not shard.matrix.is_sparse or len(shard.parts) > 1:
         return 0
@@ -643,9 +644,10 @@ class Descent:
         """Do nothing: a form writes no checkpoint to continue from."""
 
     def advance(self, state: CoordinatePoint, view: View) -> CoordinatePoint:
-        """Take the steps of one exchange, or of sweeps without an exchange.
+        """Take the steps of one exchange; return the state, which is changed in place.
 
-        A sweep counts as an exchange.
+        A form that needs no exchanges makes some sweeps instead, each of which counts
+        as an exchange.
         """
         self.clock.start()
         if not self.is_amid:
@@ -744,7 +746,8 @@ class CertifiedEvaluation:
     def measure(self, state: CoordinatePoint, view: View) -> bool:
         """Evaluate the point, after making x the same bits on all ranks. Collective.
 
-        Loss, gradient and gap are put into the view.
+        Loss, gradient and gap are put into the view. Return True: no loss counts as a
+        divergence.
         """
         with np.errstate(all="ignore"):  # a figure that is not finite is reported
             self.ready.opened.grid.world.broadcast(state.x, 0, "evaluate")
@@ -788,7 +791,7 @@ class CertifiedEvaluation:
             return
         figure = "gap unknown" if seen.gap is None else f"gap {seen.gap:.2g}"
         if not np.isfinite(seen.loss):
-            figure = "the loss is not finite"
+            figure = "the loss is not finite: scale the columns of X"
         # One order for all epochs may be a bad one.
         is_fixed = config.sampling.mode == "shuffle-once"
         log.warning(
@@ -863,7 +866,7 @@ class CoordinateRun(Session):
         return result
 
     def _start(self, ready: OpenedForm) -> CoordinatePoint:
-        """Return the point of the null model, or that of the initial weights."""
+        """Return the point of the initial weights; without them, of the null model."""
         if self.start is None or self.start.weights is None:
             return ready.form.begin()
         weights = self.start.weights
@@ -872,7 +875,8 @@ class CoordinateRun(Session):
         if weights.shape != needed:
             raise ConfigError(
                 f"the initial model (start) has weights of shape {weights.shape}, and"
-                f" these data need {needed}; give a model of the same columns"
+                f" these data need {needed}; give a model of the same columns and"
+                " classes"
             )
         local_weights = weights[loaded.shard.columns].astype(np.float64)
         return ready.form.begin(ready.nonempty.narrow(local_weights))

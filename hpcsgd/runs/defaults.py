@@ -64,7 +64,10 @@ def has_section(config: Any, name: str) -> bool:
 
 
 def grid_on(ranks: int, grid: Any, config: Any) -> Any:
-    """Return `grid`; without one, (ranks, 1) if `config` names a method of replicas."""
+    """Return `grid`, or (ranks, 1) if `config` names a method of replicas without one.
+
+    `grid` is also returned on one rank, and if `config` has a section [grid].
+    """
     name = _agreement(config).get("kind", AUTO)
     kind = _kind(config)
     if ranks == 1 or grid is not None or has_section(config, "grid"):
@@ -268,8 +271,9 @@ class FitArguments:
     def _leave_to_method(self, tables: Tables) -> None:
         """Adapt the defaults in `tables` to the method that `config` names, if any.
 
-        Settings that the method has itself are removed; averages are turned off if its
-        agreement supports none.
+        Only arguments that the caller left at their defaults are adapted. The steps and
+        the update rule are removed if the method sets them itself, and averages are
+        turned off if its agreement supports none.
         """
         if not isinstance(self.config, Mapping):
             return
@@ -289,7 +293,7 @@ class FitArguments:
     def schedule(self, way: str, replicas: int = 1) -> dict[str, Any]:
         """Return the settings of [schedule] for the algorithm `way`, a key of `EPOCHS`.
 
-        A batch is of the rows of a step, or of its coordinates.
+        The batch counts the rows of a step, or its coordinates in coordinate descent.
         """
         batch = plain(self.batch)
         steps = plain(self.steps)
@@ -502,7 +506,11 @@ class FitArguments:
     def _stop(
         self, problem: dict[str, Any], way: str, hold_out: float
     ) -> dict[str, Any]:
-        """Return the settings of [stop], by which SGD without L-BFGS ends early."""
+        """Return the settings of [stop], by which steps of SGD or SVRG end early.
+
+        They are {} before a refinement and for coordinate descent, unless rows are held
+        out.
+        """
         goal = {"tol": self.tolerance(STEPS_TOL), "patience": plain(self.patience)}
         if hold_out:
             return {"on": "validation", **goal}
@@ -602,7 +610,10 @@ def setting_of_sgd(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def defaults_reason(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return why a run has the defaults that it has; "" where `tables` name them."""
+    """Return why a run has the defaults that it has; "" where `tables` name them.
+
+    If they name "sgd" and a setting of SGD, too, that setting is the reason.
+    """
     requested = requested_defaults(tables)
     named = setting_of_sgd(tables)
     if requested == SGD and named:

@@ -40,6 +40,7 @@ def gpu_counter(address: str, library: Any = None) -> Callable[[], int]:
 
 
 def open_library() -> Any:
+    """Return the library of the NVIDIA driver; raise OSError if it cannot be loaded."""
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -104,7 +105,7 @@ class EnergyMeter:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.counters = tuple(counters)
-        self.reason = reason  # why nothing is counted, or nothing
+        self.reason = reason  # why nothing is counted; "" if there is no reason
         self.joules = [0.0] * len(self.counters)
         self.seconds = 0.0
         self._clock = clock
@@ -269,8 +270,8 @@ def _package(node: str, name: str, domain: Path) -> Counter:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it holds no number"
         raise OSError(
-            f"{file} cannot be read ({why}); ask the administrator of this machine for"
-            f" read permission (chmod a+r {file})"
+            f"{file} cannot be read ({why}); if permission is missing, ask the"
+            f" administrator of this machine for it (chmod a+r {file})"
         ) from error
     period = _text(domain / "max_energy_range_uj")
     whole = int(period) if period.isdigit() else 0

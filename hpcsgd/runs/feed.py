@@ -76,7 +76,11 @@ class RoundFeed(Feed):
     stream: Stream | None = None
 
     def progress(self, done: int) -> tuple[int, int]:
-        """Return (rounds, rows): each round is one step, and rows are those so far."""
+        """Return (done, rows): each round is one step.
+
+        The rows are all that this replica has taken from the stream, whatever `done`
+        is; 0 without a stream.
+        """
         stream = self.stream
         return done, stream.rows_in(0, stream.taken) if stream is not None else 0
 
@@ -121,7 +125,8 @@ def make_feed(
 def steps_together(config: RunConfig) -> int:
     """Return the number of batches of an exchange.
 
-    It is s, or the batches whose gradients an agreement on gradients sums together.
+    If replicas share gradients, it is the number of batches whose gradients are summed
+    together; else it is s.
     """
     agreement = config.agreement
     if agreement.shares_gradients:

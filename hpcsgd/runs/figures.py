@@ -111,7 +111,7 @@ REFERENCE = re.compile(r"(?<=#)[\w.-]+(?=\)|$)")
 
 
 def clean(text: str) -> str:
-    """Return `text` with spaces for characters that XML does not allow."""
+    """Return `text` with spaces for control characters, U+FFFE and U+FFFF."""
     return "".join(c if c >= " " and c not in "\ufffe\uffff" else " " for c in text)
 
 

@@ -46,7 +46,10 @@ class RunFolder:
         return self.path / HISTORY if self.path else None
 
     def claim(self) -> None:
-        """Make the folder and lock it; raise ConfigError if another run holds it."""
+        """Make the folder and lock it.
+
+        Raise ConfigError if another run holds it, or if it cannot be written.
+        """
         if self.path is None:
             return
         try:
@@ -74,7 +77,7 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     def finish(self, result: Result) -> str:
-        """Save the result; return what could not be saved and why, or ""."""
+        """Save the result; return "", or what was not saved, why, and a remedy."""
         if self.path is None:
             return ""
         # `save` would make a new folder, with nothing in it but the result.

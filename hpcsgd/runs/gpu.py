@@ -1,4 +1,4 @@
-"""The GPU of a run, and its product there."""
+"""The GPU of a run, its memory, and the product that runs on it."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ SHARED = "NCCL needs a GPU for each rank, and share_gpus = true; leave share_gpu
 
 
 def take_gpu(share_gpus: bool) -> "Device":
-    """Open the GPU of this rank; raise ConfigError or MissingPackage on failure."""
+    """Return the GPU of this rank; raise ConfigError or MissingPackage on failure."""
     from hpcsgd.backends.cuda.device import device_of_rank
     from hpcsgd.backends.cuda.driver import count_gpus
     from hpcsgd.backends.cuda.kernels import build_of
@@ -51,9 +51,10 @@ def take_gpu(share_gpus: bool) -> "Device":
 def open_gpu(
     config: RunConfig, world: Communicator
 ) -> "tuple[Device | None, Communicator]":
-    """Return the GPU of this rank, if requested, and the world that sends GPU arrays.
+    """Return the GPU of this rank, and the world that sends GPU arrays.
 
-    Called by all ranks. An error on one rank, as a missing package, is raised on all.
+    Without `--device cuda`, return None and `world`. Called by all ranks. An error on
+    one rank, as a missing package, is raised on all.
     """
     run = config.run
     if run.device != "cuda":
@@ -181,9 +182,10 @@ def check_device_memory(
     """Return the bytes that are left for each rank on the fullest GPU of the run.
 
     Raise ConfigError if the GPU of this rank has no room for the run, before the matrix
-    is sent. Called by all ranks; ranks that share a GPU share its free memory. `held`:
-    bytes of the weights and of the arrays of steps, if a rank has not all columns of
-    them.
+    is sent. If only another GPU has no room, its ranks raise the error, and the result
+    here is negative. Called by all ranks; ranks that share a GPU share its free memory.
+    `held`: bytes of the weights and of the arrays of steps, if a rank has not all
+    columns of them.
     """
     wide = task.columns * task.states
     need = device_need(task.shard.matrix, demand, device.multiprocessors, wide, held)
@@ -310,8 +312,8 @@ def make_on_gpu(
     may_ask = kernel == "auto" and takes > 0  # the same on all ranks
     if may_ask and not all(grid.world.exchange_objects(takes <= left)):
         log.info(
-            "the Gram matrix is not computed by cuBLAS, for whose workspace of %s the"
-            " GPU has no room, but by a kernel of hpcsgd",
+            "the Gram matrix is not computed by cuBLAS, for whose workspace of %s a GPU"
+            " of the run has no room, but by a kernel of hpcsgd",
             format_bytes(takes),
         )
         kernel = "own"
@@ -390,8 +392,8 @@ def on_gpu(product: Product) -> "CudaExchanges | None":
 def _kept(name: str, task: Task, feed: Feed, device: "Device") -> int:
     """Return the bytes that a product keeps on the device beside its buffers.
 
-    They are those of all Grams for `cached`, those of rows with all columns and their
-    messages where several members hold all columns, and otherwise 0.
+    They are those of all Grams for `cached`; those of rows and weights with all columns
+    and of their messages where several members hold all columns; and otherwise 0.
     """
     from hpcsgd.backends.cuda.matrix import bytes_of_member_rows, bytes_of_rows
 

@@ -178,7 +178,8 @@ class FitStatistics:
     dispersion : float
         φ, by which the inverse information is multiplied.
     pearson : float or None
-        Pearson's χ² = Σ c (y − μ)²/V(μ); None for a family without it.
+        Pearson's χ² = Σ c (y − μ)²/V(μ); None without a likelihood, or for several
+        classes.
     deviance : float or None
         D = 2 Σ c (ℓ − min ℓ); None without a likelihood.
     null_deviance : float or None
@@ -186,12 +187,13 @@ class FitStatistics:
         without a likelihood, or if no best intercept was found.
     log_likelihood : float or None
         Σ c log f(y), of gaussian at its largest, where φ = D/n; None without a
-        likelihood, as of counts with a requested dispersion.
+        likelihood, as if a dispersion is requested for a family whose φ is 1.
     decrement : float
-        gᵀ H⁻¹ g / φ at the coefficients: no coefficient is further from its optimum
-        than the square root of it, in standard errors.
+        gᵀ H⁻¹ g / φ at the coefficients, where Σ c r² / Σ c h stands for φ without a
+        likelihood: no coefficient is further from its optimum than the square root of
+        it, in standard errors.
     clusters : int or None
-        G, the number of clusters.
+        G, the number of clusters; None for another covariance.
 
     Examples
     --------
@@ -331,7 +333,7 @@ class FitSummary:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return a table and a picture of the intervals for a notebook."""
+        """Return HTML: a table and, with matplotlib, a picture of the intervals."""
         title = f"{self.family}: {self.kind}"
         rows = self._rows()
         note = "; ".join(self._head()[1:])
@@ -456,7 +458,8 @@ class RowPass:
         """Return the sums over all rows, and keep the scores. Collective.
 
         One message of P² + P + 6 words, of 2 P² + P + 6 for the sandwich, and of
-        P² + G P + P + 6 for G clusters; members exchange scores and rows before.
+        P² + G P + P + 6 for G = `groups` clusters; members exchange scores and rows
+        before.
         """
         P = self.hessian.variables
         family = self.rows.objective.family
@@ -542,9 +545,9 @@ class RowPass:
         return float(self.rows.height if weights is None else weights.sum())
 
     def farthest(self, step: Array) -> float:
-        """Return the largest change of a score by `step`, in scaled variables.
+        """Return the largest size of the change of any row's score by `step`.
 
-        Collective: one more pass, and one message.
+        `step` is in scaled variables. Collective: one more pass over the rows.
         """
         largest = 0.0
         K = self.model.scores
@@ -652,7 +655,10 @@ class InferenceSystem:
         )
 
     def solve(self, sums: RowSums, groups: int) -> InferenceSolution:
-        """Return the covariance and Newton's step; raise DataError where there is none.
+        """Return the covariance, Newton's step and the figures that go with them.
+
+        Raise DataError if they cannot be computed: sums that are not finite, a singular
+        information matrix, too few rows, or a dispersion that cannot be estimated.
 
         `groups` is the number of clusters.
         """

@@ -78,7 +78,10 @@ class Case:
 
     @property
     def loudest(self) -> float:
-        """Return a bound of the entries of Gram G and margins z, and of their parts."""
+        """Return a bound of all |G_ij| and |z_i|, also of the parts of members.
+
+        G is the Gram and z are the margins before the exchange.
+        """
         of = self.exchange
         squares = np.square(of.rows).sum(axis=1).max(initial=0.0)
         reach = np.abs(of.rows) @ np.abs(of.before)
@@ -160,7 +163,8 @@ def rounded(values: Array, form: Format) -> Array:
 def sent(values: Array, form: Format, loudest: float) -> Array:
     """Return sizes a with |fl(v) − v| ≤ u a, for values v of a scaled message.
 
-    The scale takes `loudest` into the upper half of the format's range.
+    a is |v|, at least the least normal number times the scale; it is 0 for v = 0. The
+    scale, of formats that need one, takes `loudest` into the upper half of the range.
     """
     factor = 2.0 * loudest / form.largest if form.wants_scale else 1.0
     size = np.abs(values)
@@ -170,7 +174,8 @@ def sent(values: Array, form: Format, loudest: float) -> Array:
 def binade(values: Array, form: Format) -> Array:
     """Return sizes a with |fl(v) − v| ≤ u a for values v that are known exactly.
 
-    They are the powers of two at or below |v|, at least the least normal number.
+    a is the power of two at or below |v|, at least the least normal number; it is 0 for
+    v = 0.
     """
     _, exponent = np.frexp(values)
     size = np.ldexp(1.0, np.maximum(exponent - 1, form.least))
@@ -184,7 +189,8 @@ def partial_sums(parts: Iterable[Array], form: Format) -> Array:
 
         |ŝ_k − s_k| ≤ |ŝ_{k−1} − s_{k−1}| + min(u |ŝ_{k−1} + p_k|, |p_k|):
 
-    the number nearest to the sum is no further from it than ŝ_{k−1}, a number.
+    the number nearest to ŝ_{k−1} + p_k is no further from it than ŝ_{k−1}, which is a
+    number of the format, too.
     """
     unit = form.unit_roundoff
     total = error = np.zeros(1)
@@ -196,7 +202,7 @@ def partial_sums(parts: Iterable[Array], form: Format) -> Array:
 
 
 def chunks(columns: slice, width: int) -> Iterator[slice]:
-    """Yield the chunks of `columns`, of `width` columns each, the last one shorter."""
+    """Yield the chunks of `columns`, `width` columns each; the last may be shorter."""
     for first in range(columns.start, columns.stop, width):
         yield slice(first, min(first + width, columns.stop))
 
@@ -330,9 +336,10 @@ def inner(case: Case) -> float:
 def residual(case: Case) -> float:
     """Return T7, the bound of ‖δw‖ by the format of the residuals.
 
-    The errors are u (6 |μ| + |r|) in the residuals r, with means μ, and u |t| in the
-    scores t. Sample weights c add u c |r|, and targets y that are not numbers of the
-    format add u |y|.
+    The errors are u c (6 |μ| + |r|) in the residuals c r, with means μ and sample
+    weights c (1 without weights), and u |t| in the scores t. Sample weights add
+    u c |r|, and targets y that are not numbers of the format add u c |y|. Where
+    r ≠ μ − y, `mean_size` replaces |μ|.
     """
     of = case.exchange
     path = case.exchange.path
@@ -515,7 +522,7 @@ def emulated_residual(case: Case) -> float:
 
     The errors are u |t| in the scores t and u |r| in the residuals r, twice with sample
     weights. Between the two roundings the residual is computed in a wide format. If the
-    format of the residuals is wide, the bound is `residual`.
+    format of the residuals is wide, the function `residual` computes the bound.
     """
     of = case.exchange
     path = case.exchange.path
@@ -589,7 +596,7 @@ def bound(
     Parameters
     ----------
     exchange : ExactExchange
-        The rows of the exchange in exact arithmetic.
+        The exchange in exact arithmetic: its rows, steps and weights.
     precision : Precision
         The nine number formats.
     model : {"emulated", "any"}, default="emulated"
@@ -599,7 +606,8 @@ def bound(
     Returns
     -------
     dict of Term
-        Field -> bound. Their sum bounds the error of all nine formats together.
+        Field -> bound. The sum of their `absolute` bounds the error of all nine formats
+        together.
 
     Examples
     --------
@@ -667,9 +675,10 @@ def _case(
 
 
 def _is_emulated(precision: Precision, field: str) -> bool:
-    """Return True if every rounding to the format of `field` is emulated.
+    """Return True if sums or messages in the format of `field` are emulated.
 
-    Their order is known then.
+    The order of their roundings is known then. `matrix` and `margin`, in which nothing
+    is summed, return False.
     """
     form = get_format(getattr(precision, field))
     if field == "gram_wire":

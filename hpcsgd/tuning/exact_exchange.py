@@ -47,7 +47,7 @@ class SgdSteps:
 
     @property
     def blocks(self) -> Blocks:
-        """Return where each batch begins: the number of its first row."""
+        """Return the batches with their sizes and the numbers of their first rows."""
         return blocks_of(self.sizes)
 
     @cached_property
@@ -112,8 +112,8 @@ class ExactExchange:
     before : (d, K), the weights as they are held before the exchange
     family : the GLM
     intercept : (K,), or None
-    parts : the columns of every member, in rank order; all of them where empty
-    exponents : (d,), powers of two that columns are stored times, or None
+    parts : the columns of every member, in rank order; empty: one member has all
+    exponents : (d,), k for a column that is stored times 2ᵏ, or None
     loss_scale : what residuals of a format with few exponents are stored times
     """
 
@@ -180,7 +180,7 @@ class ExactPath:
     scores: Array  # t, (m, K)
     residuals: Array  # r, sample weights included, (m, K)
     bare: Array  # r without them, (m, K)
-    intercepts: Array  # of every row's batch, (m, K) or zeros
+    intercepts: Array  # before every row's step, (m, K); zeros without an intercept
     iterates: tuple[Array, ...]  # w_j before every step, (d, K)
     after: Array  # w⁺, (d, K)
 
@@ -251,7 +251,7 @@ def _norm(Y: Array) -> tuple[float, bool]:
 def slopes_of(exchange: ExactExchange) -> Array:
     """Return a bound l_i of ∂r/∂t for every row, (m, 1).
 
-    It is the bound of the family's curvature if it has one, else the largest slope
+    It is the bound of the family's curvature if it has one, else a bound of the slopes
     within `ROOM` of the exact score; both are multiplied by the weight of the row.
     """
     family = exchange.family
@@ -267,7 +267,7 @@ def largest_safe_rate(exchange: ExactExchange) -> float:
     """Return the largest rate at which no error grows: min_j 2/(λ + l ‖Y_j‖²/b).
 
     Up to this rate every step I − η(λ + YᵀDY/b) has a norm of at most 1, where D
-    contains the slopes of the rows, at most l.
+    contains the slopes of the rows, at most l. It is inf if λ and all slopes are 0.
     """
     squares = exchange.norms.values**2 / np.array(exchange.steps.sizes)
     steepest = exchange.steps.l2 + exchange.steepest * squares
@@ -277,8 +277,8 @@ def largest_safe_rate(exchange: ExactExchange) -> float:
 def growth_of(exchange: ExactExchange) -> Array:
     """Return bounds of the growth of an error of step j in the steps after it, (s,).
 
-    One step multiplies an error by at most max(ρ, |ρ − h l ‖Y‖²|), where ρ = 1 − ηλ and
-    h = η/b. An intercept is not penalised, so that the first ρ is then 1.
+    One step multiplies an error by at most max(|ρ|, |ρ − h l ‖Y‖²|), where ρ = 1 − ηλ
+    and h = η/b. An intercept is not penalised, so that the first ρ is then 1.
     """
     steps = exchange.steps
     rho = 1.0 - np.array(steps.rates) * steps.l2

@@ -96,7 +96,8 @@ def draw_sample(
     """Return rows from slices of the whole data; all rows if there are few.
 
     The sample has enough rows for two exchanges of `group_rows` rows, where the data
-    have as many. If `family` has classes, the sample has a row of every class.
+    have as many. If `family` has classes, the sample has a row of every class, unless
+    there are more than `MOST_CLASSES`.
     """
     fits = BYTES // (8 * row_words(reader))
     sample_rows = max(min(max(ROWS, 4 * group_rows), fits), 2 * group_rows)
@@ -159,7 +160,10 @@ def _places(rows: int, wanted: int, seed: int) -> list[slice]:
 
 
 def _rare_labels(reader: RowReader, parts: list[slice]) -> list[slice]:
-    """Return the first row of every label that no part contains, as slices."""
+    """Return the first row of every label that no part contains, as slices.
+
+    If there are more than `MOST_CLASSES` labels, return [].
+    """
     y = reader.targets(slice(0, reader.rows))
     labels, firsts = np.unique(y, return_index=True)
     if len(labels) > MOST_CLASSES:
@@ -591,11 +595,11 @@ def cost_of(
     sums: Sequence[Sum],
     seconds: bool,
 ) -> Cost:
-    """Return the cost of one exchange of one member.
+    """Return the cost of one exchange of the first member.
 
     Bytes are counted. Seconds of arithmetic are measured if `seconds` is set and no
     format is emulated. Seconds of messages are those of the fastest of `sums`, the
-    all-reduce algorithms between members, or 0 if `sums` is empty.
+    all-reduce algorithms between members; 0 if `sums` is empty or there is one member.
     """
     moved = bytes_of(exchange, precision)
     members = len(exchange.parts)
@@ -612,9 +616,9 @@ def cost_of(
 def bytes_of(exchange: ExactExchange, precision: Precision) -> dict[str, int]:
     """Return the bytes that each field moves in one exchange of the first member.
 
-    They are those of rows and weights in memory, and of words in messages. A field is
-    one of the nine formats of a precision; its bytes are 0 if its values stay in the
-    processor.
+    They are those of rows, margins, residuals and weights in memory, and those of sums
+    of margins and Gram in messages, 0 with one member. A field is one of the nine
+    formats of a precision; its bytes are 0 if its values stay in the processor.
     """
     m = len(exchange.rows)
     width = exchange.parts[0].stop - exchange.parts[0].start
@@ -643,7 +647,7 @@ def _network_seconds(
     """Return the seconds of the messages by the fastest of the algorithms `sums`.
 
     G and z are one message if they have the same format, else two. A narrow message
-    needs two calls.
+    needs two calls. The result is 0 for one member, or if `sums` is empty.
     """
     members = len(exchange.parts)
     if members == 1 or not sums:
@@ -727,7 +731,8 @@ class RecipeChoice:
 
     recipe: str
     predicted_gap: float
-    considered: dict[str, dict[str, float]]  # recipe -> seconds an exchange, gap
+    # recipe -> predicted gap, and seconds of an exchange (reproducible: place in ORDER)
+    considered: dict[str, dict[str, float]]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a dict, for the report."""

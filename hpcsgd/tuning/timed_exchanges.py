@@ -166,9 +166,10 @@ class Stage:
         return setting.rows <= self.rows
 
     def burst(self, setting: TimedSetting, seconds: float) -> Burst:
-        """Time exchanges of a setting for about `seconds` seconds. Collective.
+        """Time exchanges of a setting for about `seconds` seconds; return the burst.
 
-        If the product stores batches, the timed exchanges are those of later epochs.
+        Collective. If the product stores batches, the timed exchanges are those of
+        later epochs.
         """
         later = product_facts(setting.product).keeps_batches
         if setting not in self._runs:
@@ -187,7 +188,10 @@ class Stage:
         np.empty(min(size, MOST_TOUCHED), dtype=np.uint8).fill(0)
 
     def first(self, setting: TimedSetting) -> Burst:
-        """Return the burst of the first epoch of a setting that `burst` has timed."""
+        """Return the burst of the first epoch of `setting`, which `burst` has timed.
+
+        Its product stores batches.
+        """
         return Burst(setting, False, *self._runs[setting].first)
 
     def forget(self) -> None:
@@ -210,7 +214,10 @@ class Stage:
         return assemble_run(config, opened, [])
 
     def _fewer(self, setting: TimedSetting) -> LoadedRows:
-        """Return the rows on which a first epoch takes about `first_epoch` seconds."""
+        """Return first local rows, for a first epoch of about `first_epoch` seconds.
+
+        They are the rows of at least `LEAST` exchanges, or all rows if there are fewer.
+        """
         loaded = self.opened.loaded
         replicas = self.opened.grid.replicas.size
         first = TimedSetting(FIRST[setting.product], setting.steps, setting.batch)
@@ -262,7 +269,8 @@ class _TimedRun:
     def _wake(self) -> None:
         """Run the first exchanges, in which memory is allocated, before any burst.
 
-        If the product stores batches, run and time the whole first epoch.
+        If the product stores batches, run the whole first epoch, and time all of it but
+        the very first exchanges.
         """
         live = self.live
         live.warm_up()
@@ -324,7 +332,10 @@ class TimeBudget:
         return root_seconds
 
     def until(self, share: float) -> float:
-        """Return the seconds until `share` of the time is spent, or 0. Collective."""
+        """Return the seconds until `share` of the time is spent, 0 if it is.
+
+        Collective.
+        """
         return max(share * self.seconds - self.spent, 0.0)
 
 
@@ -473,7 +484,7 @@ class MachineModels:
     """
 
     job: CostInputs  # of the run that is planned, whatever its batch
-    start: Machine
+    start: Machine  # of kinds without a fit
     machines: Mapping[str, Machine] = field(default_factory=dict)
 
     def step(self, setting: TimedSetting) -> float:

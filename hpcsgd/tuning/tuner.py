@@ -83,8 +83,8 @@ class TuningQuestion:
     def __post_init__(self) -> None:
         if not LEAST_SECONDS <= self.seconds < float("inf"):
             raise ConfigError(
-                f"--seconds {self.seconds:g}: at least {LEAST_SECONDS:g} is needed;"
-                " 30 is usual"
+                f"--seconds {self.seconds:g}: a finite number of at least"
+                f" {LEAST_SECONDS:g} is needed; 30 is usual"
             )
         if not self.batches or min(self.batches) < 1:
             raise ConfigError("--batch: give whole numbers of at least 1, as 8,16,32")
@@ -166,7 +166,7 @@ def probing_steps(batch: int, rows: int, most: int) -> list[int]:
     """Return the numbers of steps of `PROBED` that are timed for the fit.
 
     Their exchanges have at most `rows` rows, those of a replica, and at most `most`. If
-    there are none, the largest number of `STEPS` that fits is returned.
+    there are none, only the largest of `STEPS` that fits is returned, if any does.
     """
     fits = [s for s in STEPS if s * batch <= min(rows, most)]
     steps = [s for s in PROBED if s in fits]
@@ -299,7 +299,8 @@ def learning_run(config: RunConfig, sample: Sample, way: LearningSetting) -> Res
 def rows_to(result: Result, goal: float) -> float:
     """Return the epochs until the loss was `goal`; inf if it was not reached.
 
-    Between evaluations, the logarithm of the loss is interpolated linearly.
+    A run that diverged returns inf, too. Between evaluations, the logarithm of the loss
+    is interpolated linearly, or the loss itself if the later one is not positive.
     """
     if result.status is Status.DIVERGED:
         return inf
@@ -324,8 +325,9 @@ def _goal(result: Result) -> float:
     if result.status is Status.DIVERGED or not goal < losses[0]:
         raise ConfigError(
             f"the loss does not fall with {result.config['schedule']['batch']} rows a"
-            f" step and rate {result.config['rate']['value']:g}, so that batches cannot"
-            " be compared; give another --rate, or only one value as --batch"
+            f" step and rate {result.config['rate']['value']:g}, so that batches"
+            " and grids cannot be compared; give another --rate, or only one value as"
+            " --batch and one replica"
         )
     return goal
 
@@ -658,8 +660,9 @@ def tune(question: TuningQuestion, world: Communicator) -> TuningResult:
     every = [c for group in groups for c in group.candidates(question, usable)]
     if not every:
         raise ConfigError(
-            f"{sample.rows} rows are fewer than one exchange needs;"
-            " use a smaller --batch or --steps"
+            "tune has no setting to time: one exchange of all replicas needs more than"
+            f" {sample.rows} rows, or no run with so many replicas reached the loss of"
+            " one replica; use a smaller --batch or --steps, or another --rate"
         )
     best = time_best_candidates(every, groups, budget)
     for group in groups:
@@ -683,8 +686,8 @@ def rows_to_time(
     """Return how many rows settings are timed on. Collective.
 
     They are as many as are read in half of the seconds, up to `SAMPLE` bytes, which no
-    cache holds; but at least as many as 8 steps of the largest batch, or `MOST_ROWS`,
-    where the data have so many.
+    cache holds; but at least those of 8 steps of the largest batch (`MOST_ROWS` if that
+    is fewer), where the data have so many.
     """
     reading = measure_reading(reader, world)
     least = min(max(question.batches) * 8, MOST_ROWS)
@@ -805,9 +808,10 @@ PREFERRED = ("c", "fp32", "d", "fp8", "fp16", "bf16", "fp64")
 def time_best_candidates(
     every: Sequence[Candidate], groups: Sequence[CandidateGroup], budget: TimeBudget
 ) -> list[Candidate]:
-    """Time the candidates with the best scores, in turns; return the best five.
+    """Time the candidates with the best scores, in turns; return up to five of them.
 
-    Measured times correct the scores, so that more candidates may be timed.
+    They are the best by measured times, the best first. Measured times also correct the
+    scores, so that more candidates may be timed.
     """
     timings: dict[Candidate, list[float]] = {}
     ratios: dict[tuple[Any, ...], float] = {}

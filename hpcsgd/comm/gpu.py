@@ -421,7 +421,10 @@ LAUNCHERS = (
     ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-SHARE = "start fewer ranks on each node, or set share_gpus = true"
+SHARE = (
+    "start fewer ranks on each node, or set share_gpus = true (not with transport ="
+    " nccl)"
+)
 
 
 def gpu_of_rank(

@@ -53,7 +53,8 @@ def gather_bytes(total: int, ranks: int) -> float:
 def exchange_bytes(payload: int, ranks: int) -> float:
     """Return the bytes a rank sends in an all-to-all: (p−1)/p of the payload.
 
-    It sends all pieces except its own; p is the number of ranks.
+    It sends all pieces except its own, all taken to be of equal size; p is the number
+    of ranks.
     """
     return (ranks - 1) / ranks * payload
 
@@ -514,8 +515,9 @@ class Communicator(Transport):
         """Return a context in which this group is reproducible, if `is_ordered`.
 
         All ranks then get the same bits of a sum, and sums of parts are added in rank
-        order. Groups that are split in the context stay reproducible. A reproducible
-        group is so whatever `is_ordered` is. All ranks must enter and leave.
+        order, except by NCCL. Groups that are split in the context stay reproducible. A
+        reproducible group is so whatever `is_ordered` is. All ranks must enter and
+        leave.
         """
         before = self.reproducible
         self.reproducible = before or is_ordered
@@ -764,7 +766,7 @@ class Communicator(Transport):
     def keep(self, array: Array) -> Array:
         """Return a lasting copy of `array`, which must be equal on all ranks.
 
-        Ranks of a node may share the copy. Collective.
+        Ranks of a node may share the copy, which is then read-only. Collective.
         """
         if self.size == 1:
             return array.copy()

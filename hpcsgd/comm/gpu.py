@@ -421,7 +421,10 @@ LAUNCHERS = (
     ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-SHARE = "start fewer ranks on each node, or set share_gpus = true"
+SHARE = (
+    "start fewer ranks on each node, or set share_gpus = true (not with transport ="
+    " nccl)"
+)
 
 
 def gpu_of_rank(
@@ -505,7 +508,7 @@ def _has_its_own(environment: Mapping[str, str], visible: int, ranks: int) -> bo
 
 
 def _listed(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of GPUs in CUDA_VISIBLE_DEVICES; none where it is not set."""
+    """Return the names of GPUs in CUDA_VISIBLE_DEVICES; [] if it is not set."""
     return [name for name in environment.get(VISIBLE, "").split(",") if name.strip()]
 
 

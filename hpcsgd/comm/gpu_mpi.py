@@ -58,8 +58,8 @@ class HostStaging(Carrier):
     def begin(self, collective: Collective, blocking: bool) -> Transfer:
         """Copy the arrays to the host and begin the collective there.
 
-        `wait` of the transfer copies the result back to the device. A blocking
-        collective in place goes chunk by chunk, and is over on return.
+        `wait` of the transfer queues the copy of the result to the device. A blocking
+        collective in place goes chunk by chunk; on return all its copies are queued.
         """
         c = collective
         in_place = c.receive is c.send

@@ -46,7 +46,7 @@ class LauncherRank(NamedTuple):
 def launched(environment: Mapping[str, str]) -> LauncherRank | None:
     """Return the rank and the number of ranks that a launcher's variables state.
 
-    If launchers are nested, the innermost one that sets both counts. None if none does.
+    Of nested launchers, the innermost one that sets both is read. None if none does.
     """
     for by, *names in LAUNCHERS:
         if by in AROUND_AGENTS and has_agent(environment):

@@ -281,7 +281,11 @@ class DelayedCommunicator(Communicator):
         return DONE
 
     def _seconds(self, collective: Collective) -> float:
-        """Return the seconds of a collective, whose result is there if it blocks."""
+        """Return the seconds of a collective on the network.
+
+        Those of an exchange of objects depend on the objects of all ranks once they are
+        received, as after a blocking call, and before that on this rank's alone.
+        """
         moved = collective.wire_bytes(self.modelled_ranks)
         if collective.kind == "swap":
             return self.network.alpha + moved / self.network.bandwidth

@@ -295,7 +295,11 @@ class ThreadCommunicator(Communicator):
 
 
 def _message(c: Collective) -> Any:
-    """Return what a rank sends: an item, a copy of an array, or pieces of a copy."""
+    """Return the message of a rank.
+
+    It is the object itself, a list with one piece of a copied array for each rank if
+    ranks receive different pieces, else a copy of the array.
+    """
     if c.kind == "objects":
         return c.send.value
     if c.kind in ("exchange", "deal", "parts", "ordered_parts"):

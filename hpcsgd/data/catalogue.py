@@ -284,6 +284,6 @@ def _elsewhere(card: Card, target: Path, error: OSError) -> DataError:
         else f"its SHA-256 is {card.file.sha256}"
     )
     return DataError(
-        f"{card.file.url} cannot be fetched ({reason}); download it on a machine with"
-        f" internet access and copy it to {target} ({checksum})"
+        f"{card.file.url} cannot be fetched ({reason}); check the network and the room"
+        f" in the folder, or download it elsewhere and copy it to {target} ({checksum})"
     )

@@ -168,7 +168,8 @@ def _where(path: Path, dataset: Any) -> tuple[Any, tuple[int, int], Array]:
     if not hasattr(dataset, "chunks") or not is_plain(dataset):
         raise DataError(
             f"{path}: /X cannot be read directly, because it is sparse, compressed,"
-            " virtual or not in native byte order; convert it to a dense store"
+            " virtual, boolean, in other files or not in native byte order; convert it"
+            " to a dense store"
         )
     try:
         return dataset.dtype, *places_of(dataset)

@@ -390,7 +390,7 @@ class Hdf5Reader:
     """A reader of a store or of any file with /X (and /y, for training).
 
     While `checks` is true, whole blocks are compared with their checksums as they are
-    read. A read is widened to whole blocks if that adds at most a quarter to it.
+    read. A read of X is widened to whole blocks if that adds at most a quarter to it.
     `mpi` is the communicator of mpi4py whose ranks all open the file, for MPI-IO.
     """
 

@@ -189,8 +189,8 @@ class Csr:
     def to_scipy(self) -> Any:
         """Return the matrix as a scipy.sparse.csr_array; floating storages only.
 
-        The arrays of the result are those of this matrix where the integers are of the
-        dtype that SciPy requires.
+        The result shares `data` with this matrix, and `indices` unless SciPy requires
+        another dtype of integers; its `indptr` is a copy.
         """
         from scipy.sparse import csr_array
 

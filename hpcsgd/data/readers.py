@@ -90,7 +90,7 @@ def names_of(reader: RowReader) -> list[str] | None:
 
 
 def categories_of(reader: RowReader) -> dict[str, list[str]] | None:
-    """Return the levels of the columns of a reader that were text, or None."""
+    """Return column -> levels for columns that were text; None without any."""
     levels: dict[str, list[str]] | None = getattr(reader, "categories", None)
     return levels
 
@@ -579,7 +579,10 @@ class DeviceReader(MemoryReader):
         return block
 
     def device_block(self, rows: slice, cols: slice, element: str) -> Any:
-        """Return the block on the GPU if it has the format `element`, else None."""
+        """Return the block on the GPU, or None if it must be converted on the host.
+
+        It is returned if X is float32 and `element` is fp32 or tf32.
+        """
         if element not in AS_THEY_ARE or self.X.dtype != np.float32:
             return None
         return self.X[rows, cols]
@@ -678,7 +681,8 @@ def prepare(
 
     `wanted` is the preparation of the training data; if it is None (unknown), rows are
     not changed. `trained_on` is the file of the training, for the remedy in a message.
-    Rows with another preparation raise DataError.
+    Rows that were prepared in another way raise DataError; raw rows do not. The
+    sentence is "" if rows are not changed, unless their columns were scaled before.
     """
     preparation = preparation_of(reader)
     if wanted is None:
@@ -711,9 +715,7 @@ def _scaled_otherwise(
     same = wanted.unit_rows == given.unit_rows
     if wanted.is_raw or (wanted.scales is None and given.scales is not None):
         what = "scaled columns" if given.scales is not None else "rows of length 1"
-        return DataError(
-            f"{data} has {what} and the model was trained on raw rows; give it raw rows"
-        )
+        return DataError(f"{data} has {what}, unlike the training data; give raw rows")
     if wanted.scales is not None and given.scales is not None and same:
         what = "columns scaled with other means and scales than the training data"
     else:

@@ -240,15 +240,16 @@ class FoldSplit:
         return np.asarray(fold[:, None] == np.append(np.arange(self.folds), -1))
 
     def check(self, trained: Array, kept: Array) -> None:
-        """Raise DataError if the weights of training or held-out rows sum to 0.
+        """Raise DataError if training or held-out weights of a column sum to 0.
 
         `trained` and `kept` contain the sum of the sample weights in each column: over
         rows that are trained on, and over rows that are held out.
         """
         if (trained <= 0.0).any():
             raise DataError(
-                "sample_weight sums to zero over the rows that are trained on; give at"
-                " least one of them a weight above 0"
+                "no rows are left to train on (with folds: outside of one of them), or"
+                " only rows with sample weights of 0; hold out fewer rows, or give one"
+                " of the others a weight above 0"
             )
         if (kept[: self.folds or 1] <= 0.0).any():
             raise DataError(

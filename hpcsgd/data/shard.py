@@ -67,7 +67,8 @@ class Shard:
 
         Sides are targets, weights and offsets. `sides` contains the exact ones by field
         name, and `keep` converts a column to the array that is stored. Steps use
-        rounded columns; the reported loss is that of the exact data.
+        rounded columns; the reported loss is that of the exact data. Weights with a
+        column for each fold stay rounded.
         """
         exact: dict[str, Any] = {}
         for name, column in sides.items():

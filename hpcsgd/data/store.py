@@ -214,7 +214,7 @@ def _largest(squares: Array) -> float:
 def _encode(
     layout: StoreLayout, values: Array, first: int, path: Path, indptr: Any = None
 ) -> Array:
-    """Return encoded values; raise DataError if a finite value becomes infinite.
+    """Return encoded values; raise DataError if a finite value becomes inf or NaN.
 
     `indptr` is that of CSR rows, None for dense rows; `first` is the number of the
     first row.

@@ -102,10 +102,10 @@ class Unheld:
     def straight(self, held: Any, device: RowDevice) -> bool:
         """Read all rows from the drive into `held`, an array on a GPU; return success.
 
-        Return False without GPUDirect Storage, if `held` has another shape than the
-        rows, if these columns are not those of exactly one tile of the file, or if the
-        read fails. The rows are not checked here: they were checked when the file was
-        read before.
+        Return False without a `place` or GPUDirect Storage, if `held` has another shape
+        than the rows, if these columns are not those of exactly one tile of the file,
+        or if the read fails. The rows are not checked here: they were checked when the
+        file was read before.
         """
         if self.place is None or tuple(held.shape) != self.shape or not has_gds():
             return False

@@ -46,10 +46,10 @@ class Knobs:
             "balance": self.balance is None or 0 < self.balance < 1,
         }
         ranges = {
-            "condition": "at least 1",
+            "condition": "at least 1 and finite",
             "correlation": "between -1 and 1",
             "density": "above 0 and at most 1",
-            "noise": "at least 0, and below 0.5 for labels",
+            "noise": "at least 0, and finite for counts or below 0.5 for labels",
             "balance": "between 0 and 1",
         }
         for name, holds in sound.items():

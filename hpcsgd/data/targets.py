@@ -28,10 +28,11 @@ def encode_targets(
     exchange: Callable[[Any], list[Any]],
     known: Sequence[float] = (),
 ) -> tuple[Array, Targets]:
-    """Return this rank's y as a column (n, 1), encoded for `kind`. Collective.
+    """Return (this rank's y as a column (n, 1), encoded for `kind`; its Targets).
 
     `exchange`, called once on every rank, returns the objects of all ranks. Labels are
     those of the whole data and those in `known`; all ranks raise the same DataError.
+    `first_row` is the number of the first row in `y`. Collective.
     """
     local_labels = np.unique(y)[: MOST_CLASSES + 1] if kind in LABELLED else None
     # A fault takes precedence.
@@ -95,7 +96,7 @@ def _fault(y: Array, kind: str, first_row: int) -> str | None:
 
 
 def _out_of_range(y: Array, kind: str) -> tuple[str, Array]:
-    """Return what numbers of this kind must be, and which targets are not."""
+    """Return (words for the numbers that `kind` needs, mask of targets unlike them)."""
     if kind == "positive":
         return "values above 0", y <= 0
     if kind == "proportions":

@@ -51,7 +51,10 @@ class ColumnWriter(ABC):
             ) from error
 
     def append(self, values: Array) -> None:
-        """Append the rows `values`, of shape (k,) or (k, columns), in float64."""
+        """Append the k rows `values`, in float64.
+
+        Their shape is (k,) if there is one column, else (k, columns).
+        """
         stop = self.done + len(values)
         if stop > self.rows or values.shape[1:] != self.shape[1:]:
             raise DataError(

@@ -76,7 +76,7 @@ def test_rows_scaled_otherwise_are_refused_with_the_remedy(command, run, tmp_pat
     assert "standardized" in command("data", "inspect", "own.h5").stdout
     flags = ["--family", "logistic", "--rate", "auto", "--epochs", 1, "--quiet"]
     assert not command("train", "--data", "raw.h5", "--out", "r", *flags).returncode
-    refuse(command("evaluate", "r", "own.h5"), 2, "own.h5", "trained on raw rows")
+    refuse(command("evaluate", "r", "own.h5"), 2, "own.h5", "unlike the training data")
     done = command("data", "convert", "own.h5", "x.h5", "--like", "train.h5")
     refuse(done, 2, "own.h5", "scaled columns already")
     assert not (tmp_path / "x.h5").exists()

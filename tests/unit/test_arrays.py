@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_one_sentence(files):
     refuse(npy("x.npy", labels=files / "bad.txt"), DataError, "line 2: b'x'")
     refuse(npy("x.npy", labels=files / "long.txt"), DataError, "more labels")
     refuse(npy("x.npy", labels=files / "short.txt"), DataError, "fewer labels")
-    refuse(npy("x.npy", labels=files / "v.npy"), DataError, "one label for each row")
+    refuse(npy("x.npy", labels=files / "v.npy"), DataError, "one value for each row")
     refuse(lambda: NpzSource(files / "x.npy"), DataError, "no .npz file")
     refuse(lambda: NpzSource(files / "csc.npz"), DataError, "tocsr")
     refuse(lambda: NpzSource(files / "d.npz", x_name="Z"), DataError, "has no array Z")

@@ -146,7 +146,7 @@ REFUSED_TEXTS = {
     "an unknown label": (
         {"label": (("yes", 1.0), ("no", 0.0))},
         "y,a\nyes,2\nmaybe,3\n",
-        "line 3 .*, column 'y': the label 'maybe' has no number.*knows yes, no",
+        "line 3 .*, column 'y': the label 'maybe' has no number .*are yes, no",
     ),
     "an unknown column": (
         {"categories": ("hue",)},

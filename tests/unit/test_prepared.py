@@ -178,7 +178,7 @@ def test_files_say_what_their_rows_are(tmp_path, scaled, model):
         evaluate(model, own)
     of_raw = train(store(CsvSource(tmp_path / "t.csv"), "t.h5"))
     assert "preparation" not in evaluate(of_raw, raw)
-    with pytest.raises(DataError, match="trained on raw rows; give it raw rows"):
+    with pytest.raises(DataError, match="unlike the training data; give raw rows"):
         evaluate(of_raw, like)
     with pytest.raises(DataError, match="own.h5"):
         list(hpcsgd.predict_blocks(model, open_reader(own)))

@@ -570,8 +570,8 @@ class CsvSource(TextSource):
                 raise self._refused_text(
                     piece,
                     start,
-                    f"the label {_quoted(token)} has no number, --label knows {labels};"
-                    " give it one, or leave that line out",
+                    f"the label {_quoted(token)} has no number (those with one are"
+                    f" {labels}); give it one with --label, or leave that line out",
                 )
             y[row] = number
         return y

@@ -32,7 +32,10 @@ SPACED = b" "  # as a delimiter: blanks of any kind and number
 
 @dataclass(frozen=True)
 class Pairs:
-    """Rows of LIBSVM text; the arrays are empty if rows were only counted."""
+    """Rows of LIBSVM text.
+
+    If they were only counted, `starts` is [0] and the other arrays are empty.
+    """
 
     rows: int
     count: int

@@ -300,7 +300,8 @@ def is_stored_sparse(outline: Outline, recipe: Recipe, is_text: bool = False) ->
     """Return whether rows are stored sparse.
 
     `recipe.layout` decides if it is not "auto". Otherwise arrays and CSV stay as they
-    are, and LIBSVM rows are sparse if they store at most a share `DENSE_PAYS`.
+    are, and LIBSVM rows are sparse if at most the share `DENSE_PAYS` of all values is
+    stored.
     """
     if recipe.layout != "auto":
         return recipe.layout == "sparse"

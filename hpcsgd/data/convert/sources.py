@@ -273,13 +273,14 @@ def _array_pieces(path: Path, start: int, rows: int) -> Iterator[Array]:
 
 
 def check_labels(shape: tuple[int, ...] | None, rows: int, said: str) -> None:
-    """Raise DataError unless `shape` is that of one label for each of `rows` rows.
+    """Raise DataError unless `shape` is that of one value for each of `rows` rows.
 
-    `said` names the labels in the message. The shape of an empty data set is None.
+    `said` names the values in the message: labels, or another column beside X. The
+    shape of an empty data set is None.
     """
     if shape not in ((rows,), (rows, 1)):
         raise DataError(
-            f"{said} has shape {shape} and X has {rows} rows; give one label"
+            f"{said} has shape {shape} and X has {rows} rows; give one value"
             " for each row"
         )
 

@@ -209,7 +209,7 @@ def refusal(place: str, kind: Kind, text: bytes, remedy: str = "") -> DataError:
     if control is not None and kind is not Kind.RAGGED:
         return DataError(
             f"{place}: byte 0x{control:02x} does not belong to numbers in text; is this"
-            " a binary file, or text that is not UTF-8?"
+            " a word, a binary file, or text that is not UTF-8?"
         )
     sentence = SENTENCES[kind].format(token=_shown(token, kind))
     return DataError(f"{place}: {sentence}{remedy}")

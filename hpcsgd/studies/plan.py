@@ -149,12 +149,12 @@ def _has_proximal_steps(problem: Mapping[str, Any]) -> bool:
 
 
 def columns(ranks: int) -> list[Grid]:
-    """Return the grid of one replica, whose members share the columns."""
+    """Return a list of one grid: one replica, whose members share the columns."""
     return [(1, ranks)]
 
 
 def rows(ranks: int) -> list[Grid]:
-    """Return the grid in which every rank is a replica of its own."""
+    """Return a list of one grid, in which every rank is a replica of its own."""
     return [(ranks, 1)]
 
 

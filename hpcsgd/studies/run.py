@@ -473,8 +473,8 @@ def make_plan(
     named = asked.get("kind", kind)
     if named != kind:
         raise ConfigError(
-            f"[study] kind = {named!r} is refused by hpcsgd study {kind}; use hpcsgd"
-            f" study {named}"
+            f"[study] kind = {named!r} is refused by hpcsgd study {kind}; leave kind"
+            f" out, or use hpcsgd study {named}"
         )
     config = RunConfig.parse(base)
     tables = _shared(base)
@@ -615,7 +615,7 @@ Config = Mapping[str, Mapping[str, Any]]
 def study(
     plan: StudyPlan, out: str | Path, *, resume: bool = False, timeout: float = TIMEOUT
 ) -> Account:
-    """Run every point of a plan, each in a process of its own.
+    """Run the points of a plan that have no result yet, each in a process of its own.
 
     Parameters
     ----------
@@ -631,6 +631,7 @@ def study(
     Returns
     -------
     Account
+        Medians, speed-ups and efficiencies, one row for each setting.
     """
     return run(plan, out, resume=resume, timeout=timeout)
 

@@ -919,8 +919,8 @@ def sum_gram(
 #
 # An epoch makes the model (one sum of m K² + K² + K words for m columns), takes
 # `SWEEPS` sweeps over items, and goes from w towards where they end, all the way or a
-# half, a quarter, ... of it, until F is lower enough (one sum of `TRIALS` + 2 words, and
-# a word, the length).
+# half, a quarter, ... of it, until F is lower enough (one sum of `TRIALS` + 2 words,
+# and a word, the length).
 #
 # With l1 an epoch takes a working set alone: the weights that are not 0, and those
 # whose slope is above `NEAR` l1. Every other weight is 0 and meets the condition of a

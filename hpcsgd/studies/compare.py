@@ -617,7 +617,7 @@ def _setting(name: str, base: Tables, grid: Grid, batch: int) -> Entry:
 
 
 def _without_steps(base: Tables) -> Tables:
-    """Return `base` without its steps, for a method that sums in every step."""
+    """Return `base` without its steps, for a method whose s is always 1."""
     tables = {section: dict(table) for section, table in base.items()}
     tables.get("schedule", {}).pop("steps", None)
     return tables

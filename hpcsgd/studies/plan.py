@@ -77,7 +77,8 @@ LOOP = 32
 class StudyMethod:
     """A named way to train on p ranks: its grids and its settings.
 
-    A method with `sums_each` ends every step in a sum, so that s is always 1.
+    A method with `sums_each` has always s = 1: it sums in every step, or its exchanges
+    have one step.
     """
 
     says: str  # one sentence for `hpcsgd info`

@@ -453,7 +453,11 @@ class BestWeights(Observer):
         return first
 
     def facts(self) -> dict[str, Any]:
-        """Return epoch and held-out loss of the best weights, for the report."""
+        """Return epoch and held-out loss of the best weights, for the report.
+
+        If the best ones are the last, evaluated only at the end, there is no epoch. The
+        result is {} without a finite held-out loss.
+        """
         return {"best_held": dict(self.figures)} if self.figures else {}
 
     def _best(self) -> Mapping[str, Any] | None:

@@ -248,7 +248,7 @@ Report = Mapping[str, Any]
 
 
 def expected_traffic(report: Report) -> dict[str, int] | None:
-    """Return calls, words and bytes of rank 0 for products and agreements.
+    """Return calls, words and bytes of rank 0 for products and agreements together.
 
     `report` is the JSON document of a run. The result is None where no formula holds:
     for a run that stopped early, was resumed or fell back, whose members have different
@@ -402,7 +402,7 @@ def _run_table(point: StudyPoint, report: Report | None) -> Mapping[str, Any]:
 def _is_oversubscribed(
     point: StudyPoint, report: Report | None, machine: Mapping[str, Any] | None
 ) -> bool | None:
-    """Return whether ranks have more threads than cores; None without a machine."""
+    """Return whether ranks have more threads than cores; None if these are unknown."""
     if not machine or "cores" not in machine:
         return None
     threads = _run_table(point, report).get("threads", 1)

@@ -634,7 +634,8 @@ def _check_replayable(folder: Path, result: Result) -> None:
         (
             not is_recorded,
             f"holds no {NAME}, so no exchange can be replayed; train with --out and"
-            " --record of at least 1, by SGD with or without momentum",
+            " --record of at least 1, by plain SGD, or with momentum if replicas do not"
+            " send gradients",
         ),
     ):
         if is_wrong:

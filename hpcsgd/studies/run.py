@@ -555,7 +555,7 @@ def _number(key: str, item: Any) -> int:
     if isinstance(item, int) and not isinstance(item, bool):
         return item
     flag = key.replace("_", "-")
-    raise ConfigError(f"--{flag}: {item!r} is no whole number; write for example 1,2,4")
+    raise ConfigError(f"--{flag}: {item!r} is no whole number; write for example 4")
 
 
 def steps(key: str, value: Any) -> tuple[Steps, ...]:

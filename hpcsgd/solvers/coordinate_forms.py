@@ -822,6 +822,7 @@ class Sweeper:
 
         It ends where a sweep over all of them moves them little, after `most` sweeps,
         or after `AT_A_TIME` values were read: a run looks for signals in between.
+        Return the numbers of steps and sweeps of this call.
         """
         bulk = int(AT_A_TIME / (self._cost * max(len(order), 1)))
         descend = functions()[f"descend{self._kind}"]

@@ -227,7 +227,7 @@ def _literal(value: Any) -> str:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """Read study.toml of the study in `folder`."""
+    """Return the tables of study.toml of the study in `folder`."""
     path = folder / PLAN
     try:
         return parse_toml(read_entry_text(path))

@@ -111,7 +111,7 @@ def _timeout_message(limit: float) -> str:
 
 
 def _open_log(log: Path) -> IO[bytes]:
-    """Open the log of a run for writing, and empty it."""
+    """Empty the log of a run, and return it, open for writing."""
     try:
         return open(open_entry(log, CREATE), "wb")
     except OSError as error:

@@ -86,6 +86,11 @@ def replay(
         The state before it.
     choices : tuple of bool
         For each of the first doubtful margins, whether the larger number is used.
+
+    Returns
+    -------
+    Replay
+        The state after the last step, and its tolerances.
     """
     sides = exchange.sides
     steps = exchange.steps

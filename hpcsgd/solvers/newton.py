@@ -602,7 +602,7 @@ SAMPLE_TOL = 1e-3
 
 
 def piece_rows(rows: int, variables: int, width: int, replicas: int) -> int:
-    """Return the rows of a piece of a replica's sample; 0: none is taken.
+    """Return the number of rows of a piece of a replica's sample; 0: none is taken.
 
     Parameters
     ----------

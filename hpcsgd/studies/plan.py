@@ -347,7 +347,8 @@ class StudyAxes:
     batch : tuple of int
         Rows of a step over all replicas, so that all methods have as many.
     grids : tuple of (int, int)
-        Grids of the method hybrid.
+        Grids of the method hybrid. Without any, a sweep takes all grids of the ranks,
+        and another study the squarest one.
     precision : tuple of str
         Recipes of number formats.
     seeds : tuple of int
@@ -370,7 +371,7 @@ class StudyPlan:
     ----------
     kind : {"strong", "weak", "sweep"}
         "strong" has the same data on all ranks, in "weak" the rows grow with the ranks,
-        "sweep" has all grids R x C of the ranks.
+        "sweep" has the method hybrid on all grids R x C of the ranks.
     ranks : tuple of int
         Numbers of ranks to start.
     axes : StudyAxes

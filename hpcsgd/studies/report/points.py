@@ -33,7 +33,11 @@ PYTHON = ("sample",)
 
 @dataclass(frozen=True)
 class PointSource:
-    """The place of a run: its folders, and its key in points.jsonl."""
+    """The place of a run: its folders and its key.
+
+    The key is that in points.jsonl; for a run outside a study, it is the path of the
+    run folder in its settings, or "".
+    """
 
     folder: str  # the folder from which the run was read
     key: str

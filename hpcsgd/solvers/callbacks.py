@@ -193,7 +193,8 @@ class Callback:
     def on_end(self, view: View) -> Any:
         """Called after the last exchange and the refinement, but not after an error.
 
-        A run that starts again, after a divergence or a loss of ranks, calls it before.
+        A run that starts again, after a divergence or a loss of ranks, calls it before
+        that, too.
 
         Parameters
         ----------

@@ -340,7 +340,8 @@ class CoordinateConfig(Settings, section="coordinate"):
         1e-6,
         "tolerance of the duality gap, relative to max(|F|, 1e-3 F₀) with F₀ the excess"
         " of F at the null model; where no gap is known, of the gradient, relative to"
-        " that at the start; a smaller one stops closer to the optimum",
+        " that at the start, or in the form newton at the null model; a smaller one"
+        " stops closer to the optimum",
         at_least=0,
         below=1,
         remedy="1e-6 is usual, 0 takes all epochs",
@@ -349,7 +350,8 @@ class CoordinateConfig(Settings, section="coordinate"):
     form: str = setting(
         "auto",
         "problem that is solved: primal, dual, or Newton models (newton); auto takes"
-        " the fastest",
+        " primal for gaussian, dual for squared-hinge with a ridge alone and without"
+        " intercept, and newton for all others",
         choices=FORMS,
         read_if={"update.kind": (COORDINATE,)},
     )

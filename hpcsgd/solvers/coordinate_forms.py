@@ -214,7 +214,7 @@ class SquaredHingeDual:
         return np.maximum(end, 0.0, out=end)
 
     def step_one(self, number: int, x: float, slope: float, curvature: float) -> float:
-        """Return `step` of a single unknown."""
+        """Return `step` of a single dual variable."""
         c = float(self.weights[number])
         e = float(self.margins[number])
         return max((curvature * x - slope + e) * c / (curvature * c + 1.0), 0.0)
@@ -822,6 +822,7 @@ class Sweeper:
 
         It ends where a sweep over all of them moves them little, after `most` sweeps,
         or after `AT_A_TIME` values were read: a run looks for signals in between.
+        Return the numbers of steps and sweeps of this call.
         """
         bulk = int(AT_A_TIME / (self._cost * max(len(order), 1)))
         descend = functions()[f"descend{self._kind}"]
@@ -918,8 +919,9 @@ def sum_gram(
 #     b = Σ_i a_ij H_i e_k      S = Σ_i H_i      γ − β = −S⁺ (Σ_i c_i r_i + Σ b (u − w))
 #
 # An epoch makes the model (one sum of m K² + K² + K words for m columns), takes
-# `SWEEPS` sweeps over items, and goes from w towards where they end, as far as F falls
-# (one sum of `TRIALS` + 2 words, and a word, the length).
+# `SWEEPS` sweeps over items, and goes from w towards where they end, all the way or a
+# half, a quarter, ... of it, until F is lower enough (one sum of `TRIALS` + 2 words,
+# and a word, the length).
 #
 # With l1 an epoch takes a working set alone: the weights that are not 0, and those
 # whose slope is above `NEAR` l1. Every other weight is 0 and meets the condition of a

@@ -132,7 +132,11 @@ class Evaluation:
         return seen, self.objective.slope(weights, intercept)
 
     def _optimality(self, own: Array, intercept: Array | None) -> dict[str, Any]:
-        """Return the norm of the gradient, and the gap, where they are requested."""
+        """Return the entries `gradient` and `gap` of a record, if they are requested.
+
+        With a gap there is always a gradient; if neither is requested, the result is
+        {}.
+        """
         if self.takes == "loss":
             return {}
         if self.known is not None:
@@ -369,7 +373,7 @@ class StopConfig(Settings, section="stop"):
             return
         value = history[-1].get(self.on) if history else None
         if value is None:
-            remedy = "a gap needs a ridge penalty (--l2); stop on the gradient instead"
+            remedy = "a gap needs a penalty (--l2, --l1); stop on the gradient instead"
         log.warning(
             "the goal is not reached: %s is %s, and [stop] asks for %.3g; %s",
             self.on,
@@ -449,7 +453,11 @@ class BestWeights(Observer):
         return first
 
     def facts(self) -> dict[str, Any]:
-        """Return epoch and held-out loss of the best weights, for the report."""
+        """Return epoch and held-out loss of the best weights, for the report.
+
+        If the best ones are the last, evaluated only at the end, there is no epoch. The
+        result is {} without a finite held-out loss.
+        """
         return {"best_held": dict(self.figures)} if self.figures else {}
 
     def _best(self) -> Mapping[str, Any] | None:
@@ -652,8 +660,8 @@ class Columns:
     def join(self, own: Array) -> Array:
         """Return an array of all columns of the data, (total, k). Collective.
 
-        `own` has the rows of this member's columns, (local columns, k). The members of
-        a replica gather them.
+        `own` has a row for each column that this member stores, (local columns, k). The
+        members of a replica gather them, unless each of them stores all columns.
         """
         own = np.ascontiguousarray(own)
         members = self.grid.members

@@ -70,7 +70,8 @@ class AllRows:
         """Return losses, residuals and curvatures of the local rows at these scores.
 
         A compiled kernel, if there is one for the family, takes one exponential for
-        each score. Without a direction `along` the slope of the result has no meaning.
+        each score. If there is none, the result has no curvatures. Without a direction
+        `along` the slope of the result has no meaning.
         """
         family = self.objective.family
         along = scores if along is None else along
@@ -93,13 +94,14 @@ class AllRows:
     def residuals(self, scores: Array) -> Array:
         """Return c ∂ℓ/∂t / Σc of the local rows at these scores, (n, K).
 
-        A gradient is Aᵀ times this array, summed over all rows.
+        Σc is the sum over all rows. A gradient is Aᵀ times this array, summed over all
+        rows.
         """
         residuals: Array = self.share * self.terms(scores).residuals
         return residuals
 
     def loss(self, scores: Array) -> float:
-        """Return Σ c ℓ / Σc of the local rows."""
+        """Return Σ c ℓ of the local rows, divided by Σc of all rows."""
         return self.terms(scores).loss
 
     def value(self, scores: Array, weights: Array) -> tuple[float, int]:
@@ -133,7 +135,8 @@ class AllRows:
     def scores(self, weights: Array, words: Array) -> tuple[Array, Array]:
         """Return A w of the local rows, and the sum over members of `words`.
 
-        One pass over the rows, and one message of nK words and the length of `words`.
+        One pass over the rows, and one message over members, of nK words and those of
+        `words`.
         """
         buffer = np.empty(self.height * self.columns + words.size)
         scores = buffer[: self.height * self.columns].reshape(self.height, -1)
@@ -763,14 +766,19 @@ NO_MINIMUM = (
 
 
 def may_lack_minimum(family: str, penalty: Penalty) -> bool:
-    """Return whether F may have no minimum: no penalty or bound limits the weights."""
+    """Return whether F may have no minimum.
+
+    It may if the family is one of `ENDLESS`, and no penalty or bound limits the
+    weights.
+    """
     return family in ENDLESS and penalty.is_nothing and not penalty.is_bounded
 
 
 def is_separated(rows: AllRows, scores: Array) -> bool:
-    """Return whether all scores are on the side of their class. Collective.
+    """Return whether the score of each row is on the side of its class. Collective.
 
-    The result is that of all ranks together, by one flag. No pass over the matrix.
+    Offsets are subtracted from the scores, and rows without weight do not count. The
+    result is that of all ranks together, by one flag. No pass over the matrix.
     """
     offsets = rows.objective.shard.offsets
     model_scores = scores if offsets is None else scores - offsets

@@ -367,7 +367,7 @@ class NewtonSystem:
         """Return −H⁺ g, without the directions in which H is nothing but rounding.
 
         A Hessian that is well conditioned is factored by Cholesky, in a tenth of the
-        time.
+        time. The step is 0 if H is not finite.
         """
         if not self.is_finite:
             return np.zeros_like(gradient)
@@ -463,7 +463,7 @@ class NewtonSolver(Lbfgs):
         return ending
 
     def _rescale(self, at_least: float = 1.0) -> None:
-        """Change the scaling of the variables, and discard the Hessian."""
+        """Change the scaling as `Lbfgs` does; discard the Hessian in any case."""
         super()._rescale(at_least)
         self.hessian = None
         self.has_hessian = False
@@ -602,7 +602,7 @@ SAMPLE_TOL = 1e-3
 
 
 def piece_rows(rows: int, variables: int, width: int, replicas: int) -> int:
-    """Return the rows of a piece of a replica's sample; 0: none is taken.
+    """Return the number of rows of a piece of a replica's sample; 0: none is taken.
 
     Parameters
     ----------
@@ -625,7 +625,10 @@ def piece_rows(rows: int, variables: int, width: int, replicas: int) -> int:
 
 
 def bytes_of_sample(rows: int, columns: int, width: int, replicas: int) -> int:
-    """Return the bytes of the sample of a model with one score a row, in float64."""
+    """Return the bytes of a rank's sample in float64, with one score a row.
+
+    `width` is the largest number of columns of a member.
+    """
     return 8 * width * PIECES * piece_rows(rows, columns + 1, width, replicas)
 
 
@@ -694,8 +697,8 @@ def minimise(
 ) -> RefinementPoint:
     """Return the point at which a refinement from `start` ends. Collective.
 
-    It is the minimum of F, unless the passes of `settings` are used up before. The gap
-    decides if `settings` ask for it and F has a ridge.
+    It is the minimum of F, unless the passes of `settings` are used up before, or no
+    step lowers F. The gap decides if `settings` ask for it and F has a ridge.
     """
     has_gap = settings.gap and land.l2 > 0.0
     certificate = GapCertificate(settings.tol_of_gap) if has_gap else None

@@ -41,8 +41,8 @@ def bytes_of_losses(
 ) -> int:
     """Return the bytes of one block of rows in an evaluation of the loss.
 
-    If the matrix in format `form` does not store the data exactly, the rows are read
-    again from the data. They become float64.
+    If the matrix is not stored, or its format `form` does not store the data exactly,
+    the rows are read again from the data. They become float64.
     """
     element = element_of(reader)
     exact = is_stored and keeps_values(reader, form)

@@ -82,7 +82,7 @@ class SgdSolver:
         self.length = length
 
     def advance(self, state: State, view: View) -> State:
-        """Do the next exchange, and count it in the view."""
+        """Do the next exchange, count it in the view, and return the new state."""
         number = view.exchanges + 1
         observers = self.observers
         observers.before_exchange(state, number)

@@ -21,7 +21,7 @@ class Snapshot:
     Attributes
     ----------
     document : dict
-        What was known, such as the exchanges that were done. JSON can represent it.
+        Facts of the run, such as the exchanges that were done. JSON can represent them.
     arrays : dict of ndarray
         `weights`, `intercept`, and what `State` keeps beside them, with the prefix
         `memory_`, `shared_` or `rank_`. `of` copies those of one rank. A checkpoint has

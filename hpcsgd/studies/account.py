@@ -20,12 +20,12 @@ class AccountRow:
     A speed-up is the time of a baseline divided by that of this row. The baseline of
     `speed_up` is the same method with the same steps and recipe on its fewest ranks,
     that of `speed_up_sgd` is sgd on the fewest ranks of the study, that of `gain` is
-    sgd on as many ranks, and that of `speed_up_one_rank` is the fastest setting of any
-    method on one rank. A baseline has the same batch (if the batch grows with the
-    ranks: the same batch for each rank), and ran on the same processors.
-    Runs with more ranks than cores are baselines only for such runs. In a weak study
-    the work grows with the ranks, so that the ratio of the times is multiplied by the
-    ratio of the ranks.
+    sgd on as many ranks (both with the first recipe of the plan), and that of
+    `speed_up_one_rank` is the fastest setting of any method on one rank. A baseline has
+    the same batch (if the batch grows with the ranks: the same batch for each rank),
+    and ran on the same processors. Runs with more ranks than cores are baselines only
+    for such runs. In a weak study the work grows with the ranks, so that the ratio of
+    the times is multiplied by the ratio of the ranks.
     """
 
     setting: str  # the key of its points without seed and repeat
@@ -260,9 +260,9 @@ class _Times:
         )
 
     def sgd(self, point: StudyPoint, ranks: int) -> float | None:
-        """Return the seconds of sgd on `ranks` ranks, in the plan's first recipe.
+        """Return the median seconds of sgd on `ranks` ranks.
 
-        Return None without a finished run.
+        The recipe is the first of the plan. Return None without a finished run.
         """
         first = self.plan.axes.precision[0]
         fewest = self._fewest(
@@ -273,7 +273,7 @@ class _Times:
         return fewest[1] if fewest else None
 
     def one_rank(self, point: StudyPoint) -> float | None:
-        """Return the seconds of the fastest setting of any method on one rank.
+        """Return the median seconds of the fastest setting on one rank, of any method.
 
         Return None without a finished run.
         """

@@ -334,13 +334,16 @@ class Comparison:
         return (row.result.loss - loss) / abs(loss) if loss else float("nan")
 
     def speed_up(self, row: ComparisonRow) -> float:
-        """Return the speed-up over the reference; nan on another network."""
+        """Return the time of the reference over that of `row`.
+
+        It is nan if the reference has another network, or if `row` took no time.
+        """
         if row.seconds <= 0 or row.network != self.reference.network:
             return float("nan")
         return self.reference.seconds / row.seconds
 
     def one_rank(self, row: ComparisonRow) -> OneRankRun | None:
-        """Return the fastest run of the same task on one rank, of any method."""
+        """Return the fastest run of the same task on one rank; None without one."""
         runs = [run for run in self.one_rank_runs if run.is_same_task(row)]
         return min(runs, key=lambda run: run.seconds, default=None)
 
@@ -365,7 +368,7 @@ class Comparison:
         return {row.name: row.result.history for row in self.rows}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all results but the weights as a JSON object."""
+        """Return all results but the weights as a dict; numbers may be inf or nan."""
         first = self.rows[0]
         return {
             "ranks": first.result.report["ranks"],
@@ -483,7 +486,10 @@ BRIEF = (
 
 
 def row_of(setting: NamedSetting, results: list[Result]) -> ComparisonRow:
-    """Return the row of a setting, with the result of the repeat of median time."""
+    """Return the row of a setting, with the result of the repeat of median time.
+
+    Of an even number of repeats, it is the faster one of the two in the middle.
+    """
     times = [result.report["seconds_total"] for result in results]
     middle = times.index(statistics.median_low(times))
     return ComparisonRow(setting, results[middle], tuple(times))
@@ -611,7 +617,7 @@ def _setting(name: str, base: Tables, grid: Grid, batch: int) -> Entry:
 
 
 def _without_steps(base: Tables) -> Tables:
-    """Return `base` without its steps, for a method that sums in every step."""
+    """Return `base` without its steps, for a method whose s is always 1."""
     tables = {section: dict(table) for section, table in base.items()}
     tables.get("schedule", {}).pop("steps", None)
     return tables
@@ -726,7 +732,10 @@ def _in_turns(
     repeats: int,
     run: Callable[[NamedSetting, int], Result | Refusal],
 ) -> list[ComparisonRow | Refusal]:
-    """Run all settings in turns; a method that refuses does not run again."""
+    """Run all settings in turns; return the row or the refusal of each.
+
+    A method that refuses does not run again.
+    """
     results: dict[str, list[Result]] = {setting.name: [] for setting in settings}
     refusals: dict[str, Refusal] = {}
     for number in range(1, repeats + 1):

@@ -156,7 +156,10 @@ class StudyFolder:
         return self.path / "logs" / f"{point.name}.log"
 
     def _continue(self, document: Mapping[str, Any], resume: bool) -> None:
-        """Refuse another plan; remove a line that a killed study has not completed."""
+        """Refuse another plan than that on disk, and any plan without `resume`.
+
+        Remove from points.jsonl a line that a killed study has not completed.
+        """
         if not resume:
             raise ConfigError(
                 f"--out {self.path} holds a study; add --resume to go on with it, or"
@@ -184,7 +187,7 @@ class StudyFolder:
 
 
 def truncate_partial_line(path: Path) -> None:
-    """Truncate the file behind its last complete line."""
+    """Truncate the file, if it exists, behind its last complete line."""
     try:
         number = open_entry(path, os.O_RDWR)
     except FileNotFoundError:
@@ -197,7 +200,7 @@ def truncate_partial_line(path: Path) -> None:
 
 
 def document_of(plan: StudyPlan) -> dict[str, Any]:
-    """Return the content of study.toml: the plan, and the tables of all its points."""
+    """Return the content of study.toml: the plan, and the settings all points share."""
     base = {section: dict(table) for section, table in plan.base.items() if table}
     return {"study": plan.as_dict(), **base}
 
@@ -224,7 +227,7 @@ def _literal(value: Any) -> str:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """Read study.toml of the study in `folder`."""
+    """Return the tables of study.toml of the study in `folder`."""
     path = folder / PLAN
     try:
         return parse_toml(read_entry_text(path))
@@ -245,7 +248,7 @@ Report = Mapping[str, Any]
 
 
 def expected_traffic(report: Report) -> dict[str, int] | None:
-    """Return calls, words and bytes of rank 0 for products and agreements.
+    """Return calls, words and bytes of rank 0 for products and agreements together.
 
     `report` is the JSON document of a run. The result is None where no formula holds:
     for a run that stopped early, was resumed or fell back, whose members have different
@@ -399,7 +402,7 @@ def _run_table(point: StudyPoint, report: Report | None) -> Mapping[str, Any]:
 def _is_oversubscribed(
     point: StudyPoint, report: Report | None, machine: Mapping[str, Any] | None
 ) -> bool | None:
-    """Return whether ranks have more threads than cores; None without a machine."""
+    """Return whether ranks have more threads than cores; None if these are unknown."""
     if not machine or "cores" not in machine:
         return None
     threads = _run_table(point, report).get("threads", 1)
@@ -531,8 +534,8 @@ def open_temporary_store(
     """Yield section.key -> value of a temporary folder for states on disk. Collective.
 
     The folder has the same name on all nodes, and every rank removes it at the end.
-    Nothing is yielded for an agreement that needs no such folder, or for a run that has
-    the run folder `folder`.
+    An empty dict is yielded for an agreement that needs no such folder or names one,
+    and for a run that has the run folder `folder`.
     """
     if not agreement.on_disk or agreement.states_folder or folder:
         yield {}

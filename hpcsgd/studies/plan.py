@@ -77,7 +77,8 @@ LOOP = 32
 class StudyMethod:
     """A named way to train on p ranks: its grids and its settings.
 
-    A method with `sums_each` ends every step in a sum, so that s is always 1.
+    A method with `sums_each` has always s = 1: it sums in every step, or its exchanges
+    have one step.
     """
 
     says: str  # one sentence for `hpcsgd info`
@@ -149,12 +150,12 @@ def _has_proximal_steps(problem: Mapping[str, Any]) -> bool:
 
 
 def columns(ranks: int) -> list[Grid]:
-    """Return the grid of one replica, whose members share the columns."""
+    """Return a list of one grid: one replica, whose members share the columns."""
     return [(1, ranks)]
 
 
 def rows(ranks: int) -> list[Grid]:
-    """Return the grid in which every rank is a replica of its own."""
+    """Return a list of one grid, in which every rank is a replica of its own."""
     return [(ranks, 1)]
 
 
@@ -346,7 +347,8 @@ class StudyAxes:
     batch : tuple of int
         Rows of a step over all replicas, so that all methods have as many.
     grids : tuple of (int, int)
-        Grids of the method hybrid.
+        Grids of the method hybrid. Without any, a sweep takes all grids of the ranks,
+        and another study the squarest one.
     precision : tuple of str
         Recipes of number formats.
     seeds : tuple of int
@@ -369,7 +371,7 @@ class StudyPlan:
     ----------
     kind : {"strong", "weak", "sweep"}
         "strong" has the same data on all ranks, in "weak" the rows grow with the ranks,
-        "sweep" has all grids R x C of the ranks.
+        "sweep" has the method hybrid on all grids R x C of the ranks.
     ranks : tuple of int
         Numbers of ranks to start.
     axes : StudyAxes

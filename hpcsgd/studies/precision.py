@@ -134,7 +134,8 @@ class PrecisionQuestion:
             )
         if not 0 < self.tolerance < float("inf"):
             raise ConfigError(
-                f"--tolerance {self.tolerance:g} must be above 0, as 0.005 for 0.5 %"
+                f"--tolerance {self.tolerance:g} must be above 0 and finite, as 0.005"
+                " for 0.5 %"
             )
 
 
@@ -285,8 +286,8 @@ class PrecisionReport:
     def recommended(self) -> RecipeRow:
         """The fastest recipe whose predicted loss difference is within the tolerance.
 
-        Recipes that this machine can only emulate do not count. Without any other
-        recipe, it is fp64.
+        Recipes that this machine can only emulate do not count. If no recipe is left,
+        it is fp64.
         """
         good = [row for row in self.recipes if self._will_do(row)]
         exact = next(row for row in self.recipes if row.recipe == "fp64")
@@ -401,6 +402,11 @@ def plot_errors(report: Mapping[str, Any], path: str | Path) -> Path:
         The document of `hpcsgd precision`.
     path : path-like
         The PNG file to write.
+
+    Returns
+    -------
+    Path
+        The path of the file.
     """
     formats = list(dict.fromkeys(row["format"] for row in report["fields"]))
     figure, axes = make_figure(len(formats) + 1, columns=1)

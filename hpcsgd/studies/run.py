@@ -111,7 +111,7 @@ def _timeout_message(limit: float) -> str:
 
 
 def _open_log(log: Path) -> IO[bytes]:
-    """Open the log of a run for writing, and empty it."""
+    """Empty the log of a run, and return it, open for writing."""
     try:
         return open(open_entry(log, CREATE), "wb")
     except OSError as error:
@@ -473,8 +473,8 @@ def make_plan(
     named = asked.get("kind", kind)
     if named != kind:
         raise ConfigError(
-            f"[study] kind = {named!r} is refused by hpcsgd study {kind}; use hpcsgd"
-            f" study {named}"
+            f"[study] kind = {named!r} is refused by hpcsgd study {kind}; leave kind"
+            f" out, or use hpcsgd study {named}"
         )
     config = RunConfig.parse(base)
     tables = _shared(base)
@@ -555,7 +555,7 @@ def _number(key: str, item: Any) -> int:
     if isinstance(item, int) and not isinstance(item, bool):
         return item
     flag = key.replace("_", "-")
-    raise ConfigError(f"--{flag}: {item!r} is no whole number; write for example 1,2,4")
+    raise ConfigError(f"--{flag}: {item!r} is no whole number; write for example 4")
 
 
 def steps(key: str, value: Any) -> tuple[Steps, ...]:
@@ -615,7 +615,7 @@ Config = Mapping[str, Mapping[str, Any]]
 def study(
     plan: StudyPlan, out: str | Path, *, resume: bool = False, timeout: float = TIMEOUT
 ) -> Account:
-    """Run every point of a plan, each in a process of its own.
+    """Run the points of a plan that have no result yet, each in a process of its own.
 
     Parameters
     ----------
@@ -631,6 +631,7 @@ def study(
     Returns
     -------
     Account
+        Medians, speed-ups and efficiencies, one row for each setting.
     """
     return run(plan, out, resume=resume, timeout=timeout)
 

@@ -70,7 +70,7 @@ class PointJob:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the job has ended, as far as Slurm knows."""
+        """Return whether the job has ended or is lost, as far as Slurm knows."""
         return self.state not in (*ACTIVE, "unknown")
 
 

@@ -188,7 +188,7 @@ def test_a_goal_that_is_not_reached_is_said(caplog):
 def test_a_gap_that_cannot_be_known_is_said(caplog):
     problem = make_problem("logistic")
     train_on(1, asked(problem, stop={"on": "gap"}, problem={"l2": 0.0}), problem)
-    assert "needs a ridge penalty" in caplog.text
+    assert "a gap needs a penalty" in caplog.text
 
 
 def test_a_goal_holds_after_a_resume(tmp_path):

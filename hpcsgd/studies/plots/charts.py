@@ -225,8 +225,9 @@ def make_scale(
 ) -> Scale:
     """Return the scale of an axis that includes all values, with about `most` ticks.
 
-    Values that are not finite, or not positive on a logarithmic axis, do not count. The
-    ends of the axis have the positions `start` and `stop`.
+    If the axis has ticks of its own, these are taken. Values that are not finite, or
+    not positive on a logarithmic axis, do not count. The ends of the axis have the
+    positions `start` and `stop`.
     """
     shown = [v for v in values if isfinite(v) and (v > 0 or not axis.log)]
     low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
@@ -276,7 +277,8 @@ def nice(step: float) -> float:
 def log_ticks(low: float, high: float, most: int) -> list[float]:
     """Return about `most` ticks of a logarithmic axis.
 
-    They divide decades, or are at every decade, or at every k-th decade.
+    They divide decades, or are at every decade, or at every k-th decade. If fewer than
+    two of these are between `low` and `high`, the ticks are equidistant.
     """
     first = floor(log10(low))
     last = ceil(log10(high))
@@ -318,7 +320,9 @@ def number(value: float) -> str:
 
 
 def figures(value: float, digits: int = 3) -> str:
-    """Format a measured number with `digits` digits, never in E notation.
+    """Format a number with `digits` significant digits, never in E notation.
+
+    A number that is not finite becomes "–".
 
     >>> [figures(v) for v in (0.0123456, 12.3456, 987.4)]
     ['0.0123', '12.3', '987']

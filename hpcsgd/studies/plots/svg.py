@@ -423,7 +423,11 @@ def _draw_marker(
     size: float = 8.0,
     hint: str | None = None,
 ) -> None:
-    """Draw a marker: filled, or hollow if ranks shared cores or were emulated."""
+    """Draw the marker of look `number` at `place`, in units of the data.
+
+    It is filled if `mark` is "", hollow if there were more ranks than cores, and a ring
+    with a dot if ranks were emulated.
+    """
     style = look(number)
     axes.plot(
         [place[0]],
@@ -446,8 +450,8 @@ def _draw_marker(
 def _marked(one: Series, number: int) -> Sequence[int]:
     """Return the numbers of the points that get a marker.
 
-    A long line has a marker at about every eighth of its length; each line begins with
-    another point.
+    A line of more than `MANY` points has about eight markers, and one at its last
+    point. `number` is that of the line, by which its first marker is moved.
     """
     count = len(one.x)
     if count <= MANY:
@@ -590,7 +594,10 @@ def _draw_bars(chart: Bars) -> Picture:
 def _draw_part(
     picture: Picture, axes: Any, chart: Bars, part: int, scale: Scale
 ) -> Any:
-    """Draw one part of every bar after the parts before it; return the drawn part."""
+    """Draw part `part` of every bar after the parts before it.
+
+    Return what matplotlib has drawn, for the legend.
+    """
     fill = FILLS[part % len(FILLS)]
     drawn = axes.barh(
         [number + 0.5 for number in range(len(chart.bars))],
@@ -702,7 +709,11 @@ def _draw_heat(chart: Heat) -> Picture:
 
 
 def _draw_cells(picture: Picture, axes: Any, chart: Heat, unit: Unit) -> None:
-    """Draw every cell with its value, and a frame around the smallest values."""
+    """Draw every cell with its value, and a frame around the smallest values.
+
+    These are all values with the digits of the smallest one. A single value has no
+    frame.
+    """
     # Losses differ less than times.
     digits = 3 if chart.unit else 4
     least = figures(min(chart.values, default=0.0) / unit.size, digits)

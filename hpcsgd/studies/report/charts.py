@@ -26,7 +26,7 @@ EMULATED_NETWORK = " (emulated)"
 
 
 def scaling_charts(problem: Problem) -> list[Chart]:
-    """Return the charts over ranks; none if no method ran on two numbers of ranks."""
+    """Return the charts over ranks; [] if no method ran on two numbers of ranks."""
     lines = lines_of(problem.settings)
     if not lines:
         return []
@@ -134,7 +134,7 @@ def _speed_ups(problem: Problem, lines: Sequence[Line]) -> Lines:
 def _efficiency(problem: Problem, lines: Sequence[Line]) -> Lines:
     widths = _widths(lines)
     base, ratios = _speed_up_of(problem, lines)
-    weak = ", where the rows grow with the ranks" if problem.is_weak else ""
+    weak = " (times the ranks, as the rows are)" if problem.is_weak else ""
 
     def percent(setting: RunSetting) -> Spread:
         ratio = ratios[id(setting)]
@@ -144,7 +144,7 @@ def _efficiency(problem: Problem, lines: Sequence[Line]) -> Lines:
     return Lines(
         name="efficiency",
         title="Efficiency",
-        caption=f"Speed-up over ranks{weak}: 100 % is the ideal. The speed-up is the"
+        caption=f"Speed-up over ranks: 100 % is the ideal. The speed-up{weak} is the"
         f" time of an epoch {base} over the time. Medians, bars from the slowest to the"
         " fastest repeat.",
         x=_ranks(lines),
@@ -159,10 +159,11 @@ def _speed_up_of(
 ) -> tuple[str, dict[int, Spread]]:
     """Return the baseline of speed-ups in words, and the speed-up of each setting.
 
-    The baseline is the best run on one rank. If one of the settings has no such run
-    with its batch, the baseline of every setting is the first setting of its line, the
-    one on the fewest ranks, with its time multiplied by its ranks, as if one rank had
-    done the work of all.
+    The speed-ups are by the id of the setting. The baseline is the best run on one
+    rank. If one of the settings has no such run with its batch, the baseline of every
+    setting is the first setting of its line, the one on the fewest ranks, with its time
+    multiplied by its ranks, as if one rank had done the work of all. In weak scaling
+    the time is multiplied by the ranks of the setting instead.
     """
     speed_ups = {id(s): problem.speed_up(s) for _, line in lines for s in line}
     spreads = {key: spread for key, spread in speed_ups.items() if spread is not None}
@@ -208,7 +209,10 @@ class TimeToLoss:
 
 
 def common_loss(settings: Sequence[RunSetting]) -> float | None:
-    """Return the lowest loss that every run of every setting reaches."""
+    """Return the lowest loss that every run of every setting reaches.
+
+    Runs without a loss do not count; the result is None if all are such.
+    """
     bests = [_best(point) for s in settings for point in s.points]
     return max((best for best in bests if best is not None), default=None)
 
@@ -245,8 +249,8 @@ def time_to(point: ReportPoint, loss: float) -> float | None:
 def ranking(settings: Sequence[RunSetting]) -> tuple[float, list[TimeToLoss]] | None:
     """Return the common loss and the settings that reached it, the fastest first.
 
-    Settings that have learnt nothing do not count. The result is None if no setting has
-    a loss.
+    Settings without a loss, and those that have learnt nothing, do not count. The
+    result is None if no setting is left.
     """
     learnt = [
         s
@@ -265,10 +269,11 @@ def ranking(settings: Sequence[RunSetting]) -> tuple[float, list[TimeToLoss]] | 
 
 
 def fastest_of_each(settings: Sequence[RunSetting]) -> list[RunSetting]:
-    """Return the setting of each method that reaches the common loss first.
+    """Return for each method the setting that reaches the common loss first.
 
-    Without a common loss, the shortest epoch counts. If there is only one method, all
-    its settings are returned in this order.
+    For a method of which no setting reaches it, the shortest epoch counts. The methods
+    that reach it come first. If there is only one method, all its settings are returned
+    in this order.
     """
     ranked = ranking(settings)
     order = [r.setting for r in ranked[1]] if ranked else []
@@ -433,8 +438,9 @@ def select_settings(problem: Problem) -> Selection:
     """Return the settings of a chart of bars, at most `MOST`.
 
     If there are more, they are the fastest setting of each method on each number of
-    ranks. If these are too many, they are the fastest setting of each method on the
-    largest number of ranks that all methods have.
+    ranks. If these are too many, they are the fastest setting of each method (or the
+    fastest settings of the only method) on the largest number of ranks that all methods
+    have, or, if they have none in common, that any has.
     """
     settings = list(problem.settings)
     sentence = ""
@@ -455,7 +461,10 @@ def select_settings(problem: Problem) -> Selection:
 
 
 def _on_most_ranks(settings: Sequence[RunSetting]) -> list[RunSetting]:
-    """Return the settings on the most ranks that all methods have, or that any has."""
+    """Return the settings on the largest number of ranks that all methods have.
+
+    If the methods have no number in common, it is the largest that any has.
+    """
     by_label: dict[str, set[int]] = {}
     for setting in settings:
         by_label.setdefault(setting.label, set()).add(setting.width)
@@ -468,7 +477,10 @@ NO_SPLIT = "Where the time of an epoch went is not drawn: "
 
 
 def split_chart(problem: Problem) -> list[Chart]:
-    """Return the chart of the parts of an epoch, a stack of bars for each setting."""
+    """Return the chart of the parts of an epoch, one bar for each setting, in a list.
+
+    The list is empty if the parts are not drawn (`missing_split`).
+    """
     selection = select_settings(problem) if problem.settings else Selection(())
     settings = [s for s in selection.settings if s.middle.costs.phases]
     if missing_split(problem):
@@ -523,7 +535,7 @@ def _note(setting: RunSetting, name: str) -> str:
 
 
 def energy_chart(problem: Problem) -> list[Chart]:
-    """Return the chart of the joules of a run; none if no run has measured them."""
+    """Return a list with the chart of the joules of a run; [] if none are known."""
     if not problem.settings:
         return []
     selection = select_settings(problem)
@@ -608,7 +620,9 @@ def chosen(problem: Problem) -> list[RunSetting]:
     """Return the settings of the loss curves, at most `MOST_CURVES`.
 
     Settings of emulated ranks are left out. If there are more others, they are the
-    fastest setting of each method on the largest number of ranks that all methods have.
+    fastest setting of each method (or the fastest settings of the only method) on the
+    largest number of ranks that all methods have, or, if they have none in common, on
+    any number.
     """
     real = [s for s in problem.settings if not s.config.emulated]
     if len(real) > MOST_CURVES:

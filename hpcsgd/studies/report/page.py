@@ -71,9 +71,10 @@ ALWAYS = ("vs 1 rank", "efficiency")
 
 
 def settings_table(problem: Problem) -> Table | None:
-    """Return a row for each setting, without columns that are empty for all settings.
+    """Return the table of settings, without columns that are empty for all of them.
 
-    The columns `ALWAYS` stay. The result is None without settings.
+    It has a row for each setting. The columns `ALWAYS` stay. The result is None without
+    settings.
     """
     if not problem.settings:
         return None
@@ -91,7 +92,8 @@ def settings_table(problem: Problem) -> Table | None:
         " longest. b is the batch of all replicas together, s the steps of an exchange."
         " vs 1 rank is the speed-up of an epoch over the best run of any method on one"
         " rank with the same batch; efficiency is this speed-up divided by the ranks;"
-        f" {NONE}: there is no such run."
+        f" {NONE}: there is no such run. If the rows grow with the ranks, the speed-up"
+        " is multiplied by the ranks, and the same batch for each rank counts, too."
         " † emulated: one rank did the work of one of several. ‡ more ranks than cores."
         " § the machine was busy: load above half of its cores in the minute before a"
         " run.",
@@ -143,9 +145,10 @@ def _count(value: float | None) -> str:
 
 
 def traffic_table(problem: Problem) -> Table | None:
-    """Return calls and words of rank 0 and of the formula; differences are marked.
+    """Return the table of calls and words of rank 0, beside those of the formula.
 
-    Settings without a formula are left out. The result is None if no setting has one.
+    Differences are marked. Settings without a formula are left out. The result is None
+    if no setting has one.
     """
     rows = []
     for setting in problem.settings:
@@ -176,7 +179,10 @@ def traffic_table(problem: Problem) -> Table | None:
 
 
 def _run_to_show(setting: RunSetting) -> PointCosts:
-    """Return the first run that differs from its formula, or that of median time."""
+    """Return the costs of the first run that differs from its formula.
+
+    If no run differs, they are those of the run of median time.
+    """
     costs = [point.costs for point in setting.points]
     return next((run for run in costs if _differs(run)), setting.middle.costs)
 
@@ -207,7 +213,7 @@ def _difference(measured: float | None, formula: float | None) -> str:
 
 
 def failed_table(problem: Problem) -> Table | None:
-    """Return the runs that failed, with the reasons."""
+    """Return the table of failed runs, with the reasons; None if no run failed."""
     if not problem.failed:
         return None
     return Table(
@@ -228,14 +234,15 @@ def failed_table(problem: Problem) -> Table | None:
 
 
 def saved_table(problem: Problem) -> Table | None:
-    """Return the runs that were preempted or interrupted."""
+    """Return the table of preempted or interrupted runs; None if there are none."""
     if not problem.saved:
         return None
     return Table(
         name="preempted",
         title="Runs that were preempted",
-        caption="They were saved before their end, and --resume continues them. They"
-        " are in no figure and in no other table.",
+        caption="They were stopped before their end. hpcsgd train --resume continues a"
+        " saved run, and hpcsgd study --resume repeats it. They are in no figure and in"
+        " no other table.",
         head=("run", "ended"),
         rows=tuple((p.source.key or p.label, p.outcome.status) for p in problem.saved),
         texts=2,
@@ -247,11 +254,11 @@ MODELS = 6  # columns of it: more do not fit on a page
 
 
 def weights_table(problem: Problem) -> Table | None:
-    """Return the largest weights of the models, by the names of their columns.
+    """Return the table of the largest weights, with a column for each of some models.
 
     The rows are the largest weights of the model of least loss. Runs whose weights were
-    not saved, cannot be read or have another shape are left out. The result is None if
-    no model is left.
+    not saved, cannot be read or have another shape are left out, and so are models
+    after the first `MODELS`. The result is None if no model is left.
     """
     models = {}
     for setting in problem.settings:
@@ -305,7 +312,7 @@ def _model_of(point: ReportPoint) -> Result | None:
 
 
 def machine_table(points: Sequence[ReportPoint]) -> Table:
-    """Return the machines, the software versions and the load of all runs."""
+    """Return the table of machines, software versions and load of all runs."""
     machines = [point.machine for point in points]
     rows = [
         ("machine", _all(m.host for m in machines)),
@@ -381,7 +388,7 @@ class Report:
         return [chart for part in self.parts for chart in part.charts]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the results as a JSON object."""
+        """Return the results as a dict; numbers that are not finite become None."""
         document: Any = finite({"parts": [_document(part) for part in self.parts]})
         return dict(document)
 

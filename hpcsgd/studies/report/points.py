@@ -33,7 +33,11 @@ PYTHON = ("sample",)
 
 @dataclass(frozen=True)
 class PointSource:
-    """The place of a run: its folders, and its key in points.jsonl."""
+    """The place of a run: its folders and its key.
+
+    The key is that in points.jsonl; for a run outside a study, it is the path of the
+    run folder in its settings, or "".
+    """
 
     folder: str  # the folder from which the run was read
     key: str
@@ -150,7 +154,7 @@ class ReportPoint:
 
     @property
     def is_saved(self) -> bool:
-        """Return whether the run was preempted or interrupted, so it can be resumed."""
+        """Return whether the run was preempted or interrupted."""
         return self.outcome.status in SAVED
 
     @property
@@ -355,14 +359,14 @@ class RunSetting:
 
     @property
     def per_epoch(self) -> Spread:
-        """Seconds of one pass over the rows."""
+        """Seconds of one pass over the rows: median and range over the runs."""
         seconds = self.over(lambda p: (p.costs.seconds or 0.0) / p.config.epochs)
         assert seconds is not None
         return seconds
 
     @property
     def per_step(self) -> Spread | None:
-        """Seconds of one step; None if they are not known."""
+        """Seconds of one step: median and range over the runs; None if not known."""
         return self.over(
             lambda p: (
                 p.costs.seconds / p.outcome.iterations
@@ -373,7 +377,7 @@ class RunSetting:
 
     @property
     def middle(self) -> ReportPoint:
-        """The run of median time."""
+        """The run of median time; of two in the middle, the faster one."""
         times = [p.costs.seconds or 0.0 for p in self.points]
         return self.points[times.index(statistics.median_low(times))]
 
@@ -553,7 +557,8 @@ PARTS: tuple[Callable[[PointConfig], str], ...] = (
 def _shortest(setting: RunSetting, others: Sequence[RunSetting]) -> str:
     """Return the label, and the parts of the configuration in which settings differ.
 
-    Only settings with the same label are compared.
+    Only settings with the same label are compared; but the ranks are named if they
+    differ among all `others`.
     """
     config = setting.config
     same = [other.config for other in others if other.label == setting.label]

@@ -94,7 +94,11 @@ def _block(
 
 
 def _losses(family: Family, t: Array, y: Array, clip: float) -> Array:
-    """Return ℓ(t, y), in longdouble; computed in float64 if nothing wider is there."""
+    """Return ℓ(t, y), in longdouble.
+
+    It is computed in float64 if the family has nothing wider, or if its curvature has
+    no bound and a score is beyond ±`clip`.
+    """
     if not np.isfinite(family.curvature) and (np.abs(t) > clip).any():
         # The run has clipped these scores to the range of float64.
         return family.loss(t.astype(np.float64), y.astype(np.float64)).astype(L)

@@ -86,6 +86,11 @@ def replay(
         The state before it.
     choices : tuple of bool
         For each of the first doubtful margins, whether the larger number is used.
+
+    Returns
+    -------
+    Replay
+        The state after the last step, and its tolerances.
     """
     sides = exchange.sides
     steps = exchange.steps
@@ -352,7 +357,11 @@ def order_of(sampling: Any, rows: int, replica: int, epoch: int) -> Array:
 
 
 def _by_windows(rng: np.random.Generator, rows: int, block: int, window: int) -> Array:
-    """Return blocks in random order, with the rows of each window shuffled."""
+    """Return the numbers 0 to `rows` − 1 as blocks in random order, then shuffled.
+
+    A block has `block` numbers in a row. The numbers of each `window` successive blocks
+    are shuffled together.
+    """
     blocks = np.split(np.arange(rows), range(block, rows, block))
     order = rng.permutation(len(blocks))
     windows = np.split(order, range(window, len(order), window))
@@ -387,7 +396,7 @@ class Union:
         return np.concatenate(parts)
 
     def rates(self, number: int) -> Array:
-        """Return the rate of the one step of an exchange."""
+        """Return the rate of the one step of exchange `number`, from 0, (1,)."""
         epochs = self.config.schedule.epochs
         return make_rate(self.config.rate, epochs * self.each, epochs).at(number, 1)
 
@@ -489,9 +498,9 @@ class RecordedRun:
         )
 
     def _leg(self, number: int) -> dict[str, Any]:
-        """Return the leg that contains an exchange.
+        """Return the leg of the recording that contains exchange `number`, from 1.
 
-        A leg is a part of the run, from a start or a resume to its end.
+        It is the last leg if none contains it.
         """
         legs = self.recording.legs
         return next((leg for leg in legs if number <= leg["last"]), legs[-1])
@@ -505,8 +514,8 @@ class RecordedRun:
     def replayed(self) -> tuple[str, ...]:
         """Return the parts of the state that can be replayed.
 
-        If replicas send gradients through a codec, only the intercept and its momentum
-        can.
+        If replicas send gradients through a codec other than identity, only the
+        intercept and its momentum can, or nothing if there is no intercept.
         """
         is_exact = self.config.agreement.codec == "identity" or self.shape.replicas == 1
         if self.agrees_on_gradients and not is_exact:
@@ -630,7 +639,8 @@ def _check_replayable(folder: Path, result: Result) -> None:
         (
             not is_recorded,
             f"holds no {NAME}, so no exchange can be replayed; train with --out and"
-            " --record of at least 1, by SGD with or without momentum",
+            " --record of at least 1, by plain SGD, or with momentum if replicas do not"
+            " send gradients",
         ),
     ):
         if is_wrong:

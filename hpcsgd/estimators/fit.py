@@ -123,10 +123,11 @@ def line_of(record: dict[str, Any]) -> str:
 def agree_on_names(
     world: Communicator, names: Sequence[Any] | None, layout: str
 ) -> list[Any] | None:
-    """Return the names of the columns, alike on all ranks. Collective.
+    """Return the names of the columns, or None if no rank has any. Collective.
 
-    A rank without names takes those of the others. With layout "columns" each rank
-    keeps the names of its own columns. Raise an error if ranks have different names.
+    They are alike on all ranks: a rank without names takes those of the others, and
+    different names raise an error. With layout "columns" each rank returns the names of
+    its own columns.
     """
     own_names = None if names is None else [str(name) for name in names]
     if world.size == 1 or layout == "columns":

@@ -730,8 +730,8 @@ def sentences(prediction: "Prediction") -> Iterator[str]:
         )
     else:
         yield (
-            "CA-SGD is faster on none of these numbers of ranks: an all-reduce takes"
-            " less time than a Gram matrix"
+            "CA-SGD is faster on none of these numbers of ranks: its Gram matrix takes"
+            " more time than the all-reduces that it saves"
         )
     yield from _scaling(prediction)
     if any(p.grid[0] > 1 for p in points):

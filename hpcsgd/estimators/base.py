@@ -109,7 +109,10 @@ class FitRanks:
 
     @property
     def fewest_rows(self) -> int:
-        """Fewest rows that this rank may pass: 0 if others may have rows, else 1."""
+        """Fewest rows that a rank may pass.
+
+        It is 0 with layout "rows" on several ranks, else 1.
+        """
         return 0 if self.layout == "rows" and self.world.size > 1 else 1
 
 

@@ -405,6 +405,9 @@ class GLM_CV(Generic):
     ----------
     polish : {"all", "best"}
         "all" compares the models at their minima, "best" as CA-SGD leaves them.
+    max_iter : int or None
+        Epochs of CA-SGD in the comparison; None takes 5. It does not bound the passes
+        to a minimum.
 
     Attributes
     ----------

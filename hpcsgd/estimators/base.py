@@ -636,13 +636,13 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         Parameters
         ----------
         covariance : {"information", "sandwich", "clustered"}
-            The covariance of the coefficients: by the observed information, robust
-            (HC0), or robust with clusters.
+            The covariance of the coefficients: by the observed information (not for
+            huber and squared-hinge), robust (HC0), or robust with clusters.
         clusters : array-like of shape (n,) or None
             The cluster of each row, for "clustered".
         dispersion : {"pearson", "deviance"}, float or None
-            The dispersion. None takes 1 for counts and classes, and "pearson" for
-            gaussian and gamma.
+            The dispersion. None takes "pearson" for gaussian, gamma and tweedie, and 1
+            for all others; huber and squared-hinge ignore it.
         level : float
             Probability of the intervals.
 

@@ -320,7 +320,8 @@ class ScaleSearch:
     """The search for σ, the scale of the residuals of a fit at delta = epsilon·σ.
 
     With s = log σ and r(s) the logarithm of the scale of the residuals minus s, it is a
-    root of r. The first step goes to s + r, the next ones are secant steps. If a step
+    root of r. The first step goes to s + r. The next ones are secant steps, or r again
+    if a secant step has the sign of −r or is longer than `LONGEST` times r. If a step
     leaves the interval that is known to contain the root, the interval is halved.
     """
 

@@ -251,7 +251,7 @@ def _pairs(text: str) -> tuple[tuple[float, float], ...]:
 
 
 def _column(text: str) -> int | str:
-    """Parse a column: a number, which counts from 0, or a name."""
+    """Parse a column: a name, or a number from 0 (negative: from the end)."""
     return int(text) if text.lstrip("-").isdigit() else text
 
 
@@ -286,7 +286,8 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         {
             "type": _column,
             "metavar": "COLUMN",
-            "help": "CSV column with the labels: its number from 0, or its name",
+            "help": "CSV column with the labels: its name, or its number from 0"
+            " (negative: from the end)",
         },
     ),
     (

@@ -54,7 +54,10 @@ def add_cancel_parser(actions: Any) -> None:
     )
     parser.add_argument("folders", nargs="+", metavar="DIR", help=FOLDER_HELP)
     parser.add_argument(
-        "--job", default="", metavar="ID", help="cancel only the job of this number"
+        "--job",
+        default="",
+        metavar="ID",
+        help="cancel only this job, job array or array element",
     )
     add_json(parser)
     parser.set_defaults(run=run_cancel)
@@ -776,7 +779,7 @@ def add_status_parser(actions: Any) -> None:
         "status",
         help="show the state of submitted jobs",
         description="Show the state of the jobs of one or more folders. The exit code"
-        " is 1 if a job has failed.",
+        " is 1 if a job has failed, is lost or ran out of time.",
         example="hpcsgd jobs status jobs/first",
     )
     parser.add_argument("folders", nargs="+", metavar="DIR", help=FOLDER_HELP)
@@ -785,7 +788,7 @@ def add_status_parser(actions: Any) -> None:
 
 
 def run_status(arguments: argparse.Namespace, argv: list[str]) -> int:
-    """Print the states of jobs; return 1 if a job has failed."""
+    """Print the states of jobs; return 1 if one has failed, is lost or timed out."""
     from hpcsgd.files import finite
     from hpcsgd.jobs.status import BAD, states
 
@@ -799,7 +802,7 @@ def run_status(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def status_text(found: "list[JobState]") -> str:
-    """Return a table of jobs, and a sentence on each job that did not end well."""
+    """Return a table of jobs, and a sentence on each one that has a `why`."""
     lines = table(HEADS, [_row(state) for state in found])
     for state in found:
         if state.why:

@@ -343,7 +343,7 @@ def report_launch_end(
     remedy = remedy or (
         "run again with --resume auto to go on from the last checkpoint"
         if keeps_checkpoints
-        else "run again, with --out DIR to keep what is done"
+        else "run again; training keeps what is done with --out DIR"
     )
     # The launcher may still be writing its own message.
     time.sleep(0.1)

@@ -179,7 +179,7 @@ def _tune(asked: "TuningQuestion", arguments: argparse.Namespace) -> int:
 
 
 def _several(arguments: argparse.Namespace, argv: list[str], counts: list[int]) -> int:
-    """Run a tuning for each of `counts` ranks, each with an equal share of the time.
+    """Run a tuning for each number of ranks in `counts`, with equal shares of the time.
 
     Return 0, or the exit code of the first tuning that fails.
     """

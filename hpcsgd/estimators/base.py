@@ -109,7 +109,10 @@ class FitRanks:
 
     @property
     def fewest_rows(self) -> int:
-        """Fewest rows of each rank: 0 with layout "rows" on several ranks, else 1."""
+        """Fewest rows that a rank may pass.
+
+        It is 0 with layout "rows" on several ranks, else 1.
+        """
         return 0 if self.layout == "rows" and self.world.size > 1 else 1
 
 
@@ -124,7 +127,11 @@ def opened(comm: Any, layout: str, grid: Any) -> Iterator[FitRanks]:
 
 
 def check_alike(estimator: Any, X: Any, ranks: FitRanks) -> None:
-    """Refuse ranks that pass different estimators, parameters, layouts or grids."""
+    """Refuse ranks that pass different estimators, parameters, layouts or grids.
+
+    All ranks or none must pass the path of a file as `X`. Of `cv` only numbers and
+    types are compared. Collective.
+    """
     if ranks.world.size == 1:
         return
     kind = "a path" if isinstance(X, str | PathLike) else "no path"
@@ -233,7 +240,7 @@ def _as_data_error(action: Callable[[], T]) -> T:
 
 
 def check_targets(y: Any, sample_weight: Any, X: Any) -> tuple[Array, Array | None]:
-    """Return the targets (n,) and the weights (n,), or None, of a score as float64."""
+    """Return `y` and `sample_weight` (or None) of a `score` method, (n,) in float64."""
     y = column_or_1d(y, dtype=np.float64)
     rows = X.shape[0]
     if sample_weight is None:
@@ -420,7 +427,7 @@ def passes_of(result: Result) -> int:
 
 
 def history_of(result: Result, number: int | None) -> list[dict[str, Any]]:
-    """Return the records of `result`, each with its class if `number` is not None."""
+    """Return the records of `result`, each with class `number` unless that is None."""
     more = {} if number is None else {"class": number}
     return [{**more, **record} for record in result.history]
 
@@ -629,13 +636,13 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         Parameters
         ----------
         covariance : {"information", "sandwich", "clustered"}
-            The covariance of the coefficients: by the observed information, robust
-            (HC0), or robust with clusters.
+            The covariance of the coefficients: by the observed information (not for
+            huber and squared-hinge), robust (HC0), or robust with clusters.
         clusters : array-like of shape (n,) or None
             The cluster of each row, for "clustered".
         dispersion : {"pearson", "deviance"}, float or None
-            The dispersion. None takes 1 for counts and classes, and "pearson" for
-            gaussian and gamma.
+            The dispersion. None takes "pearson" for gaussian, gamma and tweedie, and 1
+            for all others; huber and squared-hinge ignore it.
         level : float
             Probability of the intervals.
 
@@ -649,7 +656,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         if exposure is not None and self.family not in LOG_LINK:
             raise ConfigError(
                 "exposure needs a log link and the family"
-                f" {self.family} has another link; give offset instead"
+                f" {self.family} has another link; leave it out, as in the fit"
             )
         rows = FitRows(X, y, sample_weight, offset, exposure)
         with opened(comm, layout, grid) as ranks:
@@ -825,7 +832,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         return Solution(weights, intercept, result)
 
     def _arguments(self, ranks: FitRanks) -> FitArguments:
-        """Return the arguments of `hpcsgd.fit` that the parameters stand for."""
+        """Return the arguments of `hpcsgd.fit` for the parameters. Collective."""
         return FitArguments(
             family=self._family(),
             alpha=self.alpha,
@@ -869,7 +876,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         return int(ranks.world.exchange_objects(seed)[0])
 
     def _take_names(self, names: list[str] | None) -> None:
-        """Set the column names of a file, or delete those of an earlier fit."""
+        """Set `feature_names_in_`; if `names` is None, delete that of the last fit."""
         if names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
         elif hasattr(self, "feature_names_in_"):
@@ -879,7 +886,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         """Return the rows of each run, with labels as numbers.
 
         There is one run, or for "one-vs-rest" with three classes or more one for each
-        class against all others.
+        class against all others. If y is in a file, the rows are returned unchanged.
         """
         if rows.y is None:  # the labels of a file are encoded where it is read
             return [rows]

@@ -123,10 +123,11 @@ def line_of(record: dict[str, Any]) -> str:
 def agree_on_names(
     world: Communicator, names: Sequence[Any] | None, layout: str
 ) -> list[Any] | None:
-    """Return the names of the columns, alike on all ranks. Collective.
+    """Return the names of the columns, or None if no rank has any. Collective.
 
-    A rank without names takes those of the others. With layout "columns" each rank
-    keeps the names of its own columns. Raise an error if ranks have different names.
+    They are alike on all ranks: a rank without names takes those of the others, and
+    different names raise an error. With layout "columns" each rank returns the names of
+    its own columns.
     """
     own_names = None if names is None else [str(name) for name in names]
     if world.size == 1 or layout == "columns":
@@ -299,11 +300,14 @@ def fit(
     momentum : float, default=0.9
         The momentum of updates that have one.
     average : {"auto", "tail", "none"} or bool, default="auto"
-        Whether the last iterates of SGD are averaged.
+        Whether the last iterates of SGD are averaged. "auto" does so unless rows are
+        held out, the solver is "svrg" or "coordinate", or the agreement in `config`
+        excludes it.
     polish : "auto" or bool, default="auto"
         Whether L-BFGS or Newton's method goes on from the weights of SGD to `tol`.
-        "auto" does so if F is smooth and no rows are held out. True goes on to 1e-8 at
-        least, and raises ConfigError if that cannot be done.
+        "auto" does so if F is smooth, no rows are held out and a rank holds all
+        weights. True goes on to 1e-8 at least, and raises ConfigError if that cannot be
+        done.
     hold_out : float, default=0.0
         Share of the rows that are held out to stop early. 0 holds out none.
     patience : int, default=5
@@ -574,7 +578,8 @@ PARAMETERS = {
     "class_weight": (
         'dict, "balanced" or None',
         'Weight of each class. "balanced" weighs all classes alike, whatever their'
-        " numbers of rows. None gives every class the weight 1.",
+        " numbers of rows. None gives every class the weight 1. Regressors, and fits"
+        " with y in a file, ignore it.",
     ),
     "max_iter": (
         "int or None",

@@ -152,7 +152,7 @@ class Generic(Learner):
         if exposure is not None and self.family not in LOG_LINK:
             raise ConfigError(
                 f"exposure needs a log link and the family {self.family} has another"
-                f" link; give offset instead, or choose one of {', '.join(LOG_LINK)}"
+                f" link; leave it out, or choose one of {', '.join(LOG_LINK)}"
             )
         if offset is not None and self.family == "softmax":
             raise ConfigError(

@@ -157,7 +157,7 @@ def fit_many(
     alphas: Sequence[float],
     world: Communicator,
 ) -> Sweep:
-    """Fit a model for every alpha without each fold, and one on all rows. Collective.
+    """Fit, for every alpha, a model without each fold and one on all rows. Collective.
 
     Parameters
     ----------
@@ -264,7 +264,8 @@ def find_fold_minima(
     world : Communicator
         The ranks.
     starts : Sweep or None
-        Models to begin with, in the order of alphas, folds and all rows.
+        Models to begin with: for each alpha those without each fold, then that on all
+        rows.
     """
     matrix = world.together(lambda: to_matrix(rows.X))
     facts = FitFacts(is_wide=bool(world.max_flag(int(is_wide(matrix.X)))))
@@ -391,10 +392,10 @@ class GLM_CV(Generic):
     """Generalized linear model with a ridge penalty chosen by cross-validation.
 
     On several ranks, CA-SGD trains all alphas × folds together, and each alpha on all
-    rows: they share the rows, one Gram matrix and one message per exchange. Then each
-    model goes on to its own minimum. One rank sends no messages: each model begins at
-    the minimum of the penalty before it. The alpha with the least mean loss on held-out
-    rows is fitted on all rows, to the minimum of ::
+    rows: they share the rows, one Gram matrix and one message per exchange. With
+    `polish="all"` each model then goes on to its own minimum; on one rank, which sends
+    no messages, it begins at the minimum of the penalty before it instead. For the
+    alpha with the least mean loss on held-out rows, the model minimises on all rows ::
 
         F(w, β) = (1/Σc) Σ c_i ℓ(a_i·w + β + offset_i, y_i) + (alpha_/2) ‖w‖²
 
@@ -404,6 +405,9 @@ class GLM_CV(Generic):
     ----------
     polish : {"all", "best"}
         "all" compares the models at their minima, "best" as CA-SGD leaves them.
+    max_iter : int or None
+        Epochs of CA-SGD in the comparison; None takes 5. It does not bound the passes
+        to a minimum.
 
     Attributes
     ----------
@@ -560,7 +564,10 @@ class GLM_CV(Generic):
         return minima.start(self._choose(minima.held, ranks))
 
     def _choose_by_steps(self, rows: FitRows, ranks: FitRanks, folds: Folds) -> Any:
-        """Compare the models as CA-SGD leaves them; return the best one's weights."""
+        """Compare the models as CA-SGD leaves them; return a start of the best alpha.
+
+        It is the weights, with any intercept, of this alpha's model on all rows.
+        """
         sweep = self._compare(rows, ranks, folds)
         self.cv_ledger_ = sweep.ledger
         has_fold = [model.fold is not None for model in sweep.models]
@@ -611,7 +618,10 @@ def _start(sweep: Sweep, number: int) -> Any:
 
 
 def _check_classes(rows: FitRows, ranks: FitRanks) -> None:
-    """Raise DataError if only one class has rows with a weight above 0."""
+    """Raise DataError if only one class has rows with a weight above 0. Collective.
+
+    Classes of a y in a file are not checked.
+    """
     if rows.y is None:
         return
     seen = rows.y if rows.weights is None else rows.y[rows.weights > 0]

@@ -57,9 +57,9 @@ class Deal:
         return split_range(self.rows, self.replicas, replica), self.parts[member]
 
     def rounds(self, step: int) -> Iterator[list[slice]]:
-        """Yield the rows that each rank sends in a round of at most `step` rows.
+        """Yield for each round a list with the range of rows that each rank sends.
 
-        Rows are numbered as in the whole data.
+        A range has at most `step` rows, which are numbered as in the whole data.
         """
         edges = np.cumsum([0, *self.counts]).tolist()
         for number in range(max(-(-count // step) for count in self.counts)):
@@ -436,7 +436,7 @@ def _columns(world: Communicator, given: RankArrays, replicas: int) -> RowReader
     if replicas != 1:
         raise ConfigError(
             f"layout = 'columns' needs one replica and the grid asks for {replicas};"
-            " leave the grid out, or say layout='rows'"
+            " leave the grid and methods of replicas out, or say layout='rows'"
         )
     outlines = world.exchange_objects(given.outline)
     empty = next((r for r, outline in enumerate(outlines) if not outline["cols"]), None)
@@ -546,7 +546,7 @@ def open_data(
         )
     if layout != "columns" and matrix.X is not None and sides["y"] is None:
         raise ConfigError(
-            "y is missing; give y, the targets of the rows: fit(X, family, y)"
+            "y is missing; give the targets of the rows by the argument y"
         )
     if is_device_array(matrix.X):
         _check_there(layout, config)
@@ -555,7 +555,7 @@ def open_data(
 
 
 def _check_there(layout: str, config: RunConfig) -> None:
-    """Refuse X on a GPU unless the run uses that GPU and X is replicated."""
+    """Refuse X on a GPU unless device is "cuda", X replicated and the recipe named."""
     if config.run.device != "cuda" or layout != "replicated":
         raise ConfigError(
             "X is in the memory of a GPU, which cannot be used with device ="

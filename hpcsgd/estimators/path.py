@@ -473,7 +473,8 @@ def path(
         The loss: a name of `hpcsgd.FAMILIES`.
     alphas : sequence of float, optional
         The penalties, in any order. Without them there are `n_alphas` on a logarithmic
-        scale, down from the least alpha that makes all weights 0.
+        scale, down from the least alpha that makes all weights 0; if `l1_ratio` is
+        below 1e-3, from that of 1e-3.
     n_alphas : int, default=50
         Number of penalties that are chosen.
     eps : float, default=1e-3
@@ -552,6 +553,3 @@ def path(
         if result.feature_names is None and layout != "columns":
             result.report["feature_names"] = matrix.names
     return Path(grid.chosen, results)
-
-
-# A path of penalties: one model for each, each begun where the one before it ended.

@@ -51,7 +51,10 @@ def explained(
 
 
 def _deviance(family: Family, y: Array, mean: Array) -> Array:
-    """Return the deviance of every row, 0 where the mean is the target."""
+    """Return the deviance of every row, 0 where the mean is the target.
+
+    For a family without a deviance it is the squared error.
+    """
     deviance: Callable[[Array, Array], Array] | None
     deviance = getattr(family, "deviance", None)
     if deviance is None:
@@ -317,7 +320,8 @@ class ScaleSearch:
     """The search for σ, the scale of the residuals of a fit at delta = epsilon·σ.
 
     With s = log σ and r(s) the logarithm of the scale of the residuals minus s, it is a
-    root of r. The first step goes to s + r, the next ones are secant steps. If a step
+    root of r. The first step goes to s + r. The next ones are secant steps, or r again
+    if a secant step has the sign of −r or is longer than `LONGEST` times r. If a step
     leaves the interval that is known to contain the root, the interval is halved.
     """
 
@@ -379,7 +383,8 @@ class HuberRegressor(Regressor):
     scale_ : float
         Scale of the residuals, if no `delta` was given.
     n_iter_ : int
-        Passes over the data, of all fits that the search for the scale needs.
+        Passes over the data, of the last fit and of those that the search for the
+        scale needs.
     result_ : hpcsgd.Result
         The last run, in units of `delta_`.
 
@@ -488,7 +493,8 @@ class HuberRegressor(Regressor):
     def _scale(self, errors: Array, c: Array, ranks: FitRanks, spread: float) -> float:
         """Return the scale of the errors of all ranks, alike on all ranks. Collective.
 
-        If it is 0, because most rows have no error, return a small positive scale.
+        It is at least `LEAST_SCALE` times `spread`, the root mean square of the targets
+        about their mean; if both are 0, it is 1/epsilon.
         """
         scale = robust_scale(errors, c, self.epsilon, ranks)
         scale = max(scale, LEAST_SCALE * spread) or 1.0 / self.epsilon
@@ -497,7 +503,7 @@ class HuberRegressor(Regressor):
     def _errors(
         self, rows: FitRows, ranks: FitRanks, weights: Array, intercept: Array
     ) -> Array:
-        """Return the residuals of the rows of this rank, (n,)."""
+        """Return prediction minus target of each row of this rank, (n,). Collective."""
         world = ranks.world
         X = rows.X
         if not X.shape[0]:
@@ -702,7 +708,8 @@ class PoissonRegressor(RateRegressor):
     -----
     Up to a constant the loss is half the Poisson deviance. scikit-learn's class of this
     name has the same minimiser at the same alpha. With an exposure e_i, y_i are counts
-    and the model is one of rates: y_i/e_i with sample_weight e_i gives the same fit.
+    and the model is one of rates: y_i/e_i with sample_weight e_i gives the same fit at
+    alpha n/Σe.
 
     Examples
     --------

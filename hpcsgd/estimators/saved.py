@@ -106,7 +106,7 @@ class Formula:
         return KINDS["mean"](self.model, self.scores(X, offset))
 
     def labels(self, X: Any, offset: Array | None = None) -> Array:
-        """Return the most probable label of each row of X, (n,)."""
+        """Return the label with the largest score for each row of X, (n,)."""
         decision = self.decision(X, offset)
         places = decision.argmax(axis=1) if decision.ndim > 1 else decision > 0
         return np.asarray(self.classes)[places.astype(np.intp)]
@@ -243,7 +243,7 @@ class Predictor:
     def predict(self, X: Any, offset: Any = None, exposure: Any = None) -> Array:
         """Return the mean of the target of each row, or a classifier's label, (n,).
 
-        The label is the most probable one.
+        The label is that of the largest score.
         """
         X, total = self._rows(X, offset, exposure)
         if self.formula.classes is None:
@@ -572,7 +572,7 @@ def _listed(value: Any) -> Any:
 
 
 def _unlisted(value: Any) -> Any:
-    """Return `value`, or the dict that `_listed` converted to pairs."""
+    """Return `value`; if it is the {"pairs": ...} of a dict, return that dict."""
     if isinstance(value, dict) and value.keys() == {PAIRS}:
         return dict(value[PAIRS])
     return value

@@ -84,7 +84,7 @@ class Sweep:
     held : ndarray of shape (models,)
         Mean loss of each model on its held-out rows; NaN where it has none.
     mean_held : ndarray of shape (models,)
-        The same, averaged over the folds of a setting.
+        The same, averaged over the folds with the same l2 and rate.
     best : int
         Number of the model to use.
     history : list of dict
@@ -405,7 +405,7 @@ class Sweep:
         return html(title, rows, lambda ax: self.plot(ax=ax), note)
 
     def save(self, folder: str | Path) -> Path:
-        """Write sweep.csv, sweep.json and the result, and the best model into best/.
+        """Write sweep.csv, sweep.json, the result and, if there is a best model, best/.
 
         Parameters
         ----------
@@ -423,7 +423,7 @@ class Sweep:
         return folder
 
     def add_to(self, folder: Path) -> None:
-        """Write the files that a sweep has in addition to those of a result.
+        """Write sweep.csv, sweep.json and, if there is a best model, its folder best/.
 
         Parameters
         ----------
@@ -821,7 +821,7 @@ class _Race:
             if not survivors:
                 raise ConfigError(
                     "every rate that was left in the race diverged, even the"
-                    f" smallest, {min(left):g}; start the race from a smaller rate"
+                    f" smallest, {min(left):g}; call hpcsgd.race with smaller rates"
                 )
             left = tuple(left[k] for k in survivors)
             first = first[survivors]
@@ -831,7 +831,7 @@ class _Race:
         if is_worse(float(losses[0]), float(first[0])):
             log.warning(
                 "no rate of the race lowered the loss, and %g ended with the lowest;"
-                " start the race from smaller rates, or raise its argument `share`",
+                " call hpcsgd.race with smaller rates, or with a larger `share`",
                 left[0],
                 extra=ONCE,
             )
@@ -885,7 +885,11 @@ def _better_half(losses: Array, first: Array) -> list[int]:
 
 
 def _take_columns(before: State, after: State, models: Models, kept: list[int]) -> None:
-    """Copy the columns of the models `kept`, of every state, to the state `after`."""
+    """Copy weights, optimizer state and intercept of the models `kept` to `after`.
+
+    The columns of `before` contain the scores of each of `models` in turn, for the
+    weights and then for each array of the update rule.
+    """
     whole = np.arange(before.weights.shape[1]).reshape(-1, len(models), models.scores)
     after.weights[...] = before.weights[:, whole[:, kept].reshape(-1)]
     if before.intercept is not None and after.intercept is not None:

@@ -59,7 +59,7 @@ def need(program: str) -> None:
     if shutil.which(program) is None:
         raise ConfigError(
             f"there is no {program} on PATH: Slurm is not here; log in where it is,"
-            " load its module, or take --site workstation"
+            " load its module, or submit to --site workstation"
         )
 
 
@@ -169,7 +169,7 @@ def need_queue(jobs: Iterable[str], what: str) -> None:
 
 
 def accounted(jobs: Iterable[str]) -> dict[str, QueueEntry]:
-    """Return job -> entry of the accounting; empty if the site has no accounting.
+    """Return job -> entry of the accounting; empty if there is none or sacct fails.
 
     For an element of an array, all elements of this array are included.
     """

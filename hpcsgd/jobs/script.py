@@ -297,7 +297,7 @@ def _check_limits(job: Job, site: Site) -> None:
         raise ConfigError(
             f"walltime = {resources.walltime} is more than {longest}, the limit {of}at"
             f" site {site.name}; ask for less: a train job that runs out of time"
-            " resumes by itself"
+            " resumes by itself where jobs are requeued"
         )
 
 

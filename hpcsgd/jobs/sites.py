@@ -210,7 +210,7 @@ def load_site(name: str) -> Site:
         tables = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"cannot read the site {path}: {error.strerror}; check the name"
+            f"cannot read the site {path}: {error.strerror}; check its permissions"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}; mend that line") from error

@@ -31,9 +31,9 @@ SIZE = 2**16
 def check_files(world: Communicator, folder: Path) -> str:
     """Check that all ranks see files that other ranks write. Collective.
 
-    Each rank writes one file into a new folder inside `folder`, which is removed at the
-    end, and waits for the files of at most 2 `MOST_READ` ranks. Return a sentence with
-    the times of the slowest ranks.
+    Each rank writes one file into a new folder inside `folder`, and waits for the files
+    of at most 2 `MOST_READ` ranks; then the new folder is removed. Return a sentence
+    with the times of the slowest ranks.
     """
     names = world.exchange_objects(f"smoke-{uuid.uuid4().hex[:12]}")
     place = folder / names[0]
@@ -267,7 +267,8 @@ def check_versions(world: Communicator) -> str:
             name = differing[0]
             raise TransportError(
                 f"versions differ: rank {rank} has {name} {other[name]}, and rank 0 has"
-                f" {rank_versions[0][name]}; use one environment on all nodes"
+                f" {rank_versions[0][name]}; use one environment on all nodes, and (for"
+                " kernels) nodes with one type of processor"
             )
     shown = ("hpcsgd", "python", "kernels")
     return ", ".join(f"{name} {rank_versions[0][name]}" for name in shown)

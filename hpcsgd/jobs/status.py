@@ -83,7 +83,7 @@ def judge(notes: Notes, seen: QueueEntry | None, has_queue: bool) -> tuple[str, 
             "it never began, and Slurm knows it no more: cancelled, or waiting in vain"
         )
         return "unknown", why
-    return "unknown", "it has not begun, and there is no Slurm here to ask"
+    return "unknown", "it has not begun, and squeue does not answer here"
 
 
 def _of_active(notes: Notes, seen: QueueEntry) -> tuple[str, str] | None:
@@ -111,7 +111,7 @@ def _of_notes(last: dict[str, Any], has_queue: bool) -> tuple[str, str]:
     if event == "terminated":
         return "terminated", "ended from outside: a time limit, or somebody"
     if not has_queue:
-        return "unknown", "it has begun, and there is no Slurm here to ask"
+        return "unknown", "it has begun, and squeue does not answer here"
     if event == "requeued":
         return "lost", "it was requeued and is not in the queue; submit it again"
     why = "its script ended without a word: a node, its memory or a kill"

@@ -129,7 +129,8 @@ def _send(command: tuple[str, ...], lines: list[str]) -> str:
     answer = run_command(command, clean_environment(lines))
     if answer is None:
         raise TransportError(
-            "sbatch did not answer within a minute, and may have accepted the job; look"
+            "sbatch did not start, or did not answer within a minute and may have"
+            " accepted the job; look"
             " with squeue --me, and submit again if the job is not listed"
         )
     if answer.code:

@@ -458,7 +458,8 @@ def tick_tock(
     Parameters
     ----------
     first, second : RunConfig, mapping or path-like
-        The settings of each run. `run.network` must be the same in both.
+        The settings of each run. `run.comm` and `run.network` must be the same in
+        both.
     X : array, frame or sparse matrix of shape (n, d), optional
         The rows, the same on every rank. Without X each run reads the file `data.path`
         of its settings.

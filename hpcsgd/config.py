@@ -230,7 +230,8 @@ class GridConfig(Settings, section="grid"):
     )
     members: int = setting(
         0,
-        "members of a replica, which divide the columns; 0 takes all ranks",
+        "members of a replica, which divide the columns; 0 divides all ranks among"
+        " the replicas",
         becomes=lambda facts: (facts.members, "all ranks of a replica"),
     )
 
@@ -423,9 +424,10 @@ class MethodRow:
 
 
 def ddp(codec: str, says: str, **defaults: Any) -> MethodRow:
-    """Return a method that all-reduces gradients, encoded by `codec`, in every step.
+    """Return a method that sums gradients over replicas in every step.
 
-    `says` describes it. `defaults` are its defaults in the section [codec].
+    `codec` encodes them, `says` describes the method, and `defaults` are its defaults
+    in the section [codec].
     """
     fixed = {
         "agreement.kind": "gradient",
@@ -449,7 +451,10 @@ def averaged(kind: str, says: str) -> MethodRow:
 
 
 def sharded(stage: int, says: str) -> MethodRow:
-    """Return a method of ZeRO `stage`: each replica stores one slice of each tile."""
+    """Return the method of ZeRO `stage`, in which replicas divide what they store.
+
+    Stage 1 divides the optimizer state, 2 also the gradient, 3 also the weights.
+    """
     fixed = {"agreement.kind": "sharded", "agreement.stage": stage, "schedule.steps": 1}
     return MethodRow(says, fixed)
 
@@ -620,8 +625,8 @@ class SweepConfig(Settings, section="sweep"):
             yield f"[sweep] folds = {self.folds} must be 0 or at least 2; 5 is usual"
         if self.count > MOST_MODELS:
             yield (
-                f"[sweep] asks for {self.count} models at once; split the lists so that"
-                f" each run has at most {MOST_MODELS}"
+                f"[sweep] asks for {self.count} models at once; split the lists, or use"
+                f" fewer folds, so that each run has at most {MOST_MODELS}"
             )
 
     @property
@@ -915,7 +920,7 @@ def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise ConfigError(
             f"cannot read the configuration {path}: {error.strerror}"
-            f"{did_you_mean_file(path)}; check the name"
+            f"{did_you_mean_file(path)}; check its name and permissions"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         if kind := _kind_of_data(Path(path)):

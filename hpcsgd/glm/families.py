@@ -271,7 +271,7 @@ def no_clips(self: Any, t: Array) -> int:
 
 
 def exp_mean(self: Any, t: Array) -> Array:
-    """Return eᵗ, the mean of a family with a log link, clipped at `exp_bound`."""
+    """Return exp(min(t, `exp_bound`)), the mean eᵗ of a family with a log link."""
     return np.exp(np.minimum(t, exp_bound(t.dtype)))
 
 

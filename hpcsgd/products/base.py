@@ -221,8 +221,9 @@ class MemoryShape:
         """Return ("messages", bytes) of the buffers in which members sum the Gram.
 
         With `ahead`, the buffers of the next Gram, which is in transit at the same
-        time, are included. In memory that the ranks of a node share, the bytes are
-        those of this rank's slot, of the total, and of one rank's share of all slots.
+        time, are included. If members sum words as they are computed, memory that
+        ranks of a node share is counted: this rank's slot, the total, and the part of
+        all other slots that this rank adds.
         """
         members = self.replica.members
         word = float(bytes_of_word(self.gram.wire, members))

@@ -116,11 +116,13 @@ def train(
 
     Notes
     -----
-    The defaults depend on what is set. If no setting of SGD is set (rate, products,
-    schedule, update, agreement, average, stop), the defaults are those of `fit`: an
-    intercept, the penalty 1e-4, a rate from the data, and a final solver that reaches
-    the optimum. Otherwise they are those of plain SGD. `run.defaults` ("fit" or "sgd")
-    decides explicitly. A RunConfig sets everything.
+    The defaults depend on what is named, whatever its value. If no setting of SGD is
+    named, the defaults are those of `fit`: an intercept, the penalty 1e-4, a rate from
+    the data, and a final solver that reaches the optimum. Otherwise they are those of
+    plain SGD. Settings of SGD are all keys of rate, update, coordinate, products,
+    schedule, agreement, codec, mirror, accordion, average, stop and sweep, and
+    `sampling.mode`, `run.emulate_members` and the recipe "auto". `run.defaults` ("fit"
+    or "sgd") decides explicitly. A RunConfig sets everything.
 
     References
     ----------

@@ -296,7 +296,9 @@ class RunSection(Settings, section="run"):
     )
     node_sharing: str = setting(
         "auto",
-        "let ranks of one node share memory for their data: auto, on or off",
+        "memory that ranks of a node share for sums and for arrays that are equal on"
+        " them: for large ones, and sums only if all ranks are on one node (auto), for"
+        " all (on), or for none (off)",
         choices=("auto", "on", "off"),
         becomes=automatic_node_sharing,
     )

@@ -282,7 +282,10 @@ def class_variance(self: Any, mean: Array) -> Array:
 
 
 def minus_loss(self: Any, t: Array, y: Array, dispersion: float) -> Array:
-    """Return log f = −ℓ, for a family whose loss is the negative log density."""
+    """Return log f = −ℓ, for a family whose loss is the negative log density.
+
+    For `Binomial` it is that of one trial, without the binomial coefficient.
+    """
     density: Array = -self.loss(t, y)
     return density
 

@@ -45,10 +45,10 @@ class Observer:
         """Act after exchange `number`, whether or not replicas synchronised in it."""
 
     def after_poll(self, number: int) -> None:
-        """Act after the poll of exchange `number`, unless the poll ended the run.
+        """Act after the poll of exchange `number`, unless it found a fault of any rank.
 
-        A poll ends the run after a fault of any rank, but not after an alarm that is
-        only noted.
+        A fault is a weight that is not finite, or an alarm of the monitor that is not
+        only noted. After a request to stop, this method is still called.
         """
 
     def after_evaluation(self, state: State, view: Any) -> None:

@@ -97,7 +97,7 @@ class ExchangeShape:
 
     sizes: tuple[int, ...]  # rows of each batch
     scores: int = 1  # K, columns of weights
-    states: int = 1  # 1, or 2 with momentum
+    states: int = 1  # 1, 2 with momentum, or 3 with svrg
     local_columns: int = 0  # of member 0
     stored: int | None = None  # values of sparse rows in these columns
     one_message: bool = True  # G and z travel together
@@ -181,7 +181,8 @@ class MemoryShape:
     rows : int
         Rows m of one exchange.
     states : int
-        Arrays of the update, 1, or 2 with momentum, times the models of a sweep.
+        Arrays of the update (1, 2 with momentum, or 3 with svrg), times the models of a
+        sweep.
     working : int
         Bytes of a value that is computed with.
     matrix : float

@@ -142,7 +142,7 @@ class CostInputs:
     scores : int
         K, columns of weights.
     states : int
-        Arrays of the update: 1, or 2 with momentum.
+        Arrays of the update: 1, 2 with momentum, or 3 with svrg.
     """
 
     replica: ReplicaSize

@@ -16,8 +16,9 @@ from hpcsgd.glm.penalties import Penalty
 class Observer:
     """Base class of observers, which the loop of a run calls; its methods do nothing.
 
-    All ranks call their observers alike, in the order of a list. What has to outlive a
-    checkpoint is kept in `state.memory` or in the state itself.
+    All ranks call their observers alike, in the order of a list. Exchanges are numbered
+    from 1, epochs from 0. What has to outlive a checkpoint is kept in `state.memory` or
+    in the state itself.
     """
 
     def prepare(self, state: State) -> None:

@@ -89,7 +89,7 @@ def automatic_node_sharing(facts: RunFacts) -> Resolved:
     """Return what "auto" means for `run.node_sharing`, "off" or "by size", and why."""
     if facts.ranks == 1:
         return "off", "there is one rank"
-    return "by size", "large sums and copies share memory within a node"
+    return "by size", "large copies share memory on a node, large sums if there is one"
 
 
 @dataclass(frozen=True)

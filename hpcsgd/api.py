@@ -116,11 +116,13 @@ def train(
 
     Notes
     -----
-    The defaults depend on what is set. If no setting of SGD is set (rate, products,
-    schedule, update, agreement, average, stop), the defaults are those of `fit`: an
-    intercept, the penalty 1e-4, a rate from the data, and a final solver that reaches
-    the optimum. Otherwise they are those of plain SGD. `run.defaults` ("fit" or "sgd")
-    decides explicitly. A RunConfig sets everything.
+    The defaults depend on what is named, whatever its value. If no setting of SGD is
+    named, the defaults are those of `fit`: an intercept, the penalty 1e-4, a rate from
+    the data, and a final solver that reaches the optimum. Otherwise they are those of
+    plain SGD. Settings of SGD are all keys of rate, update, coordinate, products,
+    schedule, agreement, codec, mirror, accordion, average, stop and sweep, and
+    `sampling.mode`, `run.emulate_members` and the recipe "auto". `run.defaults` ("fit"
+    or "sgd") decides explicitly. A RunConfig sets everything.
 
     References
     ----------
@@ -458,7 +460,8 @@ def tick_tock(
     Parameters
     ----------
     first, second : RunConfig, mapping or path-like
-        The settings of each run. `run.network` must be the same in both.
+        The settings of each run. `run.comm` and `run.network` must be the same in
+        both.
     X : array, frame or sparse matrix of shape (n, d), optional
         The rows, the same on every rank. Without X each run reads the file `data.path`
         of its settings.

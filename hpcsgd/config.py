@@ -89,7 +89,7 @@ def automatic_node_sharing(facts: RunFacts) -> Resolved:
     """Return what "auto" means for `run.node_sharing`, "off" or "by size", and why."""
     if facts.ranks == 1:
         return "off", "there is one rank"
-    return "by size", "large sums and copies share memory within a node"
+    return "by size", "large copies share memory on a node, large sums if there is one"
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,8 @@ class GridConfig(Settings, section="grid"):
     )
     members: int = setting(
         0,
-        "members of a replica, which divide the columns; 0 takes all ranks",
+        "members of a replica, which divide the columns; 0 divides all ranks among"
+        " the replicas",
         becomes=lambda facts: (facts.members, "all ranks of a replica"),
     )
 
@@ -295,7 +296,9 @@ class RunSection(Settings, section="run"):
     )
     node_sharing: str = setting(
         "auto",
-        "let ranks of one node share memory for their data: auto, on or off",
+        "memory that ranks of a node share for sums and for arrays that are equal on"
+        " them: for large ones, and sums only if all ranks are on one node (auto), for"
+        " all (on), or for none (off)",
         choices=("auto", "on", "off"),
         becomes=automatic_node_sharing,
     )
@@ -423,9 +426,10 @@ class MethodRow:
 
 
 def ddp(codec: str, says: str, **defaults: Any) -> MethodRow:
-    """Return a method that all-reduces gradients, encoded by `codec`, in every step.
+    """Return a method that sums gradients over replicas in every step.
 
-    `says` describes it. `defaults` are its defaults in the section [codec].
+    `codec` encodes them, `says` describes the method, and `defaults` are its defaults
+    in the section [codec].
     """
     fixed = {
         "agreement.kind": "gradient",
@@ -449,7 +453,10 @@ def averaged(kind: str, says: str) -> MethodRow:
 
 
 def sharded(stage: int, says: str) -> MethodRow:
-    """Return a method of ZeRO `stage`: each replica stores one slice of each tile."""
+    """Return the method of ZeRO `stage`, in which replicas divide what they store.
+
+    Stage 1 divides the optimizer state, 2 also the gradient, 3 also the weights.
+    """
     fixed = {"agreement.kind": "sharded", "agreement.stage": stage, "schedule.steps": 1}
     return MethodRow(says, fixed)
 
@@ -620,8 +627,8 @@ class SweepConfig(Settings, section="sweep"):
             yield f"[sweep] folds = {self.folds} must be 0 or at least 2; 5 is usual"
         if self.count > MOST_MODELS:
             yield (
-                f"[sweep] asks for {self.count} models at once; split the lists so that"
-                f" each run has at most {MOST_MODELS}"
+                f"[sweep] asks for {self.count} models at once; split the lists, or use"
+                f" fewer folds, so that each run has at most {MOST_MODELS}"
             )
 
     @property
@@ -915,7 +922,7 @@ def read_toml(path: str | Path) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise ConfigError(
             f"cannot read the configuration {path}: {error.strerror}"
-            f"{did_you_mean_file(path)}; check the name"
+            f"{did_you_mean_file(path)}; check its name and permissions"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         if kind := _kind_of_data(Path(path)):

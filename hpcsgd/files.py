@@ -586,8 +586,8 @@ class FolderLock:
 def user_of(folder: Path) -> str:
     """Return the line on the process that has locked `folder` for a run.
 
-    It is "process PID on HOST", or "another run" if the lock file cannot be read; ""
-    if the folder is not locked or that cannot be found out.
+    It is "process PID on HOST", or "another run" if the lock file is empty or cannot be
+    read; "" if the folder is not locked or that cannot be found out.
     """
     try:
         with open(open_entry(folder / NAME), "rb") as file:

@@ -209,7 +209,7 @@ class Task:
     family: Family
     precision: Precision
     columns: int  # K
-    states: int  # 1, or 2 with momentum
+    states: int  # 1, 2 with momentum, or 3 with svrg
     probe: Array  # q: scores are read at q · (w, v)
     clock: Clock
     clip: Clip | None = None  # limits gradients; not used if `gradient` is set

@@ -271,7 +271,7 @@ def no_clips(self: Any, t: Array) -> int:
 
 
 def exp_mean(self: Any, t: Array) -> Array:
-    """Return eᵗ, the mean of a family with a log link, clipped at `exp_bound`."""
+    """Return exp(min(t, `exp_bound`)), the mean eᵗ of a family with a log link."""
     return np.exp(np.minimum(t, exp_bound(t.dtype)))
 
 
@@ -282,7 +282,10 @@ def class_variance(self: Any, mean: Array) -> Array:
 
 
 def minus_loss(self: Any, t: Array, y: Array, dispersion: float) -> Array:
-    """Return log f = −ℓ, for a family whose loss is the negative log density."""
+    """Return log f = −ℓ, for a family whose loss is the negative log density.
+
+    For `Binomial` it is that of one trial, without the binomial coefficient.
+    """
     density: Array = -self.loss(t, y)
     return density
 

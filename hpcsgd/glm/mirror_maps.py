@@ -140,7 +140,7 @@ class Entropy(MirrorMap):
         self.repair(point)
 
     def travels(self, point: ReplicaViews) -> list[Array]:
-        """Return ln(x / radius), (local columns, K)."""
+        """Return a list of one array, ln(x / radius), (local columns, K)."""
         return [point.arrays[LOG]]
 
     def arrive(self, point: ReplicaViews) -> None:
@@ -197,7 +197,7 @@ class SignedMap(MirrorMap):
         self.repair(point)
 
     def travels(self, point: ReplicaViews) -> list[Array]:
-        """Return the logarithms of u⁺, u⁻ and u⁰, which replicas average.
+        """Return a list of the logarithms of u⁺, u⁻ and u⁰, which replicas average.
 
         The first two have the shape (local columns, K), the last (1, K).
         """

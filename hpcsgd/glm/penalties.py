@@ -217,8 +217,8 @@ class ProblemConfig(Settings, section="problem"):
             fits and np.all((lower <= upper) & (lower < np.inf) & (upper > -np.inf))
         ):
             yield (
-                "[problem] lower and upper leave some weight no value; give lower <="
-                " upper, one number each, or one for each column"
+                "[problem] lower and upper leave some weight no value, or differ in"
+                " length; give lower <= upper, one number each, or one for each column"
             )
 
     @property

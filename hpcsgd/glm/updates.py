@@ -475,7 +475,7 @@ class InEightBits(Rule):
         return [array]
 
     def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
-        """Return zeros for the state `name`, in eight bits if it has `SMALL` words."""
+        """Return zeros for the state `name`, in 8 bits from `SMALL` words on."""
         if columns * width < SMALL:
             return np.zeros((columns, width), dtype)
         return EightBitArray.zeros(columns, width, dtype, name in SQUARES)

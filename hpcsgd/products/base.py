@@ -97,7 +97,7 @@ class ExchangeShape:
 
     sizes: tuple[int, ...]  # rows of each batch
     scores: int = 1  # K, columns of weights
-    states: int = 1  # 1, or 2 with momentum
+    states: int = 1  # 1, 2 with momentum, or 3 with svrg
     local_columns: int = 0  # of member 0
     stored: int | None = None  # values of sparse rows in these columns
     one_message: bool = True  # G and z travel together
@@ -181,7 +181,8 @@ class MemoryShape:
     rows : int
         Rows m of one exchange.
     states : int
-        Arrays of the update, 1, or 2 with momentum, times the models of a sweep.
+        Arrays of the update (1, 2 with momentum, or 3 with svrg), times the models of a
+        sweep.
     working : int
         Bytes of a value that is computed with.
     matrix : float
@@ -221,8 +222,9 @@ class MemoryShape:
         """Return ("messages", bytes) of the buffers in which members sum the Gram.
 
         With `ahead`, the buffers of the next Gram, which is in transit at the same
-        time, are included. In memory that the ranks of a node share, the bytes are
-        those of this rank's slot, of the total, and of one rank's share of all slots.
+        time, are included. If members sum words as they are computed, memory that
+        ranks of a node share is counted: this rank's slot, the total, and the part of
+        all other slots that this rank adds.
         """
         members = self.replica.members
         word = float(bytes_of_word(self.gram.wire, members))

@@ -142,7 +142,7 @@ class CostInputs:
     scores : int
         K, columns of weights.
     states : int
-        Arrays of the update: 1, or 2 with momentum.
+        Arrays of the update: 1, 2 with momentum, or 3 with svrg.
     """
 
     replica: ReplicaSize
@@ -346,7 +346,10 @@ _PRODUCTS: dict[str, Callable[[_Exchange], float]] = {
 
 
 def machine_from(table: dict[str, Any]) -> Machine:
-    """Return the `Machine` from a table as `Machine.as_dict` returns it."""
+    """Return the `Machine` from a table as `Machine.as_dict` returns it.
+
+    `alone` and `turn` are 0 if the table lacks them.
+    """
     constants = {"alone": 0.0, "turn": 0.0, **table}  # older files have neither
     speeds = {name: float(constants[name]) for name in NAMES}
     overheads = {f.name: speeds.pop(f.name) for f in fields(Overheads)}
@@ -376,7 +379,9 @@ class ProductsConfig(Settings, section="products"):
     )
     look_ahead: str = setting(
         "auto",
-        "send the Gram matrix of the next exchange while this one is computed",
+        "send the Gram matrix of the next exchange while this one is computed; auto"
+        " does so if kind = auto chooses gram and run.network has a latency of 20 µs or"
+        " more",
         choices=("on", "off", "auto"),
     )
     machine: str = setting(

@@ -81,7 +81,7 @@ class Gather(Product):
 
 
 class GatherOnce(Gather):
-    """The product `gather` in the first epoch; later epochs send no message."""
+    """The product `gather` for rows that are not stored yet; others need no message."""
 
     keeps_batches = True
 

@@ -32,7 +32,7 @@ class Gram(Product):
     """CA-SGD: members sum a Gram matrix once, and then take s steps without messages.
 
     For batches of b rows, m = b s rows in all, and K scores, the sum has b² s (s−1)/2 +
-    m·K·states words; `states` is 1, or 2 with momentum.
+    m·K·states words; `states` is 1, 2 with momentum, or 3 with svrg.
     """
 
     has_recurrence = True
@@ -114,7 +114,7 @@ class CachedGram(Product):
     """The product `gram` in the first epoch, whose Grams are kept for later epochs.
 
     Later epochs sum margins only: m·K·states words for m rows and K scores in an
-    exchange, with `states` 1, or 2 with momentum.
+    exchange, with `states` 1, 2 with momentum, or 3 with svrg.
     """
 
     has_recurrence = True
@@ -204,8 +204,8 @@ class LookAheadGram(Product):
     """CA-SGD with two sums in each exchange, of which one is hidden behind work.
 
     Members sum the margins, m·K·states words for m rows and K scores, with `states` 1,
-    or 2 with momentum, and wait for them. The sum of the Gram of the next exchange
-    overlaps with the steps.
+    2 with momentum, or 3 with svrg, and wait for them. The sum of the Gram of the next
+    exchange overlaps with the steps.
     """
 
     has_recurrence = True

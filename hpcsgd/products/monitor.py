@@ -357,8 +357,8 @@ def residuals_at(
 ) -> Array:
     """Return the residuals c ∂ℓ/∂t at the `scores` t, in float64.
 
-    c are the sample `weights`, or 1 if None. Scores are clipped where a run in `dtype`
-    clips them.
+    c are the sample `weights`, or 1 if None. If the curvature of `family` has no bound,
+    scores are clipped to ± `exp_bound` of `dtype`.
     """
     at = scores
     if not np.isfinite(family.curvature):

@@ -16,8 +16,9 @@ from hpcsgd.glm.penalties import Penalty
 class Observer:
     """Base class of observers, which the loop of a run calls; its methods do nothing.
 
-    All ranks call their observers alike, in the order of a list. What has to outlive a
-    checkpoint is kept in `state.memory` or in the state itself.
+    All ranks call their observers alike, in the order of a list. Exchanges are numbered
+    from 1, epochs from 0. What has to outlive a checkpoint is kept in `state.memory` or
+    in the state itself.
     """
 
     def prepare(self, state: State) -> None:
@@ -45,10 +46,10 @@ class Observer:
         """Act after exchange `number`, whether or not replicas synchronised in it."""
 
     def after_poll(self, number: int) -> None:
-        """Act after the poll of exchange `number`, unless the poll ended the run.
+        """Act after the poll of exchange `number`, unless it found a fault of any rank.
 
-        A poll ends the run after a fault of any rank, but not after an alarm that is
-        only noted.
+        A fault is a weight that is not finite, or an alarm of the monitor that is not
+        only noted. After a request to stop, this method is still called.
         """
 
     def after_evaluation(self, state: State, view: Any) -> None:

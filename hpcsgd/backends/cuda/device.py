@@ -68,8 +68,10 @@ class Device(Protocol):
     def upload(self, array: Any, write: Callable[[Array], None]) -> None:
         """Copy into `array` what `write` writes into a host array.
 
-        The host array has the shape and type of `array`, at most `PIECE` bytes, and
-        undefined values before `write`. Copies run while the next array is written.
+        The host array has the shape and type of `array`, and undefined values before
+        `write`. It is pinned as a whole, so callers send large arrays in parts of
+        `PIECE` bytes, or of one row if that is longer. Copies run while the next array
+        is written.
         """
 
     def put_rows(self, array: Any, rows: Any) -> None:
@@ -124,8 +126,8 @@ class Mirrored:
     """An array with a copy on the host and one on the device.
 
     The newer copy overwrites the older one when the older one is requested. A caller of
-    `on_host` may write to the host's copy, which is then the newer one, until the
-    device writes again. A caller of `host_view` gets a read-only array, and the
+    `on_host` may write to the host's copy until the next call of `on_device`, which
+    sends it to the device. A caller of `host_view` gets a read-only array, and the
     device's copy stays valid.
     """
 

@@ -171,7 +171,10 @@ OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 
 class RawKernels:
-    """Kernels of one GPU, compiled by CuPy when first needed, and cached on disk."""
+    """Kernels of one GPU, each compiled when it is first needed.
+
+    CuPy caches them on disk, except those for one exact architecture (wgmma).
+    """
 
     def __init__(self, cupy: Any, arch: str) -> None:
         self.cupy = cupy
@@ -268,8 +271,9 @@ class RawKernels:
 def no_folder(error: OSError) -> ConfigError:
     """Return the error that CuPy cannot write compiled kernels to its cache folder."""
     return ConfigError(
-        f"CuPy cannot keep compiled kernels ({error}); set CUPY_CACHE_DIR to a folder"
-        " that can be written, on a disk with room"
+        f"CuPy cannot keep compiled kernels ({error}); set CUPY_CACHE_DIR (or"
+        " TMPDIR, if the path is in it) to a folder that can be written, on a disk with"
+        " room"
     )
 
 
@@ -357,8 +361,8 @@ def load_cupy() -> Any:
     driver = driver_major()
     if driver is None:
         raise ConfigError(
-            "no NVIDIA driver is here (libcuda.so.1 does not load); run on a node with"
-            " a GPU, or use --device cpu"
+            "no NVIDIA driver is here (libcuda.so.1 does not load, or reports no"
+            " version of CUDA); run on a node with a GPU, or use --device cpu"
         )
     if driver < OLDEST:
         raise ConfigError(
@@ -420,7 +424,7 @@ def _broken(error: Exception, major: int) -> MissingPackage:
 def driver_major() -> int | None:
     """Return the newest major version of CUDA that the driver supports.
 
-    Return None if no NVIDIA driver is found.
+    Return None if no NVIDIA driver is found, or if it reports no version.
     """
     version = ctypes.c_int(0)
     try:

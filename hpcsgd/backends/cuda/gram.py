@@ -187,7 +187,7 @@ class CublasGram(OtherGram):
 
     @property
     def room(self) -> tuple[Any, Any]:
-        """Return the arrays for the rows of the batch Y, and for their product Y Yᵀ."""
+        """Return the arrays for the rows Y of an exchange, and for the product Y Yᵀ."""
         return self._rows, self._square
 
     def _room(self) -> tuple[Any, Any]:
@@ -445,8 +445,8 @@ def _say(name: str, seconds: Seconds, count: int) -> None:
         f"{kernel} {1e6 * taken:.0f}" for kernel, taken in seconds.items()
     )
     log.info(
-        "the Gram matrix of %d rows is computed by kernel %s (measured microseconds:"
-        " %s)",
+        "the Gram matrix of %d rows is computed by kernel %s (measured microseconds,"
+        " summed over members: %s)",
         count,
         name,
         listed,

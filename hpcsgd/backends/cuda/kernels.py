@@ -289,7 +289,7 @@ def step_of(tile: int, itemsize: int) -> int:
 
 
 def splits_of(tiles: int, cols: int, tile: int, itemsize: int, sms: int) -> int:
-    """Return how many parts `gram` divides columns in, on a GPU of `sms` processors.
+    """Return into how many parts `gram` divides columns on a GPU of `sms` processors.
 
     It is the least number of least cost. The cost counts stages: those that a processor
     reads from L2 for its blocks, a start, and partial tiles, which all blocks write and
@@ -590,9 +590,10 @@ def csr_margin(count: int, wide: int = 1) -> StepLaunch:
 
 
 def csr_span(cols: int, wide: int = 1) -> int:
-    """Return the columns of a block of csr_update, for about 512 blocks.
+    """Return the columns of a block of csr_update.
 
-    They are a multiple of 32, or fewer if a warp has no room for the sums of so many.
+    They are the least multiple of 32 with which there are at most 512 blocks. They are
+    fewer, in more blocks, if a warp has no room for the sums of so many.
     """
     return min(32 * _parts(cols, 32 * 512), MOST_SUMS // wide)
 

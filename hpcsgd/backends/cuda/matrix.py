@@ -127,7 +127,7 @@ PROBE = 4  # index of the probe in `DeviceCoefficients.arrays`
 
 
 def bytes_of_order(rows: int) -> int:
-    """Return the bytes of an `Order` or of a `DeviceSampled` of `rows` rows."""
+    """Return the bytes of a `DeviceSampled` of `rows` rows; an `Order` has no more."""
     return rows * (8 + 3 * 4)  # a number, and a target, weight and offset
 
 

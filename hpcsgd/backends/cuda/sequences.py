@@ -240,10 +240,11 @@ class CudaSequence:
         return self._begin()
 
     def run_beside(self, ahead: "CudaSequence | None", earlier: Pending) -> Pending:
-        """Launch all parts and sums, and those of `ahead` while sums are in transit.
+        """Launch all parts and sums, and start `ahead` while sums are in transit.
 
-        The parts after the sums wait for the sums `earlier`, too. Return the pending
-        sums of `ahead`. If `ahead` is None, the parts are launched one by one. A single
+        Of `ahead`, the parts before its sums are launched and the sums are started.
+        They are returned pending. The parts after the own sums wait for the sums
+        `earlier`, too. If `ahead` is None, the parts are launched one by one. A single
         member has no sums: `ahead` is then a branch of one CUDA graph, beside the
         steps, which keep a single multiprocessor busy.
         """
@@ -476,7 +477,7 @@ class CudaStep(CudaExchange):
         self.launches.coefficients.load(plan.unrolled)
 
     def messages(self, *names: str, travels: bool = False) -> Sequence[DeviceMessage]:
-        """Return the message of the margins; none if the margins need no sum."""
+        """Return the message of the margins in a list, or () if they need no sum."""
         return () if self.is_alone else super().messages(*names, travels=travels)
 
 
@@ -702,8 +703,8 @@ GRAPHS = 1024  # sequences that are recorded; more of them would fill memory
 class CudaExchanges:
     """The `MemberExchanges` of `hpcsgd.backends.task` for one member on its GPU.
 
-    `gram_asked` is the setting `products.gram_kernel`; `gram_kernel` is the kernel that
-    was chosen.
+    `gram_asked` is the setting `products.gram_kernel`. `gram_kernel` is the kernel that
+    was chosen: the last one other than "own", else "own", and "" before a choice.
     """
 
     holds_weights = True  # the weights of the state stay on the device

@@ -44,7 +44,10 @@ class DeviceMemory:
     def mirrored(
         self, kept: dict[str, Array], names: Iterable[str]
     ) -> dict[str, Array]:
-        """Return the arrays `kept`; reading one of `names` copies it to the host."""
+        """Return the arrays `kept`, of which those of `names` get a copy on the device.
+
+        Reading one of `names` from the result returns its newest values on the host.
+        """
         return MirroredArrays(self.device, kept, names)
 
     def host_zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -82,9 +85,11 @@ class DeviceMemory:
         factor: float,
         turn: Turn,
     ) -> None:
-        """Take a step as `HostMemory.step` does, but leave `gradient` as it is.
+        """Take a step of `rule` with the gradient `factor` · `gradient` + λw.
 
-        Weights are stored divided by `part.scale`; the other arrays of the rule are
+        λ is `l2`, and `turn` has the number and the rate of the step. It writes the
+        weights to `part.to` and updates the other arrays of `part` in place; `gradient`
+        stays as it is. Weights are stored divided by `part.scale`; the other arrays are
         not.
         """
         name, state_names, numbers = _step_of(rule)(rule, l2, part.scale, factor, turn)

@@ -30,7 +30,7 @@ Sends    what `Gradient` sends, for each batch or, once batches have grown, for 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import inf
 from typing import Any, ClassVar, Protocol, cast
 
@@ -70,8 +70,10 @@ from hpcsgd.agreements.hierarchical import SenderOpener
 from hpcsgd.agreements.shaping import GradientFacts, Shaper
 from hpcsgd.backends.base import HOST, LossScale, Memory, Rows, WordRange
 from hpcsgd.backends.task import State, Task
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
+from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.shard import Shard, lengths
 from hpcsgd.formats import Array
@@ -277,6 +279,8 @@ class GradientInputs:
         The scale of residuals, the same on all replicas.
     role : DeviceRole
         The work of a device on the gradients.
+    holds_all_columns : bool
+        Whether every member has the whole gradient, since the product gathers rows.
     more : object
         An input that only one kind of agreement needs.
     """
@@ -289,6 +293,7 @@ class GradientInputs:
     shapers: tuple[Shaper, ...]
     loss_scale: LossScale | None
     role: DeviceRole
+    holds_all_columns: bool
     more: Any
 
     @property
@@ -436,6 +441,12 @@ class Gradient(Agreement):
         """Return whether the next batch is the last one before a step."""
         return self._left == 1
 
+    @cached_property
+    def sharers(self) -> Communicator:
+        """The members of this replica that have other columns of its gradient."""
+        alone = self.inputs.holds_all_columns
+        return SerialCommunicator() if alone else self.grid.members
+
     @property
     def is_full(self) -> bool:
         """Return whether the next batch completes the sums that it is added to."""
@@ -458,7 +469,8 @@ class Gradient(Agreement):
         self.buffer = self._make_buffer(state)
         if self.inputs.loss_scale is not None:
             state.shared.setdefault(LOSS_SCALE, self.inputs.loss_scale.kept())
-        self.sender = SenderOpener(self.grid, self.inputs.config)(state, self.buffer)
+        opener = SenderOpener(self.grid, self.inputs.config, self.sharers)
+        self.sender = opener(state, self.buffer)
         self.steps.prepare(state, self.columns)
         self.linear: LinearStep | None = None
         if self.inputs.role.linear_step is not None:
@@ -812,7 +824,9 @@ class Gradient(Agreement):
     @property
     def _columns_of_mean(self) -> slice | Array:
         """Return which columns of the data the mean gradient of this rank has."""
-        return self.inputs.shard.columns
+        inputs = self.inputs
+        whole = slice(0, inputs.shard.total_columns)
+        return whole if inputs.holds_all_columns else inputs.shard.columns
 
     def _shape_mean(self, mean: Array) -> None:
         whole = GradientFacts(self._columns_of_mean, self._total)
@@ -820,8 +834,8 @@ class Gradient(Agreement):
             shaper.shape(mean, whole, self._moment)
 
     def _total(self, words: Array) -> Array:
-        """Return `words` summed over members, each of which has other columns."""
-        return self.grid.members.sum(words, PURPOSE)
+        """Return `words` summed over the ranks that have other columns."""
+        return self.sharers.sum(words, PURPOSE)
 
     def _tail(self) -> Array:
         """Return Σ [Σr | … | count] over replicas, the same on all members, in float64.
@@ -915,7 +929,7 @@ def _sent_coded(shape: RunShape, ranks: int) -> list[SentWords] | None:
             return None
         sent.append(SentWords(None, payload))
         wants_norm = codec.wants_norm
-    if wants_norm and shape.members > 1:
+    if wants_norm and shape.members > 1 and not shape.gathers:
         sent.append(shape.sent(1, 8))
     return sent
 

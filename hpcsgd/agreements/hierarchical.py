@@ -466,6 +466,7 @@ class SenderOpener:
 
     grid: Grid
     config: Any  # RunConfig
+    sharers: Communicator  # with the other columns of this replica's gradient
 
     def __call__(self, state: State, buffer: Buffer) -> Sender:
         """Return the sender of the run. Collective.
@@ -500,7 +501,7 @@ class SenderOpener:
             codecs[tile.columns.start] = codec
             for what, array in codec.kept.items():
                 state.rank_arrays[f"codec_{number}_{what}"] = array
-        return CodecSender(speakers, codecs, name, self.grid.members)
+        return CodecSender(speakers, codecs, name, self.sharers)
 
     def _bucket(self, state: State, buffer: Buffer, number: int, tile: Tile) -> Bucket:
         """Return the description of a tile from which its codec is made."""

@@ -862,7 +862,9 @@ class ShardedAgreement(SlicedState):
 
     @property
     def _columns_of_mean(self) -> Array:
-        columns: Array = self.inputs.shard.columns.start + self.cuts.numbers
+        inputs = self.inputs
+        first = 0 if inputs.holds_all_columns else inputs.shard.columns.start
+        columns: Array = first + self.cuts.numbers
         return columns
 
     def _total(self, words: Array) -> Array:

@@ -32,7 +32,7 @@ from hpcsgd.formats import Array
 from hpcsgd.glm import make_rule
 from hpcsgd.glm.mirror_maps import LOGARITHMIC, MirrorMap, make_mirror
 from hpcsgd.glm.updates import Rule, make_rate
-from hpcsgd.products.base import Product
+from hpcsgd.products.base import Product, product_facts
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
 from hpcsgd.runs.feed import Feed
 from hpcsgd.runs.gpu import BY_HOST
@@ -202,7 +202,7 @@ def infinity_place(
 
 
 def make_gradient(
-    config: RunConfig, opened: OpenedRun, task: Task, feed: Feed
+    config: RunConfig, opened: OpenedRun, task: Task, feed: Feed, product: str
 ) -> Gradient:
     """Return the agreement on gradients of a run; it makes its buckets in `prepare`."""
     grid = opened.grid
@@ -233,6 +233,7 @@ def make_gradient(
         shapers=make_shapers(config, shard.total_columns, task.columns),
         loss_scale=_loss_scale(task.backend),
         role=DeviceRole(),
+        holds_all_columns=product_facts(product).holds_all_columns,
         more=more,
     )
     if device is not None:

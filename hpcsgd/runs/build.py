@@ -100,7 +100,7 @@ def assemble(
     watched = None if task.anchored else _monitor(config, name, feed)
     task = replace(task, monitor=watched)
     if config.agreement.shares_gradients:
-        gradient = make_gradient(config, opened, task, feed)
+        gradient = make_gradient(config, opened, task, feed, name)
         task = replace(task, gradient=gradient)
         if device is None:
             product = _sharing(config, name, task, gradient)

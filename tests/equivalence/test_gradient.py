@@ -110,3 +110,30 @@ def test_narrower_recipes_through_the_kernels(recipe):
         expected = expected or union_oracle(config, problem)
         tolerance = 1e-5 if recipe == "fp32" else 2e-2
         assert relative_error(result, expected) <= tolerance
+
+
+@pytest.mark.parametrize("kind", ["gather", "gather-once"])
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"clip": "norm", "clip_at": 0.1},
+        {"normalise": True},
+        {"centre": "columns"},
+        {"noise": 0.1},
+    ],
+    ids=lambda update: next(iter(update)),
+)
+def test_a_changed_mean_gradient_is_the_same_where_members_have_all_columns(
+    update, kind
+):
+    """Norms, column means and noise are those of the whole gradient, counted once."""
+    problem = make_problem("logistic")
+
+    def weights(product):
+        config = agreed(
+            problem, 2, 2, update={"kind": "sgd", **update}, products={"kind": product}
+        )
+        return train_on(4, config, problem).weights
+
+    wanted = weights("direct")
+    np.testing.assert_allclose(weights(kind), wanted, rtol=1e-10, atol=1e-13)

@@ -56,6 +56,11 @@ class Shard:
         return int(self.parts[-1].stop)
 
     @property
+    def widest(self) -> int:
+        """Return the number of columns of the member that has most of them."""
+        return int(max(part.stop - part.start for part in self.parts))
+
+    @property
     def is_sparse(self) -> bool:
         """Return whether the matrix is sparse."""
         return self.matrix.is_sparse

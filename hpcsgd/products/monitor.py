@@ -206,7 +206,7 @@ def terms(task: Task) -> float:
     """
     shard = task.shard
     if not shard.matrix.is_sparse:
-        return float(max(part.stop - part.start for part in shard.parts))
+        return float(shard.widest)
     mean = shard.matrix.nnz / max(shard.height, 1)
     return float(1.0 + mean) * len(shard.parts)
 

@@ -180,7 +180,7 @@ def infinity_place(
         rows *= 2  # as they are stored, and widened
     height = tile_height(
         budget=settings.tile,
-        widest=max(part.stop - part.start for part in shard.parts),
+        widest=shard.widest,
         columns=task.columns,
         words=(task.states + len(rule.state_names)) * task.columns,
         rows=rows,

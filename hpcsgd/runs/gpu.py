@@ -134,10 +134,12 @@ def device_need(
     multiprocessors: int,
     wide: int = 1,
     held: int | None = None,
+    widest: int = 0,
 ) -> DeviceNeed:
     """Return the device memory of one rank for a host matrix and its exchanges.
 
-    Weights take `held` bytes if that is given, because a rank has a part of them;
+    `widest` is the number of columns of the member with most of them; 0: as many as
+    here. Weights take `held` bytes if that is given, because a rank has a part of them;
     otherwise they have a row for each column of the matrix and `wide` columns.
     """
     from hpcsgd.backends.cuda.matrix import bytes_of_order, bytes_of_rows
@@ -145,7 +147,9 @@ def device_need(
     height, width = matrix.shape
     dense = bytes_of_rows(height, width, matrix.dtype.itemsize)
     different = set(map(tuple, demand.plans))
-    each = [_buffers(matrix, sizes, multiprocessors, wide) for sizes in different]
+    each = [
+        _buffers(matrix, sizes, multiprocessors, wide, widest) for sizes in different
+    ]
     return DeviceNeed(
         matrix=matrix.nbytes if matrix.is_sparse else dense,
         rows=bytes_of_order(height),
@@ -157,7 +161,11 @@ def device_need(
 
 
 def _buffers(
-    matrix: Matrix, sizes: tuple[int, ...], multiprocessors: int, wide: int
+    matrix: Matrix,
+    sizes: tuple[int, ...],
+    multiprocessors: int,
+    wide: int,
+    widest: int,
 ) -> dict[str, int]:
     """Return the bytes of the buffers of exchanges of these batch sizes, by name."""
     from hpcsgd.backends.cuda.exchange import ExchangeKernels
@@ -167,7 +175,7 @@ def _buffers(
     item = matrix.dtype.itemsize
     return dict(
         ExchangeKernels.holds(
-            blocks, width, item, multiprocessors, wide, matrix.is_sparse
+            blocks, width, item, multiprocessors, wide, matrix.is_sparse, widest
         )
     )
 
@@ -188,7 +196,9 @@ def check_device_memory(
     columns of them.
     """
     wide = task.columns * task.states
-    need = device_need(task.shard.matrix, demand, device.multiprocessors, wide, held)
+    shard = task.shard
+    processors = device.multiprocessors
+    need = device_need(shard.matrix, demand, processors, wide, held, shard.widest)
     free, total = device.memory()
     place = device.layer.place
     reports = world.exchange_objects((place, need.total, free))
@@ -338,7 +348,8 @@ def _asked_bytes(
     if shard.is_sparse:
         return 0
     sizes = {tuple(sizes) for sizes in plans}
-    return bytes_asked(kind, sizes, shard.width, task.precision.matrix, device)
+    element = task.precision.matrix
+    return bytes_asked(kind, sizes, shard.width, element, device, shard.widest)
 
 
 def make_gradient_on_gpu(
@@ -402,7 +413,8 @@ def _kept(name: str, task: Task, feed: Feed, device: "Device") -> int:
         gram_bytes = 0
         wide = task.columns * task.states
         for sizes, times in Counter(map(tuple, feed.plans)).items():
-            buffers = _buffers(shard.matrix, sizes, device.multiprocessors, wide)
+            processors = device.multiprocessors
+            buffers = _buffers(shard.matrix, sizes, processors, wide, shard.widest)
             gram_bytes += times * buffers["message"]
         return gram_bytes
     if not product_facts(name).holds_all_columns or task.members.size == 1:

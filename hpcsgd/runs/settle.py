@@ -475,7 +475,7 @@ def job_of(config: RunConfig, opened: OpenedRun) -> CostInputs:
         replica=ReplicaSize(
             rows=largest.stop,
             columns=shard.total_columns,
-            local_columns=max(part.stop - part.start for part in shard.parts),
+            local_columns=shard.widest,
             members=modelled_ranks(members),
         ),
         value_bytes=ValueBytes(

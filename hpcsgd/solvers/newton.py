@@ -641,7 +641,7 @@ def sample_rows(rows: AllRows) -> AllRows | None:
     grid = rows.grid
     shard = objective.shard
     variables = (shard.total_columns + 1) * rows.columns
-    width = max(part.stop - part.start for part in shard.parts)
+    width = shard.widest
     piece = piece_rows(shard.total_rows, variables, width, grid.replicas.size)
     if not piece:
         return None

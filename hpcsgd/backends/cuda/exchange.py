@@ -506,19 +506,25 @@ class DeviceShard:
     """The rows of a rank on its GPU: the matrix, and their order with their targets.
 
     `in_order`: an exchange takes all rows of the matrix, in the order of the matrix.
+    `widest`: the columns of the member that has most of them, by which all members
+    choose the tiles of the Gram matrices that they sum; 0: those of this matrix.
     """
 
     matrix: DeviceMatrix | DeviceCsr
     order: Order
     in_order: bool = False
+    widest: int = 0
 
 
 ONE_SCORE = Widths()
 
 
-def side_of(rows: int, width: int, is_sparse: bool) -> int:
-    """Return the side of Gram tiles; sparse rows always take the small tiles."""
-    return kernels.SMALL if is_sparse else kernels.tile_for(rows, width)
+def side_of(rows: int, widest: int, is_sparse: bool) -> int:
+    """Return the side of Gram tiles; sparse rows always take the small tiles.
+
+    `widest` is the number of columns of the member that has most of them.
+    """
+    return kernels.SMALL if is_sparse else kernels.tile_for(rows, widest)
 
 
 class ExchangeKernels:
@@ -545,7 +551,8 @@ class ExchangeKernels:
         self.sampled = DeviceSampled(device, shard.order, blocks.rows)
         self.coefficients = DeviceCoefficients(device, blocks, matrix.scale)
         self.rows: Products
-        side = side_of(blocks.rows, matrix.width, matrix.is_sparse)
+        widest = shard.widest or matrix.width
+        side = side_of(blocks.rows, widest, matrix.is_sparse)
         self.tiles = GramTiles(device, blocks, side)
         if matrix.is_sparse:
             self.rows = SparseProducts(device, matrix, blocks, self.tiles, widths)
@@ -563,13 +570,15 @@ class ExchangeKernels:
         multiprocessors: int,
         columns: int = 1,
         is_sparse: bool = False,
+        widest: int = 0,
     ) -> Iterator[tuple[str, int]]:
         """Yield name and bytes of the buffers of exchanges of the sizes `blocks`.
 
         Rows have `width` values of `item` bytes, and weights have `columns` columns.
+        `widest` is that of `DeviceShard`.
         """
         rows = blocks.rows
-        side = side_of(blocks.rows, width, is_sparse)
+        side = side_of(blocks.rows, widest or width, is_sparse)
         tiles, places = kernels.tiles_of(np.asarray(blocks.starts), side)
         count = len(tiles)
         yield "message", 4 * (count * side**2 + rows * columns)

@@ -333,14 +333,21 @@ WAYS = {"cublas": _by_cublas, "wgmma": _by_wgmma}
 
 
 def bytes_asked(
-    kind: str, plans: Iterable[Sequence[int]], width: int, element: str, device: Device
+    kind: str,
+    plans: Iterable[Sequence[int]],
+    width: int,
+    element: str,
+    device: Device,
+    widest: int = 0,
 ) -> int:
     """Return the bytes of the workspaces of kernels that `kind` tries.
 
-    `plans` contains the batch sizes of each exchange.
+    `plans` contains the batch sizes of each exchange, `width` the columns of a row, and
+    `widest` those of the member with most of them; 0: as many as here.
     """
     total = 0
-    for rows, tiles, side in (_shape_of(sizes, width) for sizes in set(plans)):
+    widest = widest or width
+    for rows, tiles, side in (_shape_of(sizes, widest) for sizes in set(plans)):
         if not tiles or (kind == "auto" and rows <= WORTH_ASKING):
             continue
         for name in ASKS.get(kind, ()):
@@ -351,13 +358,14 @@ def bytes_asked(
     return total
 
 
-def _shape_of(sizes: Sequence[int], width: int) -> tuple[int, int, int]:
+def _shape_of(sizes: Sequence[int], widest: int) -> tuple[int, int, int]:
     """Return (rows of all batches, tiles of their Gram matrix, rows of a tile).
 
-    `sizes` are those of the batches of an exchange, and a row has `width` columns.
+    `sizes` are those of the batches of an exchange, and the member with most columns
+    has `widest` of them.
     """
     blocks = blocks_of(tuple(sizes))
-    side = tile_for(blocks.rows, width)
+    side = tile_for(blocks.rows, widest)
     return blocks.rows, len(tiles_of(np.asarray(blocks.starts), side)[0]), side
 
 

@@ -729,6 +729,7 @@ class CudaExchanges:
             if matrix.is_sparse
             else put_matrix(device, matrix, form, self.scale),
             Order(device, shard.targets, shard.weights, shard.offsets),
+            widest=shard.widest,
         )
         self.steps: dict[tuple[int, int], CudaStep] = {}
         self._exchanges: dict[tuple[Blocks, int], CudaExchange] = {}

@@ -642,7 +642,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             The cluster of each row, for "clustered".
         dispersion : {"pearson", "deviance"}, float or None
             The dispersion. None takes "pearson" for gaussian, gamma and tweedie, and 1
-            for all others; huber and squared-hinge ignore it.
+            for counts and classes. huber, squared-hinge and softmax refuse any other
+            value than None.
         level : float
             Probability of the intervals.
 

@@ -141,7 +141,7 @@ def agree_on_names(
     for rank in named:
         other = lists[rank]
         if first != other:
-            # Some name of the longer list differs, or is beyond the shorter one.
+            # `here` has as many names at least, one of which `there` does not have.
             here, there = sorted((named[0], rank), key=lambda r: -len(lists[r]))
             pairs = enumerate(zip_longest(lists[here], lists[there]))
             place, name = next((k, a) for k, (a, b) in pairs if a != b)

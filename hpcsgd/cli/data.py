@@ -4,7 +4,7 @@ import argparse
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -136,6 +136,23 @@ def make_meter(quiet: bool, seconds: float = 10.0) -> ConversionMeter:
     return ConversionLines(seconds) if seconds > 0 else ConversionMeter()
 
 
+def progress_of(meter: ConversionMeter, what: str) -> Callable[[int, int], None]:
+    """Return a callback with (position, size) that shows one pass, called `what`.
+
+    Its first call begins the pass.
+    """
+    has_begun = False
+
+    def progress(position: int, size: int) -> None:
+        nonlocal has_begun
+        if not has_begun:
+            meter.begin(what, size)
+            has_begun = True
+        meter.at(position)
+
+    return progress
+
+
 # `hpcsgd data list`, `card` and `fetch`: the catalogue.
 
 
@@ -214,17 +231,8 @@ def run_fetch(arguments: argparse.Namespace, argv: list[str]) -> int:
     from hpcsgd.data.catalogue import fetch, get_card, sha256
 
     card = get_card(arguments.name)
-    meter: ConversionMeter = make_meter(arguments.quiet)
-    begun = False
-
-    def progress(there: int, whole: int) -> None:
-        nonlocal begun
-        if not begun:
-            meter.begin("fetching", whole)
-            begun = True
-        meter.at(there)
-
-    with meter:
+    with make_meter(arguments.quiet) as meter:
+        progress = progress_of(meter, "fetching")
         path = fetch(card, Path(arguments.out), progress)
     report = {"path": str(path), "bytes": path.stat().st_size, "sha256": sha256(path)}
     if arguments.json:
@@ -900,8 +908,9 @@ def run_verify(arguments: argparse.Namespace, argv: list[str]) -> int:
 
     path = Path(arguments.data)
     with make_meter(arguments.quiet) as meter:
-        meter.begin("verifying", 0)
-        check = verify_store(path, lambda done, whole: meter.at(done))
+        if path.is_file():
+            meter.file_bytes = path.stat().st_size
+        check = verify_store(path, progress_of(meter, "verifying"))
     report = {
         "path": str(path),
         "rows": check.rows,

@@ -642,7 +642,8 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             The cluster of each row, for "clustered".
         dispersion : {"pearson", "deviance"}, float or None
             The dispersion. None takes "pearson" for gaussian, gamma and tweedie, and 1
-            for all others; huber and squared-hinge ignore it.
+            for counts and classes. huber, squared-hinge and softmax refuse any other
+            value than None.
         level : float
             Probability of the intervals.
 
@@ -889,6 +890,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         class against all others. If y is in a file, the rows are returned unchanged.
         """
         if rows.y is None:  # the labels of a file are encoded where it is read
+            self._check_file()
             return [rows]
         codes = ranks.together(lambda: encode(rows.y, self.classes_))
         weights = weigh(codes, self.classes_, self.class_weight, rows.weights, ranks)
@@ -898,6 +900,23 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
             return [rows]
         pair = replace(rows, labels=range(2))
         return [replace(pair, y=(codes == k).astype(float)) for k in places]
+
+    def _check_file(self) -> None:
+        """Refuse parameters and classes that need labels in memory."""
+        if self.class_weight is not None:
+            raise ConfigError(
+                f"class_weight = {self.class_weight!r} cannot be used with y in a file,"
+                " because weights of classes need the labels in memory; write the"
+                " weights of the rows into the file, as sample_weight, or give X and y"
+                " as arrays"
+            )
+        if self._is_one_vs_rest():
+            raise ConfigError(
+                f"{type(self).__name__} cannot be used with the {len(self.classes_)}"
+                " classes of a y in a file, because a model for each class needs the"
+                " labels in memory; give X and y as arrays, or fit"
+                " GLM(family='softmax')"
+            )
 
     def _is_one_vs_rest(self) -> bool:
         return self.more_classes == "one-vs-rest" and len(self.classes_) > 2

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
+from itertools import zip_longest
 from typing import Any, ParamSpec, TextIO, TypeVar
 
 import numpy as np
@@ -140,10 +141,13 @@ def agree_on_names(
     for rank in named:
         other = lists[rank]
         if first != other:
-            place = next((k for k, n in enumerate(first) if [n] != other[k : k + 1]), 0)
+            # `here` has as many names at least, one of which `there` does not have.
+            here, there = sorted((named[0], rank), key=lambda r: -len(lists[r]))
+            pairs = enumerate(zip_longest(lists[here], lists[there]))
+            place, name = next((k, a) for k, (a, b) in pairs if a != b)
             raise alike(
-                f"column {place} is {first[place]!r} on rank {named[0]} and not on rank"
-                f" {rank}; give all ranks the same columns in the same order"
+                f"column {place} is {name!r} on rank {here} and not on rank {there};"
+                " give all ranks the same columns in the same order"
             )
     return first
 
@@ -178,27 +182,33 @@ OTHER_NAMES = {
 }
 
 
-def answers_other_names(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap `function` so that it explains arguments that other libraries have.
+def answers_other_names(
+    counterparts: Mapping[str, str],
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator of functions that explains arguments of other libraries.
 
-    A TypeError names the argument of `function` that has the same meaning.
+    A TypeError for one of the names in `counterparts` tells what to give instead.
     """
-    parameters = inspect.signature(function).parameters
 
-    @wraps(function)
-    def checked(*positional: P.args, **named: P.kwargs) -> T:
-        for name in named:
-            if name not in parameters and name in OTHER_NAMES:
-                raise TypeError(
-                    f"{function.__name__} has no argument {name}; give"
-                    f" {OTHER_NAMES[name]}"
-                )
-        return function(*positional, **named)
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        parameters = inspect.signature(function).parameters
 
-    return checked
+        @wraps(function)
+        def checked(*positional: P.args, **named: P.kwargs) -> T:
+            for name in named:
+                if name not in parameters and name in counterparts:
+                    raise TypeError(
+                        f"{function.__name__} has no argument {name}; give"
+                        f" {counterparts[name]}"
+                    )
+            return function(*positional, **named)
+
+        return checked
+
+    return decorate
 
 
-@answers_other_names
+@answers_other_names(OTHER_NAMES)
 @one_thread()
 def fit(
     data: Any,
@@ -578,8 +588,8 @@ PARAMETERS = {
     "class_weight": (
         'dict, "balanced" or None',
         'Weight of each class. "balanced" weighs all classes alike, whatever their'
-        " numbers of rows. None gives every class the weight 1. Regressors, and fits"
-        " with y in a file, ignore it.",
+        " numbers of rows. None gives every class the weight 1. Regressors ignore it."
+        " Classifiers refuse it with y in a file.",
     ),
     "max_iter": (
         "int or None",

@@ -27,6 +27,7 @@ from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, Tables
 from hpcsgd.runs.opened_run import OpenedRun, open_run
+from hpcsgd.runs.result import Status
 from hpcsgd.runs.session import LOWER, RunSettings, Session
 from hpcsgd.runs.settle import ProblemSize, takes_newton
 from hpcsgd.solvers.evaluation import Columns, StopConfig
@@ -176,6 +177,12 @@ def fit_many(
     -------
     Sweep
         The models.
+
+    Raises
+    ------
+    ConfigError
+        If every model diverged: at the rate of the arguments, or at all rates from the
+        data that were tried.
     """
     matrix = world.together(lambda: to_matrix(rows.X))
     facts = FitFacts(
@@ -202,8 +209,11 @@ def fit_many(
     for _ in range(MOST_RATES):
         session = Session(RunSettings(config), world, data.open_reader, [])
         sweep = Sweep(session.run())
-        if np.isfinite(sweep.mean_held).any() or not is_open:
+        has_diverged = sweep.outcome.status is Status.DIVERGED  # the best model, too
+        if not has_diverged and np.isfinite(sweep.mean_held).any():
             return sweep
+        if not is_open:
+            break
         rate = sweep.outcome.config["rate"]["value"] * LOWER
         log.warning(
             "every model diverged; all are trained again with a rate of %.3g", rate

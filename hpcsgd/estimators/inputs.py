@@ -289,20 +289,27 @@ def _replicated(world: Communicator, X: Any, sides: Mapping[str, Any]) -> RowRea
             _with_presence(outline)
             for outline in world.exchange_objects(arrays.outline)
         ]
-        _same(outlines, ("rows", "cols", "kind", *SIDES), "replicated")
+        _same(dict(enumerate(outlines)), ("rows", "cols", "kind", *SIDES), "replicated")
     return reader
 
 
-def _same(said: list[dict[str, Any]], names: tuple[str, ...], layout: str) -> None:
-    """Raise DataError on all ranks if the outlines `said` differ in one of `names`."""
+def _same(
+    outlines: Mapping[int, dict[str, Any]], names: tuple[str, ...], layout: str
+) -> None:
+    """Raise DataError on all ranks if outlines differ in one of `names`.
+
+    `outlines` has the rank of each of them.
+    """
+    first = min(outlines)
     for name in names:
-        values = [outline[name] for outline in said]
-        other = next((r for r, v in enumerate(values) if v != values[0]), None)
-        if other is not None:
-            raise _alike(
-                f"layout = {layout!r}: rank 0 has {_WORDS.get(name, name + ' ')}"
-                f"{values[0]} and rank {other} has {values[other]}; {_REMEDIES[layout]}"
-            )
+        value = outlines[first][name]
+        for rank, outline in outlines.items():
+            if outline[name] != value:
+                raise _alike(
+                    f"layout = {layout!r}: rank {first} has"
+                    f" {_WORDS.get(name, name + ' ')}{value} and rank {rank} has"
+                    f" {outline[name]}; {_REMEDIES[layout]}"
+                )
 
 
 # Nouns in messages; those on side columns have none, as their values are y or no y.
@@ -329,27 +336,32 @@ def _rows(
     """
     outlines = world.exchange_objects(given.outline)
     counts = tuple(outline["rows"] for outline in outlines)
-    nonempty = [_with_presence(outline) for outline in outlines if outline["rows"]]
+    nonempty = {
+        rank: _with_presence(outline)
+        for rank, outline in enumerate(outlines)
+        if outline["rows"]
+    }
     if not nonempty:
         raise _alike("layout = 'rows': no rank has any row; give rows to one at least")
     _same(nonempty, ("cols", "dtype", "kind", *SIDES), "rows")
-    own_rows = given.X if given.X.shape[0] else _nothing(nonempty[0])
-    parts = _parts(world, own_rows, nonempty[0], replicas, partition)
+    like = next(iter(nonempty.values()))
+    own_rows = given.X if given.X.shape[0] else _nothing(like)
+    parts = _parts(world, own_rows, like, replicas, partition)
     deal = Deal(world, counts, parts, replicas)
     rows, _ = deal.wanted(world.rank)
     stays = all(_is_there(deal, rank) for rank in range(world.size))
     if stays:  # every rank has its block
         block = own_rows
     else:
-        block = (deal_sparse if nonempty[0]["kind"] == "sparse" else deal_dense)(
+        block = (deal_sparse if like["kind"] == "sparse" else deal_dense)(
             deal, own_rows
         )
     return HeldReader(
         block=block,
         held=(rows, parts[place_on_grid(world.rank, len(parts))[1]]),
         parts=parts,
-        stored=sum(outline["stored"] for outline in nonempty),
-        sides=_told(world, given, nonempty[0], counts),
+        stored=sum(outline["stored"] for outline in nonempty.values()),
+        sides=_told(world, given, like, counts),
         layout="rows",
     )
 
@@ -445,7 +457,7 @@ def _columns(world: Communicator, given: RankArrays, replicas: int) -> RowReader
             f"layout = 'columns': rank {empty} has no column; start fewer ranks, or say"
             " layout='rows'"
         )
-    _same(outlines, ("rows", "dtype", "kind"), "columns")
+    _same(dict(enumerate(outlines)), ("rows", "dtype", "kind"), "columns")
     edges = np.cumsum([0, *(outline["cols"] for outline in outlines)]).tolist()
     parts = tuple(slice(a, b) for a, b in zip(edges, edges[1:], strict=False))
     total = outlines[0]["rows"]

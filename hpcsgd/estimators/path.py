@@ -19,6 +19,7 @@ from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import Matrix, to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.estimators.fit import (
+    OTHER_NAMES,
     answers_other_names,
     documented,
     ranks_of,
@@ -423,10 +424,23 @@ class Path:
 # Fit a path of penalties in one call.
 
 SOLVERS = ("auto", COORDINATE, "sgd")
+RATE = 'solver="sgd" and config={"rate": {"value": ...}}'
+# Arguments of other functions whose counterparts in `path` and `fit` differ.
+OTHER_NAMES_OF_PATH = {
+    "C": "alphas, each of them 1/(C·n) for n rows",
+    "l1": "alphas with l1_ratio=1",
+    "l2": "alphas with l1_ratio=0",
+    "lambda_": "alphas",
+    "penalty": "l1_ratio, 0.0 for l2 and 1.0 for l1",
+    "learning_rate": RATE,
+    "lr": RATE,
+    "eta0": RATE,
+    "weights": "sample_weight",
+}
 
 
 @documented
-@answers_other_names
+@answers_other_names(OTHER_NAMES | OTHER_NAMES_OF_PATH)
 @one_thread()
 def path(
     X: Any,

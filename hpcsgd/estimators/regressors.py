@@ -24,7 +24,7 @@ from hpcsgd.estimators.inputs import FitRows
 from hpcsgd.estimators.saved import Formula
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import Family
-from hpcsgd.runs.defaults import overlay_tables
+from hpcsgd.runs.defaults import FitArguments, overlay_tables
 from hpcsgd.runs.inference import FitSummary, InferenceRequest
 
 # The part of the deviance that a regressor explains, for models with offsets too.
@@ -587,11 +587,15 @@ class HuberRegressor(Regressor):
 
     def _penalty_in(self, unit: float) -> dict[str, Any]:
         """Return the arguments of a fit whose coefficients are in units of `unit`."""
-        l1 = self.alpha * self.l1_ratio / unit
-        l2 = self.alpha * (1 - self.l1_ratio)
-        bounds = self.bounds
-        if bounds is not None:
-            bounds = tuple(np.asarray(bound) / unit for bound in bounds)
+        problem = FitArguments(
+            alpha=self.alpha, l1_ratio=self.l1_ratio, bounds=self.bounds
+        ).problem()
+        l1 = problem["l1"] / unit
+        l2 = problem["l2"]
+        bounds = tuple(
+            np.asarray(problem[end]) / unit if end in problem else None
+            for end in ("lower", "upper")
+        )
         ratio = l1 / (l1 + l2) if l1 else 0.0
         return {"alpha": l1 + l2, "l1_ratio": ratio, "bounds": bounds}
 

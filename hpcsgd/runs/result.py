@@ -607,8 +607,9 @@ class Result:
         clusters : array-like of shape (n,), optional
             The cluster of each row: of all rows, or on each rank of its own rows.
         dispersion : {"pearson", "deviance"} or float, optional
-            φ: χ²/(n − P), D/(n − P), or a number. None takes 1 for counts and classes,
-            and "pearson" for gaussian and gamma.
+            φ: χ²/(n − P), D/(n − P), or a number. None takes "pearson" for gaussian,
+            gamma and tweedie, and 1 for counts and classes. huber, squared-hinge and
+            softmax refuse any other value than None.
         level : float, default=0.95
             Probability of the intervals.
         X : array, frame, sparse matrix or path, optional

@@ -117,6 +117,10 @@ def test_wrong_input_is_one_sentence(hpcsgd, tmp_path, arrays):
     refuse(hpcsgd(*convert, arrays, "no/where.h5"), 2, "its folder is missing")
     refuse(hpcsgd(*convert, arrays, "."), 2, "it is a folder")
     refuse(hpcsgd(*convert, arrays, "a.h5", "--delimiter", ","), 2, "is not for npz")
+    (tmp_path / "rows.h5").write_text("")
+    refused = hpcsgd(*convert, "rows.h5", "a.h5", "--delimiter", ",")
+    refuse(refused, 2, "the flags for them are: --x-name, --y-name")
+    assert "--weight-name" not in refused.stderr
     refuse(hpcsgd("data", "card", "moon"), 2, "known: epsilon")
     refuse(hpcsgd("data", "inspect", "odd"), 2, "cannot be read as HDF5")
 

@@ -1,6 +1,8 @@
 """What a person sees at a prompt and in an editor: names, types, short texts."""
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -11,6 +13,7 @@ import pytest
 from sklearn import linear_model
 
 import hpcsgd
+from hpcsgd.estimators.fit import OTHER_NAMES
 from tests.helpers.limits import HANG
 
 ROOT = Path(__file__).parents[2]
@@ -140,16 +143,39 @@ def test_tables_say_what_they_are():
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [("l2", "alpha"), ("C", "alpha = 1/"), ("max_iter", "epochs"), ("loss", "family")],
+    ("name", "of_fit", "of_path"),
+    [
+        ("l1", "alpha", "alphas"),
+        ("l2", "alpha", "alphas"),
+        ("C", "alpha = 1/", "alphas, each of them 1/"),
+        ("penalty", "l1_ratio", "l1_ratio"),
+        ("lr", "rate", 'solver="sgd" and config={"rate": '),
+        ("learning_rate", "rate", 'solver="sgd" and config={"rate": '),
+        ("eta0", "rate", 'solver="sgd" and config={"rate": '),
+        ("weights", "sample_weight, or start", "sample_weight"),
+        ("max_iter", "epochs", "epochs"),
+        ("loss", "family", "family"),
+    ],
 )
-def test_an_argument_by_another_name_is_answered_with_ours(name, says):
+def test_an_argument_by_another_name_is_answered_with_ours(name, of_fit, of_path):
     X, y = problem()
-    for function in (hpcsgd.fit, hpcsgd.path):
-        own = function.__name__
-        with pytest.raises(
-            TypeError, match=f"{own} has no argument {name}; give {says}"
-        ):
+    for function, says in ((hpcsgd.fit, of_fit), (hpcsgd.path, of_path)):
+        with pytest.raises(TypeError) as raised:
             function(X, y=y, **{name: 1})
+        assert str(raised.value).startswith(
+            f"{function.__name__} has no argument {name}; give {says}"
+        )
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         hpcsgd.fit(X, y=y, colour=1)
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_an_answer_names_no_argument_that_only_another_function_has(name):
+    X, y = problem()
+    for function, other in ((hpcsgd.fit, hpcsgd.path), (hpcsgd.path, hpcsgd.fit)):
+        with pytest.raises(TypeError, match="has no argument") as raised:
+            function(X, y=y, **{name: 1})
+        remedy = str(raised.value).partition("; give ")[2]
+        named = set(re.findall(r"\w+", re.sub(r'"[^"]*"', "", remedy)))
+        own = inspect.signature(function).parameters
+        assert not named & (inspect.signature(other).parameters.keys() - own.keys())

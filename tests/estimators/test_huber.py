@@ -133,3 +133,19 @@ def test_what_makes_no_outlier_is_refused(tmp_path):
             hpcsgd.HuberRegressor(**more).fit(X, y)
     with pytest.raises(ConfigError, match="with y in a file.*set delta=1"):
         hpcsgd.HuberRegressor().fit(str(tmp_path / "rows.h5"))
+
+
+@pytest.mark.parametrize("bounds", [(0, None), (None, 0.1), (None, None)])
+def test_weights_may_have_no_bound_on_one_side(bounds):
+    X, y = with_outliers()
+    one_sided = hpcsgd.HuberRegressor(alpha=0.01, delta=2.0, bounds=bounds).fit(X, y)
+    ends = [e if b is None else b for b, e in zip(bounds, (-1e9, 1e9), strict=True)]
+    two_sided = hpcsgd.HuberRegressor(alpha=0.01, delta=2.0, bounds=ends).fit(X, y)
+    np.testing.assert_allclose(one_sided.coef_, two_sided.coef_, atol=1e-4)
+
+
+@pytest.mark.parametrize("bounds", [3, (0, 1, 2), ("a", None)])
+def test_bounds_that_are_no_pair_of_numbers_are_refused(bounds):
+    X, y = with_outliers()
+    with pytest.raises(ConfigError, match="bounds"):
+        hpcsgd.HuberRegressor(bounds=bounds).fit(X, y)

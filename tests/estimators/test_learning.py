@@ -12,6 +12,8 @@ from sklearn.linear_model import ElasticNet
 from sklearn.utils.class_weight import compute_sample_weight
 
 import hpcsgd
+from hpcsgd.data.hdf5 import StoreLayout
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError
 from tests.helpers.zoo import ALL, GENERIC, NAMED, name_of, problem_for
 
@@ -360,3 +362,27 @@ def test_a_solver_of_smooth_objectives_is_refused_elsewhere(wrong):
     X, y = problem_for(hpcsgd.LogisticRegression())
     with pytest.raises(ConfigError, match="solver = 'newton' cannot be used"):
         hpcsgd.LogisticRegression(solver="newton", **wrong).fit(X, y)
+
+
+def file_of_labels(folder, classes):
+    """Return the path of a data file whose targets are the numbers of classes."""
+    X, y = problem_for(hpcsgd.LogisticRegression(), classes=classes)
+    with StoreWriter(folder / "rows.h5", StoreLayout(X.shape[1])) as writer:
+        writer.append(X, np.unique(y, return_inverse=True)[1].astype(float))
+    return str(folder / "rows.h5")
+
+
+@pytest.mark.parametrize("kind", ["LogisticRegression", "LinearSVC", "GLM", "GLM_CV"])
+def test_weights_of_classes_are_refused_with_labels_in_a_file(kind, tmp_path):
+    model = getattr(hpcsgd, kind)(class_weight="balanced")
+    if kind.startswith("GLM"):
+        model.set_params(family="logistic")
+    with pytest.raises(ConfigError, match="class_weight = 'balanced' cannot be used"):
+        model.fit(file_of_labels(tmp_path, classes=2))
+
+
+def test_one_model_for_each_class_is_refused_with_labels_in_a_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"LinearSVC .* 3 classes .*softmax"):
+        hpcsgd.LinearSVC().fit(file_of_labels(tmp_path, classes=3))
+    two = hpcsgd.LinearSVC().fit(file_of_labels(tmp_path, classes=2))
+    assert two.coef_.shape == (1, 5)

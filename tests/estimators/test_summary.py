@@ -11,6 +11,7 @@ import hpcsgd
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError, DataError
 from tests.helpers.inference import PROBLEMS
+from tests.helpers.zoo import problem_for
 
 
 def rates():
@@ -133,3 +134,12 @@ def test_what_has_no_summary_is_refused():
     model, arrays, _ = rates()
     with pytest.raises(DataError, match="not at its optimum"):
         model.summary(arrays["X"], arrays["y"])
+
+
+@pytest.mark.parametrize("family", ["huber", "squared-hinge", "softmax"])
+def test_families_without_a_dispersion_refuse_one(family):
+    X, y = problem_for(hpcsgd.GLM(family=family))
+    model = hpcsgd.GLM(family=family, alpha=0).fit(X, y)
+    model.summary(X, y, covariance="sandwich")
+    with pytest.raises(ConfigError, match=f"{family}' has no dispersion"):
+        model.summary(X, y, covariance="sandwich", dispersion="pearson")

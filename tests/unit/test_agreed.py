@@ -7,6 +7,7 @@ import pytest
 import hpcsgd
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
+from hpcsgd.estimators.fit import agree_on_names
 from tests.helpers.problems import make_problem
 
 PROBLEM = make_problem("logistic", n=31, d=4)
@@ -104,6 +105,22 @@ def test_columns_in_another_order(door):
     )
     found = outcomes(lambda w: action(w, (None, "abcd")[w.rank]))
     assert found == [list("abcd")] * 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_column_that_only_one_rank_has_is_named_with_that_rank(first):
+    """The names of one rank are the first ones of another rank."""
+
+    def action(world):
+        few = ["a", "b"]
+        return agree_on_names(
+            world, few if world.rank == first else [*few, "c"], "rows"
+        )
+
+    one, other = outcomes(action)
+    assert one == other and one.startswith(
+        f"column 2 is 'c' on rank {1 - first} and not on rank {first}"
+    )
 
 
 def test_classes_that_differ():

@@ -174,6 +174,13 @@ WRONG = {
         lambda w: fit_of(w, X[:, : 11 - (w.rank == 2)], Y, "rows"),
         "rank 0 has columns 11 and rank 2 has 10; give every rank rows of the same",
     ),
+    "widths beside a rank without rows": (
+        lambda w: fit_of(
+            w, X[61 * (w.rank == 0) :, : 11 - (w.rank == 2)], Y[61 * (w.rank == 0) :],
+            "rows",
+        ),
+        "rank 1 has columns 11 and rank 2 has 10; give every rank rows of the same",
+    ),
     "types": (
         lambda w: fit_of(w, X.astype("f4" if w.rank == 1 else "f8"), Y, "rows"),
         "element type float64 and rank 1 has float32",

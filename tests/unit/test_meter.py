@@ -2,9 +2,12 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from hpcsgd.cli import data, main
+from hpcsgd.data.hdf5 import StoreLayout
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.runs.progress import TERMINAL
 
 SAID = r"\d+ %  \d+\.\d MB/s, \d+ s left"
@@ -100,4 +103,21 @@ def test_a_conversion_says_how_far_it_is(tmp_path, monkeypatch, capsys):
     text.write_text("1 1:2 3:4\n-1 2:3\n" * 100_000)
     command = ["data", "convert", str(text), str(tmp_path / "rows.h5")]
     assert main([*command, "--progress", "0.000001"]) == 0
+    assert re.search(SAID, capsys.readouterr().err)
+
+
+def test_a_check_of_a_file_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "rows.h5"
+    with StoreWriter(path, StoreLayout(256)) as writer:
+        writer.append(np.ones((4000, 256)), np.zeros(4000))
+    meters = []
+
+    def make_meter(quiet):
+        meters.append(data.ConversionLines(1e-9))
+        return meters[0]
+
+    monkeypatch.setattr(data, "make_meter", make_meter)
+    assert main(["data", "verify", str(path)]) == 0
+    assert (meters[0].size, meters[0].now) == (4000, 4000)
+    assert meters[0].file_bytes == path.stat().st_size
     assert re.search(SAID, capsys.readouterr().err)

@@ -438,11 +438,12 @@ def guess_format(path: Path) -> str:
 def open_any(path: Path, kind: str, options: dict[str, Any]) -> Source:
     """Return the source of a file, opened with the options that are not None.
 
-    Refuse options that its format does not have.
+    Refuse options that its format does not have, and name those of `options` that it
+    has.
     """
     kind = guess_format(path) if kind == "auto" else kind
     arguments = {name: value for name, value in options.items() if value is not None}
-    names = options_of(kind)
+    names = [name for name in options_of(kind) if name in options]
     for name in arguments:
         if name not in names:
             flag = "--" + name.replace("_", "-")

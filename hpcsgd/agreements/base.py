@@ -992,7 +992,7 @@ def register(name: str, kind: type[Agreement]) -> None:
     Parameters
     ----------
     name : str
-        A name that no agreement has.
+        A name that no agreement has, and not "auto".
     kind : subclass of Agreement
         The agreement.
 
@@ -1012,7 +1012,7 @@ def register(name: str, kind: type[Agreement]) -> None:
     True
     >>> del agreements.AGREEMENTS["rare"]
     """
-    if AGREEMENTS.get(name, kind) is not kind:
+    if name == AUTO or AGREEMENTS.get(name, kind) is not kind:
         raise ConfigError(f"there is an agreement {name!r} already; take another name")
     AGREEMENTS[name] = kind
 

@@ -404,7 +404,7 @@ def settle_opening(
     if precision.recipe == AUTO:
         precision, notes = resolve_precision(config, world, reader, recorded)
         values |= {f"precision.{name}": text for name, text in vars(precision).items()}
-        reasons["precision.recipe"] = recipe_reason(notes)
+        reasons["precision.recipe"] = recipe_reason(config, notes)
     if recorded is not None:
         now = overlay_tables(config.tables(), {"precision": vars(precision)})
         values |= fallback_values(now, recorded)

@@ -992,7 +992,7 @@ def register(name: str, kind: type[Agreement]) -> None:
     Parameters
     ----------
     name : str
-        A name that no agreement has.
+        A name that no agreement has, and not "auto".
     kind : subclass of Agreement
         The agreement.
 
@@ -1012,7 +1012,7 @@ def register(name: str, kind: type[Agreement]) -> None:
     True
     >>> del agreements.AGREEMENTS["rare"]
     """
-    if AGREEMENTS.get(name, kind) is not kind:
+    if name == AUTO or AGREEMENTS.get(name, kind) is not kind:
         raise ConfigError(f"there is an agreement {name!r} already; take another name")
     AGREEMENTS[name] = kind
 
@@ -1279,12 +1279,16 @@ class DataSize:
     stored : callable or None
         (exchange from 0, columns) -> number of values that are stored in so many
         columns of the sparse rows of the exchange.
+    first_columns : callable or None
+        Members -> number of columns of member 0; None where members share the columns
+        equally.
     """
 
     rows: int
     columns: int
     sparse: bool = False
     stored: Callable[[int, int], int] | None = None
+    first_columns: Callable[[int], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -1391,6 +1395,8 @@ class RunShape:
     @property
     def member_columns(self) -> int:
         """Return the number of columns of the rows of member 0."""
+        if self.data.first_columns is not None:
+            return self.data.first_columns(self.members)
         return int(split_range(self.data.columns, self.members, 0).stop)
 
     @cached_property

@@ -440,11 +440,11 @@ class PlainSender:
 
     def finish(self, buffer: Buffer) -> None:
         """Wait for the sums of all tiles on the device; copy the tail to the host."""
+        while len(self._travelling) > 1:
+            self.wait()
         with self.overlap.waiting():
-            for summed in self._travelling:
-                summed.wait()
-            self._travelling.clear()
-            buffer.copy_tail_to_host()
+            self._travelling.pop().wait()
+            buffer.copy_tail_to_host()  # after all sums
 
     def _start_copies(self, buffer: Buffer) -> None:
         if not self._travelling:  # they were started for the first tile

@@ -1085,10 +1085,9 @@ class Growing(Gradient, sums_on_devices=True):
 
     @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
-        """Yield what `Gradient` yields and, for several replicas, the watched sum."""
+        """Yield what `Gradient` yields, and the name and bytes of the watched sum."""
         yield from super().holds(shape)
-        if shape.replicas > 1:
-            yield "watched gradients", (2 + shape.snapshots) * shape.vector
+        yield "watched gradients", (2 + shape.snapshots) * shape.vector
 
     def _begin(self, number: int) -> None:
         self._step_in = 0

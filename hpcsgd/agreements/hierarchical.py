@@ -141,10 +141,13 @@ def _check_names(names: list[str], replicas: int) -> None:
         sizes = [int(name) for name in names]
         if sizes == sorted(set(sizes)) and sizes[0] > 0 and sizes[-1] == replicas:
             return
+    by_size = ""
+    if replicas > 1:
+        by_size = f', or give sizes, as "{replicas // 2},{replicas}"'
     raise ConfigError(
         f"[agreement] groups = {','.join(names)!r} must grow to all {replicas}"
-        ' replicas; name ever larger groups, as "node,all" or "node,rack,all", or give'
-        f' sizes, as "{max(replicas // 2, 1)},{replicas}"'
+        ' replicas; name ever larger groups, as "node,all" or "node,rack,all"'
+        f"{by_size}"
     )
 
 

@@ -66,10 +66,11 @@ def rate_of_rows(config: RunConfig, steepness: float) -> float:
 
 def rate_reason(config: RunConfig) -> str:
     """Return how `rate_of` computes the rate of `config` from the rows, in words."""
+    slowed = _slowed(config) / growth(config)
     if config.rate.per_batch:
         rows = f"from {config.rate.per_batch} to {rows_of_step(config)} rows a step"
-        return f"scaled {rows}, and at most 2/L"
-    slowed = _slowed(config) / growth(config)
+        is_bounded = not ignores_length(config.update)
+        return f"scaled {rows}" + is_bounded * f", and at most {2.0 * slowed:.3g}/L"
     rows = "sampled batches" if config.rate.norm == "batches" else "the longest row"
     return f"{slowed:.3g}/L, with the curvature L of {rows}"
 

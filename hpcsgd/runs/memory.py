@@ -748,16 +748,23 @@ def _remedy(parts: dict[str, int], config: RunConfig, shared: bool) -> str:
     largest = max(parts, key=lambda name: parts[name])
     steps = config.schedule.most_steps
     apart = " on more nodes" if shared else ""  # from others under the same limit
+    fewer = f"a smaller --steps than {steps}, or " if steps > 1 else ""
+    in_c = replace(config.precision, recipe="c")
+    now, then = (
+        get_format(precision.resolve().matrix).dtype.itemsize
+        for precision in (config.precision, in_c)
+    )
+    halve = " halve it with --precision c," if then < now else ""
     return {
         "process": "put fewer ranks on a node, or set a larger run.memory",
         "matrix": (
             f"use a smaller sampling.window, or more ranks{apart} if X is sparse"
             if config.sampling.mode == "blocks"
-            else f"use more ranks{apart}, halve it with --precision c, or"
-            " stream it with --sampling blocks if X is dense"
+            else f"use more ranks{apart},{halve} or stream it with --sampling blocks"
+            " if X is dense"
         ),
         "columns": f"use more replicas{apart} (--grid)",
-        "exchange": f"use a smaller --steps than {steps}, or a smaller --batch",
+        "exchange": f"use {fewer}a smaller --batch",
         "kept": "use --products gram, or gather for narrow data, which keep nothing",
         "weights": f"use more members{apart} (--grid)",
         "losses": f"use more members{apart} (--grid)",

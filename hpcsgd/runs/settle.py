@@ -396,12 +396,15 @@ def _choose(config: RunConfig, facts: ChoiceFacts) -> RunChoice:
 
     def chosen(best: Choice, *reasons: str, **facts_of_time: Any) -> RunChoice:
         ahead = uses_look_ahead(config.products, best.product, facts.latency)
+        by_setting = dict(zip(LEFT_OPEN, reasons, strict=False))
+        if facts.earlier is not None and facts.earlier.steps == steps == best.steps:
+            by_setting["schedule.steps"] = RESUMED
         return RunChoice(
             best.product,
             best.steps,
             ahead,
             best.seconds,
-            reasons=dict(zip(LEFT_OPEN, reasons, strict=False)),
+            reasons=by_setting,
             **facts_of_time,
         )
 

@@ -775,12 +775,17 @@ def resolve_precision(
     return precision, report
 
 
-def recipe_reason(notes: Mapping[str, Any]) -> str:
+def recipe_reason(config: RunConfig, notes: Mapping[str, Any]) -> str:
     """Return why `resolve_precision` chose a recipe, from what it reports."""
     if PRECISION_AUTO not in notes:
         return RESUMED
-    gap = 100 * notes[PRECISION_AUTO]["predicted_gap"]
-    return f"cheapest in pilots, {gap:.2g} % from the loss of fp64"
+    choice = notes[PRECISION_AUTO]
+    others = {n: c for n, c in choice["considered"].items() if n != WIDEST}
+    tolerance = config.precision.tolerance
+    if not any(c["predicted_gap"] <= tolerance for c in others.values()):
+        return "no other recipe without emulation is within precision.tolerance"
+    how = "first in a fixed order" if config.run.reproducible else "cheapest in pilots"
+    return f"{how}, {100 * choice['predicted_gap']:.2g} % from the loss of fp64"
 
 
 def choose_recipe(config: RunConfig, ranks: int, reader: RowReader) -> RecipeChoice:

@@ -330,6 +330,15 @@ def test_groups_that_are_none(groups, periods, period, said):
         plan_levels(groups, periods, period, 4)
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5])
+def test_sizes_that_a_refusal_of_groups_names_are_allowed(replicas):
+    with pytest.raises(ConfigError, match="must grow to all") as raised:
+        plan_levels("7,9", "1,2", 1, replicas)
+    sizes = str(raised.value).partition("give sizes, as ")[2].strip('"')
+    assert bool(sizes) == (replicas > 1)
+    plan_levels(sizes or "node,all", "1,2", 1, replicas)
+
+
 def test_groups_must_be_nested_and_racks_known():
     with pytest.raises(ConfigError, match="are not nested"):
         label([GroupLevel("2", 1), GroupLevel("3", 2), GroupLevel("4", 4)], NODES)

@@ -120,6 +120,8 @@ def test_names_that_are_taken_and_names_that_are_not_known(theirs):
         codecs.register("sign", Identity)
     with pytest.raises(ConfigError, match="an agreement 'slowmo' already"):
         agreements.register("slowmo", Average)
+    with pytest.raises(ConfigError, match="an agreement 'auto' already"):
+        agreements.register("auto", theirs.median.Median)
     del CODECS["alternate"]
     problem = make_problem("logistic")
     with pytest.raises(ConfigError, match="unknown codec: 'alternate'; known:"):

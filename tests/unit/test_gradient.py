@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.base import Overlap, bucket_count, tiles_of
-from hpcsgd.agreements.buckets import Buffer
+from hpcsgd.agreements.buckets import Buffer, DeviceRole, PlainSender
 from hpcsgd.agreements.codecs import Bucket, CodecConfig, Feedback, make_codec
+from hpcsgd.agreements.codecs.base import Moment
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.comm.network_model import DelayedCommunicator, Network
+from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import METHODS, RunConfig
 from hpcsgd.errors import ConfigError
 from tests.helpers.contracts.codec import NAMES, ROWS, coded, on_all
@@ -183,6 +185,24 @@ def test_what_is_hidden_is_what_nobody_stood_still_for(charges):
     else:
         assert facts["transfer_seconds"] == (0.5 + 9.0 + 0.5 + 1.0 + 0.25) + 5.75
         assert facts["hidden_seconds"] == (11.25 - 0.75) + (5.75 - 4.5)
+
+
+def test_a_step_on_a_device_waits_for_every_bucket_of_its_exchange():
+    """Hours between two exchanges are no part of a transfer."""
+    now, group = [0.0], SerialCommunicator()
+    sender = PlainSender(group)
+    sender.overlap = Overlap(group, lambda: now[0])
+    tiles = tiles_of(6, 3)
+    role = DeviceRole(sums=True)
+    buffer = Buffer((6, 1), np.dtype(float), tiles, intercept=True, role=role)
+    for _ in range(3):
+        sender.begin(buffer, Moment(0, 0, 1.0, 1.0))
+        for tile in buffer.tiles:
+            sender.send(buffer, tile)
+        now[0] += 1.0
+        sender.finish(buffer)
+        now[0] += 3600.0
+    assert sender.overlap.facts()["transfer_seconds"] == 3 * 3 * 1.0
 
 
 # ---------------------------------------------------------------------- endings

@@ -6,6 +6,7 @@ from threading import current_thread
 import numpy as np
 import pytest
 
+from hpcsgd.agreements.base import StateShape
 from hpcsgd.agreements.codecs.base import Regime
 from hpcsgd.agreements.gradient import Growing
 from hpcsgd.config import RunConfig
@@ -216,3 +217,10 @@ def test_a_rate_from_the_data_is_that_of_the_largest_batch(scales):
         result = train_on(2, RunConfig.parse(tables), problem)
         found.append(result.config["rate"]["value"])
     assert found[1] / found[0] == pytest.approx(TIMES if scales else 1, rel=1e-2)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_memory_is_asked_for_the_watched_sum_of_one_replica_too(replicas):
+    config = growing(make_problem("logistic"), replicas)
+    shape = StateShape(config, config.precision.resolve(), columns=1000)
+    assert dict(Growing.holds(shape))["watched gradients"] == 6 * shape.vector

@@ -358,3 +358,19 @@ def test_rows_that_stay_where_the_caller_has_them_are_no_matrix():
     assert matrix(np.float32, "fp32").matrix == matrix(np.float64, "fp64").matrix == 0
     assert matrix(np.float32, "fp64").matrix == 8 * 20_000
     assert matrix(np.float32, "c").matrix == 2 * 20_000
+
+
+def test_a_remedy_does_not_name_what_is_done_already():
+    parts = dict.fromkeys(vars(need(10, 10)), 1)
+    budget = memory.MemoryBudget(LIMITS["machine"], 2**30, [2**40])
+
+    def sentence(part, **sections):
+        parts_of_need = memory.MemoryNeed(**parts | {part: 2**40})
+        return memory._sentence(parts_of_need, budget, RunConfig.parse(sections))
+
+    steps = {"steps": 1}
+    assert "--steps" not in sentence("exchange", schedule=steps)
+    assert "use a smaller --batch" in sentence("exchange", schedule=steps)
+    for recipe in ("c", "d", "fp16", "fp8"):
+        said = sentence("matrix", precision={"recipe": recipe})
+        assert "--precision" not in said and "use more ranks" in said

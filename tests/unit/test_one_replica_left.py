@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.config import RunConfig
+from hpcsgd.errors import ConfigError
 from hpcsgd.glm import updates
 from hpcsgd.glm.updates import EightBitArray
 from hpcsgd.runs.checkpoint import read_checkpoint
@@ -194,3 +195,14 @@ def test_several_go_on_from_one_that_had_sent_all(tmp_path):
     results = in_folder(tmp_path, several, 3, problem)
     assert {r.status.value for r in results} == {"completed"}
     assert len({r.weights_sha256 for r in results}) == 1
+
+
+def test_slices_do_not_go_on_from_gradients_that_were_not_sent(tmp_path):
+    problem = make_problem("logistic")
+    several = coded(problem, "topk", 2, codec={"share": 0.2})
+    in_folder(tmp_path, several, 2, problem, stop=4)
+    tables = on(several, 1).tables()
+    tables["agreement"] = {"kind": "sharded"}
+    del tables["codec"]
+    with pytest.raises(ConfigError, match="the checkpoint was made with 'gradient'"):
+        in_folder(tmp_path, RunConfig.parse(tables), 1, problem)

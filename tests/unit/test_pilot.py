@@ -1,11 +1,19 @@
 """Pilots: some rows, the very code of a run, and no help for a precision that fails."""
 
 import numpy as np
+import pytest
 
 from hpcsgd.config import GridConfig, RunConfig, RunSection, rehearsal
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.precision import RECIPES, PrecisionConfig
-from hpcsgd.tuning.pilots import EXCHANGES, draw_sample, loss_gaps, pilot_config
+from hpcsgd.tuning.pilots import (
+    EXCHANGES,
+    RecipeChoice,
+    draw_sample,
+    loss_gaps,
+    pilot_config,
+    recipe_reason,
+)
 from tests.helpers.harness import config_for, make_problem, train_on
 
 
@@ -106,3 +114,20 @@ def test_a_rehearsal_writes_nothing_and_tries_nothing_else():
     assert rehearsal(config).stop == rehearsal(RunConfig()).stop
     other = rehearsal(config, run=RunSection(threads=4), grid=GridConfig(2, 1))
     assert other.run.threads == 4 and other.grid.replicas == 2
+
+
+@pytest.mark.parametrize(
+    "recipe, gaps_of, run, reason",
+    [
+        ("c", {"c": 1e-3, "fp64": 0.0}, {}, "cheapest in pilots, 0.1 %"),
+        ("c", {"c": 1e-3, "fp64": 0.0}, {"reproducible": True}, "first in a fixed"),
+        ("fp64", {"c": 0.5, "fp64": 0.0}, {}, "no other recipe without emulation"),
+        ("fp64", {"fp64": 0.0}, {}, "no other recipe without emulation"),
+    ],
+)
+def test_the_reason_of_a_recipe_is_how_it_was_chosen(recipe, gaps_of, run, reason):
+    config = RunConfig.parse({"precision": {"recipe": "auto"}, "run": run})
+    considered = {n: {"seconds": 1.0, "predicted_gap": g} for n, g in gaps_of.items()}
+    choice = RecipeChoice(recipe, gaps_of[recipe], considered)
+    notes = {"precision_auto": choice.as_dict()}
+    assert recipe_reason(config, notes).startswith(reason)

@@ -111,6 +111,39 @@ def test_a_run_that_goes_on_keeps_its_product_on_as_many_members(members, produc
     assert (plan.choice.product, plan.config.schedule.steps) == (product, 16)
 
 
+@pytest.mark.parametrize("machine", [None, FREE_NETWORK])
+def test_steps_of_an_earlier_run_have_that_as_their_reason(machine):
+    """On other members the product is chosen again, and the steps are kept."""
+    earlier = EarlierChoice("cached", 16, look_ahead=False, members=4)
+    job = replace(JOB, replica=replace(JOB.replica, members=1, local_columns=64))
+    alone = replace(facts(machine), members=1, job=job, earlier=earlier)
+    plan = settle(config_of(schedule={"steps": "auto"}), alone)
+    assert plan.config.schedule.steps == 16
+    assert plan.reasons["schedule.steps"] == "as the run that resumes"
+    assert plan.reasons["products.kind"] != "as the run that resumes"
+
+
+@pytest.mark.parametrize(
+    "update, bound",
+    [
+        ({}, ", and at most 2/L"),
+        ({"kind": "momentum", "momentum": 0.75}, ", and at most 0.5/L"),
+        ({"kind": "adam"}, ""),
+        ({"normalise": True}, ""),
+    ],
+)
+def test_a_scaled_rate_names_the_bound_that_it_has(update, bound):
+    config = config_of(
+        rate={"value": 0.1, "per_batch": 16},
+        update=update,
+        agreement={"kind": "gradient"},
+        grid={"replicas": 2},
+    )
+    plan = settle(config, facts(steepness=1.0))
+    reason = plan.reasons["rate.value"]
+    assert reason == f"scaled from 16 to 64 rows a step{bound}"
+
+
 def test_shared_gradients_take_one_step_of_an_exchange():
     config = config_of(agreement={"method": "ddp"}, grid={"replicas": 4})
     plan = settle(config, facts())

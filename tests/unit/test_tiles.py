@@ -309,3 +309,11 @@ def test_a_file_that_ends_too_soon_is_said(tmp_path):
     with pytest.raises(DataError, match="cannot be read.*repair the drive"):
         store.commit({"exchanges": 1})
     store.close()
+
+
+def test_a_link_in_place_of_a_folder_is_named_and_no_bytes_are(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "a").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="a cannot be made .*link.*remove what") as said:
+        made(tmp_path / "a", layout(10, 4))
+    assert "bytes" not in str(said.value)

@@ -19,7 +19,7 @@ from hpcsgd.studies.verify.replay import open_recorded_run, open_source
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.problems import FAMILIES, Problem
 from tests.helpers.resumed import interrupted
-from tests.helpers.sparse import make_sparse
+from tests.helpers.sparse import as_csr, make_sparse
 from tests.helpers.verify import reader_of
 
 
@@ -93,6 +93,27 @@ def test_sparse_rows(tmp_path, product, sampling):
         known = MemoryReader(dense.X, dense.y)
         kinds = {c.name: c.ok for c in certify(tmp_path, reader=known).checks}
         assert kinds["data"]
+
+
+@pytest.mark.parametrize("partition", ["auto", "equal"])
+@pytest.mark.parametrize("replicas, product", [(1, "gather"), (2, "direct")])
+def test_sparse_rows_whose_members_have_unequal_columns(
+    tmp_path, replicas, product, partition
+):
+    """Two of twelve columns store half of the values."""
+    stored, dense = make_sparse("logistic", d=12, density=0.15)
+    X = dense.X.copy()
+    X[:, :2] = make_problem("logistic", 53, 12).X[:, :2]
+    uneven = dataclasses.replace(stored, X=as_csr(X))
+    config = config_for(
+        uneven,
+        data={"partition": partition},
+        products={"kind": product},
+        grid={"replicas": replicas, "members": 2},
+        run={"out": str(tmp_path), "record": 6},
+    )
+    train_on(2 * replicas, config, uneven)
+    check(tmp_path, MemoryReader(uneven.X, uneven.y))
 
 
 @pytest.mark.cases(5)

@@ -325,13 +325,15 @@ def _traffic(scene: RecordedRun, source: RecordedSource | None) -> VerifiedItem:
     """
     shape = scene.shape
     report = scene.result.report
+    legs = scene.recording.legs
     gathers = product_facts(report["products"]).holds_all_columns
-    if gathers and report.get("sparse"):
+    by_stored = scene.config.data.partition != "equal"
+    is_cut = shape.replicas > 1 and any(leg["members"] > 1 for leg in legs)
+    if report.get("sparse") and (gathers or by_stored and is_cut):
         if source is None or not is_sparse(source.reader):
             why = "the traffic of sparse rows depends on the data"
             return VerifiedItem("traffic", None, {}, why)
         shape = scene.counting(source)
-    legs = scene.recording.legs
     if any(event["event"] == "fall-back" for event in scene.result.events):
         why = "the run fell back, and the formulas know the last settings alone"
         return VerifiedItem("traffic", None, {}, why)

@@ -17,7 +17,7 @@ from hpcsgd.data.checksums import Fingerprint
 from hpcsgd.data.matrix import Csr
 from hpcsgd.data.readers import CHUNK_BYTES, RowReader, is_sparse
 from hpcsgd.data.sampling import FoldSplit, plan_groups
-from hpcsgd.data.shard import column_peaks, sparse_pieces, split_range
+from hpcsgd.data.shard import column_peaks, sparse_pieces, split_by_weight, split_range
 from hpcsgd.data.targets import encode_targets
 from hpcsgd.errors import DataError
 from hpcsgd.formats import Array, decode, encode, get_format
@@ -294,6 +294,14 @@ class RecordedSource:
         """
         return np.concatenate([p.lengths for _, p in self._pieces(columns)])
 
+    @cached_property
+    def column_counts(self) -> Array:
+        """Return the number of stored values of each column of sparse rows."""
+        counts = np.zeros(self.reader.cols)
+        for _, piece in self._pieces(self.reader.cols):
+            counts += np.bincount(piece.indices, minlength=self.reader.cols)
+        return counts
+
     def _pieces(self, columns: int) -> Iterator[tuple[int, Csr]]:
         rows = slice(0, self.reader.rows)
         cols = slice(0, columns)
@@ -534,11 +542,11 @@ class RecordedRun:
         return self._rows(number), groups[index], self._rates(epoch, index)
 
     def counting(self, source: RecordedSource) -> RunShape:
-        """Return the shape of a run on sparse rows, with a count of stored values.
+        """Return the shape of a run on sparse rows, with counts of stored values.
 
-        The count is a function of an exchange, from 0, and a number of columns: it
+        `stored` is a function of an exchange, from 0, and a number of columns: it
         returns how many values the exchange's rows of replica 0 store in the first
-        columns.
+        columns. `first_columns` divides the columns by stored values, as the run did.
         """
         lengths: dict[int, Array] = {}
 
@@ -547,8 +555,14 @@ class RecordedRun:
                 lengths[columns] = source.lengths(columns)
             return int(lengths[columns][self._rows(number)].sum())
 
+        def first_columns(members: int) -> int:
+            return int(split_by_weight(source.column_counts, members)[0].stop)
+
         shape = self.shape
-        return replace(shape, data=replace(shape.data, stored=stored))
+        data = replace(shape.data, stored=stored)
+        if self.config.data.partition != "equal":
+            data = replace(data, first_columns=first_columns)
+        return replace(shape, data=data)
 
     def _rows(self, number: int) -> Array:
         """Return the rows of exchange `number`, from 0, of replica 0."""

@@ -21,7 +21,6 @@ from hpcsgd.agreements.more.infinity.tiles import (
     TilePlan,
     Traffic,
     aligned_buffer,
-    disk_full_error,
     from_text,
     unreadable,
 )
@@ -295,7 +294,10 @@ class TileStore:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             own_folder(self.folder.parent, self.folder.name, make=True)
         except OSError as error:
-            raise disk_full_error(self.folder, error, 0) from error
+            raise DataError(
+                f"{self.folder} cannot be made ({error.strerror}); make room, remove"
+                " what is in its place, or name another [agreement] store"
+            ) from error
         for file in self.files.values():
             file.create()
         self._open()

@@ -229,7 +229,7 @@ def test_training_loses_no_mask_either():
 def test_family_and_y_are_not_mixed_up():
     with pytest.raises(ConfigError, match=r"pass targets as y=\.\.\."):
         hpcsgd.fit(PROBLEM.X, PROBLEM.y)
-    with pytest.raises(ConfigError, match="give y, the targets"):
+    with pytest.raises(ConfigError, match="y is missing; give the targets"):
         hpcsgd.fit(PROBLEM.X, "logistic")
 
 

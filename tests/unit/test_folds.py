@@ -58,5 +58,5 @@ def test_parts_without_weight_are_refused():
     split.check(np.ones(3), np.array([1.0, 1.0, 0.0]))
     with pytest.raises(DataError, match="set of validation rows, is empty"):
         split.check(np.ones(3), np.array([1.0, 0.0, 0.0]))
-    with pytest.raises(DataError, match="trained on"):
+    with pytest.raises(DataError, match="left to train on"):
         split.check(np.array([1.0, 0.0, 1.0]), np.ones(3))

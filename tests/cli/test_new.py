@@ -165,7 +165,7 @@ def test_comments_come_from_the_declarations():
     assert texts["sampling.block"].startswith("blocks: rows that are read")
     assert texts["sampling.window"].endswith("need more memory")
     text = template()
-    assert "# Batch b of a replica" in text
+    assert "# The settings of a run's length" in text
     assert "storage of A" in text.split("[precision]")[1]
     assert all(len(line) <= 88 for line in text.splitlines())
 

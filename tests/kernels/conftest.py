@@ -1,6 +1,7 @@
 """What these tests need of a machine: a C++ compiler, and NVRTC's wheels on Linux."""
 
 import sys
+from threading import Lock
 
 import pytest
 
@@ -23,10 +24,12 @@ def pytest_collection_modifyitems(items):
 def devices(monkeypatch):
     """Those that ranks were given, in order."""
     given, node = [], Node()
+    lock = Lock()  # ranks are threads, and no two of them get one place
 
     def take(share_gpus):
-        number = len(given)
-        given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))
+        with lock:
+            number = len(given)
+            given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))
         return given[number]
 
     monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)

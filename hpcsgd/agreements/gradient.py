@@ -266,7 +266,8 @@ class GradientInputs:
     config : RunConfig
         The settings of the run.
     shard : Shard
-        The rows and columns of this rank.
+        The rows of this rank, and the columns of its gradient: all columns if the
+        product gathers rows.
     columns : int
         K, columns of the gradient.
     steps : Steps
@@ -279,8 +280,6 @@ class GradientInputs:
         The scale of residuals, the same on all replicas.
     role : DeviceRole
         The work of a device on the gradients.
-    holds_all_columns : bool
-        Whether every member has the whole gradient, since the product gathers rows.
     more : object
         An input that only one kind of agreement needs.
     """
@@ -293,7 +292,6 @@ class GradientInputs:
     shapers: tuple[Shaper, ...]
     loss_scale: LossScale | None
     role: DeviceRole
-    holds_all_columns: bool
     more: Any
 
     @property
@@ -444,8 +442,9 @@ class Gradient(Agreement):
     @cached_property
     def sharers(self) -> Communicator:
         """The members of this replica that have other columns of its gradient."""
-        alone = self.inputs.holds_all_columns
-        return SerialCommunicator() if alone else self.grid.members
+        shard = self.inputs.shard
+        has_all = shard.columns == slice(0, shard.total_columns)
+        return SerialCommunicator() if has_all else self.grid.members
 
     @property
     def is_full(self) -> bool:
@@ -824,9 +823,7 @@ class Gradient(Agreement):
     @property
     def _columns_of_mean(self) -> slice | Array:
         """Return which columns of the data the mean gradient of this rank has."""
-        inputs = self.inputs
-        whole = slice(0, inputs.shard.total_columns)
-        return whole if inputs.holds_all_columns else inputs.shard.columns
+        return self.inputs.shard.columns
 
     def _shape_mean(self, mean: Array) -> None:
         whole = GradientFacts(self._columns_of_mean, self._total)

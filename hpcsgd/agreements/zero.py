@@ -862,9 +862,7 @@ class ShardedAgreement(SlicedState):
 
     @property
     def _columns_of_mean(self) -> Array:
-        inputs = self.inputs
-        first = 0 if inputs.holds_all_columns else inputs.shard.columns.start
-        columns: Array = first + self.cuts.numbers
+        columns: Array = self.inputs.shard.columns.start + self.cuts.numbers
         return columns
 
     def _total(self, words: Array) -> Array:

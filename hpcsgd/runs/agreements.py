@@ -210,6 +210,8 @@ def make_gradient(
     device = opened.device
     each = feed.exchanges_per_epoch
     shard = loaded.shard
+    if product_facts(product).holds_all_columns:
+        shard = replace(shard, columns=slice(0, shard.total_columns))
     epochs = config.schedule.epochs
     rate = make_rate(config.rate, epochs * each, epochs)
     replicas = grid.replicas.size
@@ -233,7 +235,6 @@ def make_gradient(
         shapers=make_shapers(config, shard.total_columns, task.columns),
         loss_scale=_loss_scale(task.backend),
         role=DeviceRole(),
-        holds_all_columns=product_facts(product).holds_all_columns,
         more=more,
     )
     if device is not None:

@@ -279,7 +279,8 @@ def _check_node(job: Job, site: Site) -> None:
     if node.memory and resources.mebibytes > mebibytes_of(node.memory):
         raise ConfigError(
             f"memory = {resources.memory} was requested of each node, and a node of"
-            f" site {site.name} has {node.memory}; ask for less, or for more --nodes"
+            f" site {site.name} has {node.memory}; ask for less, and for more --nodes"
+            " if the run needs it"
         )
 
 

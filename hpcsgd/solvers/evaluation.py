@@ -728,7 +728,10 @@ class SvrgSnapshots(Observer):
             state.intercept[2] = slope.intercept
 
     def after_steps(self, state: State, number: int, group: Group | None) -> None:
-        """Copy w̃ and μ̃: an average of the replicas' equal copies would be rounded."""
+        """Save this replica's w̃ and μ̃, which `after_exchange` puts back.
+
+        Replicas have the same, and the average of equal numbers may be rounded.
+        """
         if self.columns.grid.replicas.size == 1:
             return
         rest = slice(self.evaluation.columns, None)

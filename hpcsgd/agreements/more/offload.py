@@ -449,9 +449,10 @@ class Offload(ShardedAgreement):
 
     @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
-        """Return what rank 0 sends after exchange `exchanges`, None if that is unknown.
+        """Return the numbers of words and bytes that rank 0 sends after an exchange.
 
-        Where steps are late, the weights are those of the step of the exchange before.
+        `exchanges` is the number of the exchange. Where steps are late, the weights are
+        those of the step of the exchange before.
         """
         late = shape.settings.delay_after
         if not 0 <= late < exchanges:

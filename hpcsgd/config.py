@@ -347,8 +347,8 @@ class RunSection(Settings, section="run"):
     )
     emulate_members: int = setting(
         0,
-        "measure the time of one rank as one of N members, with weights that mean"
-        " nothing; 0 emulates none",
+        "measure the time of one rank as one of N ranks, which are members unless"
+        " grid.replicas says otherwise; its weights mean nothing; 0 emulates none",
         at_least=0,
         at_most=MOST_EMULATED,
         remedy="0 emulates none, and no machine has more ranks",

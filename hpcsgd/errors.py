@@ -94,7 +94,7 @@ class DataError(HpcsgdError, ValueError):
 
 
 class MissingPackage(ConfigError, ImportError):
-    """An optional package is not installed. The message has the pip command."""
+    """An optional package is not installed. The message says what to install."""
 
 
 class TransportError(HpcsgdError, RuntimeError):

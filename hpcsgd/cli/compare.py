@@ -82,7 +82,8 @@ def add_parser(commands: Any) -> None:
         "--one-rank",
         metavar="DIR",
         help="folder of a comparison, a study or runs on one rank; the columns `vs 1"
-        " rank` and `efficiency` are relative to the fastest of them",
+        " rank` and `efficiency` are relative to the fastest of them with the same"
+        " data, batch, epochs and processor",
     )
     parser.add_argument(
         "--plot", metavar="FILE.png", help="draw the loss curves into this file"

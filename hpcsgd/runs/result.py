@@ -236,7 +236,7 @@ def judge_rise(status: Status, loss: float, history: list[dict[str, Any]]) -> St
 
 
 class UnsavedFile(DataError):
-    """A file of a result that cannot be written."""
+    """The error that a file of a result cannot be written."""
 
     def __init__(self, *args: object, cause: str = "") -> None:
         super().__init__(*args)

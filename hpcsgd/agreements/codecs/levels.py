@@ -435,7 +435,7 @@ class Adaptive(Nuqsgd):
         return sums
 
     def _adapt(self, sums: Array) -> None:
-        """Fit the levels to the sums of the chunks of all replicas.
+        """Fit the levels to `sums`, a row for each chunk of each replica.
 
         All replicas compute the same levels. Chunks whose sums are zero or not finite
         are left out.

@@ -386,13 +386,17 @@ def loss_terms(
     return sums, residuals, bends
 
 
-def takes_squares(block: Array) -> bool:
-    """Return whether `add_squares` takes dense rows as they are stored.
+MOST_SQUARES = 512  # variables, up to which `add_squares` is faster than BLAS
+
+
+def takes_squares(block: Array, variables: int) -> bool:
+    """Return whether `add_squares` takes dense rows, for that many variables.
 
     Without AVX2, BLAS is faster and loses less to rounding.
     """
     is_real = block.dtype.char in REALS and block.strides[1] == block.itemsize
-    return is_real and instructions() not in ("", SETS[0])
+    has_kernel = instructions() not in ("", SETS[0])
+    return is_real and has_kernel and variables <= MOST_SQUARES
 
 
 def add_squares(

@@ -178,6 +178,23 @@ class Ledger:
             "bytes": sum(entry.bytes for entry in entries),
         }
 
+    def clear(self) -> None:
+        """Set all counts to zero."""
+        self.entries = Ledger().entries
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Return a context that begins without counts; the earlier ones are added then.
+
+        In the context the ledger counts what is sent there alone.
+        """
+        earlier = self.as_dict()
+        self.clear()
+        try:
+            yield
+        finally:
+            self.add(earlier)
+
     def add(self, earlier: Mapping[str, Mapping[str, Any]]) -> None:
         """Add the entries that `as_dict` returned in a run that was interrupted."""
         for purpose, entry in self.entries.items():

@@ -13,7 +13,7 @@ from sklearn.model_selection import check_cv
 from hpcsgd.api import MOST_RATES
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
-from hpcsgd.comm.ledger import Clock, Ledger
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import is_wide, to_matrix
 from hpcsgd.data.sampling import fold_of
@@ -28,7 +28,7 @@ from hpcsgd.glm.penalties import Penalty
 from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, Tables
 from hpcsgd.runs.opened_run import OpenedRun, open_run
 from hpcsgd.runs.result import Status
-from hpcsgd.runs.session import LOWER, RunSettings, Session
+from hpcsgd.runs.session import RATE_FACTOR, RunSettings, Session
 from hpcsgd.runs.settle import ProblemSize, takes_newton
 from hpcsgd.solvers.evaluation import Columns, StopConfig
 from hpcsgd.solvers.full_passes import level, open_rows
@@ -214,7 +214,7 @@ def fit_many(
             return sweep
         if not is_open:
             break
-        rate = sweep.outcome.config["rate"]["value"] * LOWER
+        rate = sweep.outcome.config["rate"]["value"] * RATE_FACTOR
         log.warning(
             "every model diverged; all are trained again with a rate of %.3g", rate
         )
@@ -556,21 +556,18 @@ class GLM_CV(Generic):
     def _choose_by_minima(self, rows: FitRows, ranks: FitRanks, folds: Folds) -> Any:
         """Compare the minima of all models; return a start near the best one's."""
         world = ranks.world
-        earlier = world.ledger.as_dict()
-        world.ledger.entries = Ledger().entries
-        # A rank alone sends no messages, which steps of SGD together would save.
-        sweep = self._compare(rows, ranks, folds) if world.size > 1 else None
-        alphas = self._alphas()
-        minima = find_fold_minima(
-            self._arguments(ranks),
-            rows,
-            folds,
-            alphas=alphas,
-            world=world,
-            starts=sweep,
-        )
-        self.cv_ledger_ = world.ledger.as_dict()
-        world.ledger.add(earlier)
+        with world.ledger.apart():
+            # A rank alone sends no messages, which steps of SGD together would save.
+            sweep = self._compare(rows, ranks, folds) if world.size > 1 else None
+            minima = find_fold_minima(
+                self._arguments(ranks),
+                rows,
+                folds,
+                alphas=self._alphas(),
+                world=world,
+                starts=sweep,
+            )
+            self.cv_ledger_ = world.ledger.as_dict()
         return minima.start(self._choose(minima.held, ranks))
 
     def _choose_by_steps(self, rows: FitRows, ranks: FitRanks, folds: Folds) -> Any:

@@ -29,7 +29,7 @@ from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.backends.task import State
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.ledger import Clock, Ledger
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig, SweepConfig, rehearsal
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DataError
@@ -774,12 +774,12 @@ def _for_race(config: RunConfig, rates: tuple[float, ...] = ()) -> RunConfig:
         "rate.warmup": 0,
         "precision.recipe": recipe,
     }
-    if not rates:
-        return rehearsal(config, values, average=AverageConfig())
-    # The rates are those of the sweep: none is derived from the data.
-    values |= {"rate.value": 1.0, "rate.per_batch": 0}
-    sweep = SweepConfig(rate=rates)
-    return rehearsal(config, values, average=AverageConfig(), sweep=sweep)
+    sections: dict[str, Any] = {"average": AverageConfig()}
+    if rates:
+        # The rates are those of the sweep: none is derived from the data.
+        values |= {"rate.value": 1.0, "rate.per_batch": 0}
+        sections["sweep"] = SweepConfig(rate=rates)
+    return rehearsal(config, values, **sections)
 
 
 @contextmanager
@@ -790,7 +790,7 @@ def _counted_apart(world: Communicator) -> Iterator[None]:
         with world.ordered_sums():
             yield
     finally:
-        world.ledger.entries = Ledger().entries
+        world.ledger.clear()
         world.ledger.add(counted)
 
 

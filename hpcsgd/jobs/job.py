@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,13 +59,19 @@ class Step:
 
         Its checkpoints show the progress of the job.
         """
-        following_words = (*self.command[1:], "")
-        for word, following in zip(self.command, following_words, strict=True):
-            if word == "--out":
-                return following
-            if word.startswith("--out="):
-                return word.removeprefix("--out=")
-        return ""
+        return next(option_values(self.command, "--out"), "")
+
+
+def option_values(command: Sequence[str], option: str) -> Iterator[str]:
+    """Yield the value of `option` wherever a command has it, as two words or as one.
+
+    The forms are `--out DIR` and `--out=DIR`.
+    """
+    for word, following in zip(command, (*command[1:], ""), strict=True):
+        if word == option:
+            yield following
+        elif word.startswith(f"{option}="):
+            yield word.removeprefix(f"{option}=")
 
 
 @dataclass(frozen=True)

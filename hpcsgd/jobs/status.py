@@ -18,6 +18,7 @@ from hpcsgd.files import (
     toml_value,
     user_of,
 )
+from hpcsgd.jobs.job import option_values
 from hpcsgd.jobs.queue import (
     WAITING,
     QueueEntry,
@@ -515,16 +516,11 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _sets(command: Sequence[str]) -> dict[str, Any]:
-    """Return section.key -> value of every `--set section.key=value` in a command.
-
-    `--set=section.key=value` is read, too.
-    """
+    """Return section.key -> value of every `--set section.key=value` in a command."""
     settings = {}
-    for word, following in zip(command, (*command[1:], ""), strict=True):
-        flag, _, assignment = word.partition("=")
-        if flag == "--set":
-            key, _, value = (assignment or following).partition("=")
-            settings[key] = toml_value(value)
+    for assignment in option_values(command, "--set"):
+        key, _, value = assignment.partition("=")
+        settings[key] = toml_value(value)
     return settings
 
 

@@ -14,7 +14,7 @@ from hpcsgd.backends.base import emulated
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
-from hpcsgd.comm.ledger import Clock, Ledger
+from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import FIT, RunConfig
 from hpcsgd.data.readers import RowReader
 from hpcsgd.errors import ConfigError, DeviceLost
@@ -204,7 +204,7 @@ def settings_of(config: RunConfig) -> dict[str, str]:
 
 log = logging.getLogger(__name__)
 ONCE = {"on_all_ranks": True}  # all ranks would log the same
-LOWER = 0.125  # of a rate from the data with which the loss blew up
+RATE_FACTOR = 0.125  # of a rate from the data with which the loss blew up
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,8 @@ class Session:
         self.most_rates = most_rates  # that are tried, if a rate from the data is open
         self.live: AssembledRun | None = None
         self.meter: EnergyMeter | None = None  # of energy, over all legs
-        self.attempts: list[Any] = []  # ledgers of legs with rates that were too high
+        # Of legs whose rates were too high:
+        self.ledgers_of_attempts: list[dict[str, dict[str, Any]]] = []
 
     @property
     def config(self) -> RunConfig:
@@ -303,7 +304,8 @@ class Session:
         result = None
         with self._borrowed_ranks():
             while result is None:
-                live = None  # the rows of an earlier leg are released before the next
+                # Rows and states of an earlier leg are released before the next.
+                live = state = None
                 try:
                     with self._opened(leg) as (live, folder):
                         state, status = live.training.run(
@@ -315,7 +317,9 @@ class Session:
                             result = self._finish(
                                 leg, live, folder, state, status, damage
                             )
-                    leg = following or leg
+                    if following is not None:
+                        self.setup.start()  # training is no part of the set-up
+                        leg = following
                 except DeviceLost as error:
                     self._leave_without_gpu(error)
                 except (Exception, KeyboardInterrupt) as error:
@@ -337,9 +341,11 @@ class Session:
         logs = suppress_repeated_logs() if is_fit else nullcontext()
         try:
             with logs, borrow_world(self.world, self.config.run.reproducible):
-                yield
-                for counted in self.attempts:
-                    self.world.ledger.add(counted)
+                try:
+                    yield
+                finally:
+                    for counted in self.ledgers_of_attempts:
+                        self.world.ledger.add(counted)
         except SystemExit as leaving:
             # No hook sees this one; the others would wait for this rank for ever.
             world = self.world
@@ -510,6 +516,7 @@ class Session:
         It resumes from the last checkpoint that all of them have in memory, or else
         from where `leg` began.
         """
+        self.setup.start()  # what was trained is no part of the set-up
         before = self.world.size
         live = self.live
         world = self.world = self.world.survivors()
@@ -566,7 +573,7 @@ class Session:
         requested = leg.requested or leg.config
         snapshot.document.setdefault(REQUESTED, requested.tables())
         # `restore` adds what was sent so far, also in the exchanges that are lost.
-        live.grid.world.ledger.entries = Ledger().entries
+        live.grid.world.ledger.clear()
         return replace(
             careful,
             snapshot=snapshot,
@@ -583,7 +590,7 @@ class Session:
         if not is_open or leg.rates_tried >= self.most_rates:
             return None
         high = live.config.rate.value
-        rate = high * LOWER
+        rate = high * RATE_FACTOR
         log.warning(
             "the run diverged with rate %.3g; training starts again with rate %.3g",
             high,
@@ -592,12 +599,23 @@ class Session:
         )
         # What the attempt has sent is not part of the run that is reported.
         ledger = live.grid.world.ledger
-        self.attempts.append(ledger.as_dict())
-        ledger.entries = Ledger().entries
+        self.ledgers_of_attempts.append(ledger.as_dict())
+        ledger.clear()
         again = Leg(
             self.config, lost_ranks=leg.lost_ranks, rates_tried=leg.rates_tried + 1
         )
-        return again.with_settings({"rate.value": rate, "run.resume": "no"})
+        # The report is of this attempt alone: its time, and its energy.
+        self.setup = Clock()
+        self.setup.start()
+        self.meter = None
+        return again.with_settings(
+            {
+                "rate.value": rate,
+                "run.resume": "no",
+                "grid.replicas": leg.config.grid.replicas,
+                "grid.members": leg.config.grid.members,
+            }
+        )
 
 
 def write_result(world: Communicator, folder: RunFolder, result: Result) -> None:
@@ -627,14 +645,8 @@ def borrow_world(world: Communicator, reproducible: bool) -> Iterator[None]:
     added to those of the run, and the order is restored. The ledger stays the same
     object: groups and wrappers of the world share it.
     """
-    ledger = world.ledger
-    counted = world.ledger.as_dict()
-    ledger.entries = Ledger().entries
-    try:
-        with world.ordered_sums(reproducible):
-            yield
-    finally:
-        ledger.add(counted)
+    with world.ledger.apart(), world.ordered_sums(reproducible):
+        yield
 
 
 def _chosen(live: AssembledRun) -> tuple[Any, ...]:

@@ -169,20 +169,13 @@ class Hessian:
 
     def _add_dense(self, whole: Array, block: Array, roots: Array) -> None:
         """Add the products of dense rows times √h, by parts that stay in the cache."""
-        if self.variables <= KERNEL_VARIABLES and compiled_calls.takes_squares(block):
-            centers = np.zeros(block.shape[1])
-            scales = np.ones(block.shape[1])
-            last = 1.0
-            if self.scales_rows:
-                centers[:] = self.scaling.centers[:, 0]
-                scales[:] = 1.0 / self.scaling.roots[:, 0]
-                last = 1.0 / float(self.scaling.level[0])
+        if compiled_calls.takes_squares(block, self.variables):
+            centers, scales, last = self._row_scaling()
             compiled_calls.add_squares(block, roots, centers, scales, last, whole)
             return
         width = block.shape[1]
-        height = max(CACHED_VALUES // self.variables, LEAST_ROWS)
-        room = np.empty((height, self.variables))
-        product = np.empty((self.variables, self.variables))
+        room, product = self._workspace
+        height = len(room)
         for first in range(0, len(block), height):
             rows = slice(first, first + height)
             row_roots = roots[rows, None]
@@ -195,6 +188,22 @@ class Hessian:
                 side[:, width:] = row_roots
             # Half of a symmetric product, which BLAS then mirrors.
             whole += np.dot(side.T, side, out=product)
+
+    @cached_property
+    def _workspace(self) -> tuple[Array, Array]:
+        """Memory for rows that stay in the cache, and for their product."""
+        height = max(CACHED_VALUES // self.variables, LEAST_ROWS)
+        rows = np.empty((height, self.variables))
+        return rows, np.empty((self.variables, self.variables))
+
+    def _row_scaling(self) -> tuple[Array, Array, float]:
+        """Return center and factor of every column, and the intercept's entry."""
+        width = self.parts[-1].stop
+        if not self.scales_rows:
+            return np.zeros(width), np.ones(width), 1.0
+        scaling = self.scaling
+        centers = np.ascontiguousarray(scaling.centers[:, 0], dtype=np.float64)
+        return centers, 1.0 / scaling.roots[:, 0], 1.0 / float(scaling.level[0])
 
     def _add_sparse(self, whole: Array, block: Any, h: Array) -> None:
         """Add the products of CSR rows to the lower triangle of `whole`."""
@@ -304,7 +313,6 @@ def dense(block: Any) -> Array:
 CACHED_VALUES, LEAST_ROWS = 2**15, 256  # of rows that are multiplied together
 NEAR = 30.0  # deviations of a column from 0; its square times EPS is lost
 MOST = 1024  # variables of which a Hessian is taken
-KERNEL_VARIABLES = 512  # up to which a kernel adds up the Hessian faster than BLAS
 DOUBT = 16.0  # times the curvature that is rounding: what sums over rows add to it
 NOISE = 100.0  # roundings of a gradient's size that its sums may leave
 CENTRED = 16.0  # roundings of the squares of a column that centring may leave

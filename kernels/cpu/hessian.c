@@ -51,23 +51,23 @@ OUTER(hpcsgd_csr_outer_i64, int64_t)
 #define BROAD 2
 #endif
 
-typedef double words __attribute__((vector_size(8 * WORDS)));
+typedef double vector __attribute__((vector_size(8 * WORDS)));
 
 /* Add the products of `count` scaled rows to the tile at (first, left) of the square,
    which has `broad` registers a row. */
 INLINE void add_tile(const double *rows, int64_t count, int64_t width, int64_t first,
                      int64_t left, double *square, const int broad)
 {
-    words sums[TALL][BROAD];
+    vector sums[TALL][BROAD];
     double *corner = square + first * width + left;
     for (int a = 0; a < TALL; a++)
         for (int b = 0; b < broad; b++)
-            sums[a][b] = (words){0};
+            sums[a][b] = (vector){0};
     for (int64_t i = 0; i < count; i++) {
         const double *row = rows + i * width;
-        words side[BROAD];
+        vector side[BROAD];
         for (int b = 0; b < broad; b++)
-            memcpy(&side[b], row + left + b * WORDS, sizeof(words));
+            memcpy(&side[b], row + left + b * WORDS, sizeof(vector));
         for (int a = 0; a < TALL; a++)
             for (int b = 0; b < broad; b++)
                 sums[a][b] += side[b] * row[first + a];
@@ -75,7 +75,7 @@ INLINE void add_tile(const double *rows, int64_t count, int64_t width, int64_t f
     for (int a = 0; a < TALL; a++)
         for (int b = 0; b < broad; b++) {
             double *to = corner + a * width + b * WORDS;
-            words before;
+            vector before;
             memcpy(&before, to, sizeof before);
             before += sums[a][b];
             memcpy(to, &before, sizeof before);

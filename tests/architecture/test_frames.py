@@ -116,6 +116,11 @@ def rebuilding_places():
 
 
 def _rebuilds(call):
+    """Whether a call makes a RunConfig; those of `rehearsal` do not count.
+
+    A rehearsal is a run of its own, and what makes its settings is the one place in
+    `config.rehearsal`.
+    """
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if name == "with_values":
         return True

@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse
 
 from hpcsgd.data.convert import sink as sink_module
-from hpcsgd.data.convert.pipeline import convert, test_path
-from hpcsgd.data.convert.sources import Outline, SourceRows
+from hpcsgd.data.convert.pipeline import convert, identity, test_path
+from hpcsgd.data.convert.sources import Outline, SourceColumns, SourceRows
 from hpcsgd.data.convert.transform import Recipe, RowSelection
 from hpcsgd.data.hdf5 import Hdf5Reader
 from hpcsgd.data.preparation import count_test, is_test, unit_rows
@@ -367,3 +370,13 @@ def test_a_target_is_replaced_only_on_demand(source, tmp_path):
         convert(source, target, Recipe(), Quiet())
     convert(source, target, Recipe(), Quiet(), force=True)
     assert len(content(target)[1]) == ROWS
+
+
+def test_a_resume_compares_every_setting_and_fact():
+    """A field that is added later is compared, too, or named here as left out."""
+    outline = Outline(rows=3, cols=2)
+    said = identity(SimpleNamespace(path=Path(__file__)), outline, Recipe())
+    kinds = (Recipe, RowSelection, Outline, SourceColumns)
+    wanted = {field.name for kind in kinds for field in fields(kind)}
+    left_out = {"memory", "selection", "columns", "preparation"}
+    assert wanted - left_out <= set(said) and "requested_rows" in said

@@ -4,17 +4,19 @@ import errno
 import logging
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from hpcsgd.api import train
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
+from hpcsgd.config import RunConfig
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.checkpoint import CheckpointStore
 from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.result import Status, load_result
-from hpcsgd.runs.session import RunSettings, Session
+from hpcsgd.runs.session import Leg, RunSettings, Session
 from tests.helpers.harness import config_for, make_problem, train_on
 
 PROBLEM = make_problem("logistic")
@@ -251,3 +253,19 @@ def test_an_error_comes_after_what_was_handed_to_the_disk(
     with pytest.raises(error, match="mine"):
         run_ranks(ranks, on_rank)
     assert newest[0][1].exchanges == 4
+
+
+def test_a_lower_rate_keeps_the_grid_of_the_ranks_that_are_left():
+    """And its report is of the new attempt: a clock and a meter of its own."""
+    tables = {"grid": {"replicas": 4, "members": 1}, "rate": {"value": "auto"}}
+    config, world = RunConfig.parse(tables), SerialCommunicator()
+    session = Session(RunSettings(config), world, None, [], most_rates=2)
+    session.meter = object()
+    clock = session.setup
+    left = Leg(config).with_settings({"grid.replicas": 3})
+    tried = config.with_values({"rate.value": 0.8})
+    live = SimpleNamespace(config=tried, grid=SimpleNamespace(world=world))
+    lower = session._leg_of_lower_rate(left, live)
+    assert lower.config.grid.replicas == 3 and lower.rates_tried == 2
+    assert lower.config.rate.value == pytest.approx(0.1)
+    assert session.meter is None and session.setup is not clock

@@ -647,11 +647,13 @@ def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]
     They are the recipe (without `memory`), the file of the source, and its outline
     (without the preparation, which the file itself contains).
     """
+    selection = vars(recipe.selection).copy()
     settings = {
+        "requested_rows": selection.pop("rows"),
         "element": recipe.element,
         "standardize": recipe.standardize,
         "unit_rows": recipe.unit_rows,
-        **vars(recipe.selection),
+        **selection,
         "layout": recipe.layout,
         "labels": [list(pair) for pair in recipe.labels],
         "like": None if recipe.like is None else recipe.like.fingerprint(),
@@ -670,8 +672,6 @@ def identity(source: Source, outline: Outline, recipe: Recipe) -> dict[str, Any]
         "categories": columns.categories,
         "label_numbers": outline.label_numbers,
     }
-    if recipe.selection.rows is not None:  # `rows` are those of the source
-        counted["requested_rows"] = recipe.selection.rows
     status = source.path.stat()
     file_facts = {"source": str(source.path.resolve()), "source_bytes": status.st_size}
     return {**settings, **file_facts, "source_changed": status.st_mtime_ns, **counted}

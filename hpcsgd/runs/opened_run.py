@@ -90,10 +90,16 @@ def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
 
 
 def emulate_network(config: RunConfig, world: Communicator) -> Communicator:
-    """Return the world with the delays of the requested network, if it has none yet."""
-    if not config.run.network or isinstance(world, DelayedCommunicator):
+    """Return the world with the delays of the requested network.
+
+    A world that has the delays of this network already is returned as it is.
+    """
+    if not config.run.network:
         return world
-    return DelayedCommunicator(world, parse_network(config.run.network))
+    network = parse_network(config.run.network)
+    if isinstance(world, DelayedCommunicator) and world.network == network:
+        return world
+    return DelayedCommunicator(world, network)
 
 
 def _as_many(config: RunConfig, world: Communicator) -> Communicator:

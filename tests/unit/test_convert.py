@@ -374,7 +374,7 @@ def test_a_target_is_replaced_only_on_demand(source, tmp_path):
 
 def test_a_resume_compares_every_setting_and_fact():
     """A field that is added later is compared, too, or named here as left out."""
-    outline = Outline(rows=3, cols=2)
+    outline = Outline(rows=3, cols=2, nnz=None, labelled=True, size=9)
     said = identity(SimpleNamespace(path=Path(__file__)), outline, Recipe())
     kinds = (Recipe, RowSelection, Outline, SourceColumns)
     wanted = {field.name for kind in kinds for field in fields(kind)}

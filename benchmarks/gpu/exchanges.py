@@ -40,7 +40,8 @@ class Epoch:
         self.order = Order(self.device, y.astype(np.float32)[:, None], None, None)
         update, steps = make_update("sgd", 0.0), len(self.blocks.sizes)
         unrolled = unroll(update, [rate] * steps, self.blocks.sizes, 0.0)
-        given = self.device, DeviceShard(self.matrix, self.order), self.blocks
+        shard = DeviceShard(self.matrix, self.order, self.matrix.width)
+        given = self.device, shard, self.blocks
         self.made, self.other = (
             ExchangeKernels(*given, get_family(family), precision) for _ in range(2)
         )

@@ -92,8 +92,9 @@ class There:
         states = len(unrolled.probe)
         given = (problem.targets, problem.sample_weights, problem.offsets)
         order = Order(device, *given)
+        matrix = self._matrix(problem)
         exchange = ExchangeKernels(
-            *(device, DeviceShard(self._matrix(problem), order), blocks),
+            *(device, DeviceShard(matrix, order, matrix.width), blocks),
             *(get_family(problem.family), precision),
             Widths(problem.classes, states, states),
         )

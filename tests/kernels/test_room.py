@@ -104,7 +104,7 @@ def test_buffers_of_sparse_rows_are_not_those_of_dense_ones(sizes):
     matrix = put_csr(device, host, "fp32")
     order = Order(device, *(np.ones((rows, 1)) for _ in range(3)))
     device.asked.clear()
-    shard = DeviceShard(matrix, order)
+    shard = DeviceShard(matrix, order, matrix.width)
     ExchangeKernels(device, shard, blocks, Logistic(), RECIPES["fp32"])
     shape = blocks, 600, 4, device.multiprocessors
     sparse, dense = (

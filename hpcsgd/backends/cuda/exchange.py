@@ -507,13 +507,13 @@ class DeviceShard:
 
     `in_order`: an exchange takes all rows of the matrix, in the order of the matrix.
     `widest`: the columns of the member that has most of them, by which all members
-    choose the tiles of the Gram matrices that they sum; 0: those of this matrix.
+    choose the tiles of the Gram matrices that they sum.
     """
 
     matrix: DeviceMatrix | DeviceCsr
     order: Order
+    widest: int
     in_order: bool = False
-    widest: int = 0
 
 
 ONE_SCORE = Widths()
@@ -551,8 +551,7 @@ class ExchangeKernels:
         self.sampled = DeviceSampled(device, shard.order, blocks.rows)
         self.coefficients = DeviceCoefficients(device, blocks, matrix.scale)
         self.rows: Products
-        widest = shard.widest or matrix.width
-        side = side_of(blocks.rows, widest, matrix.is_sparse)
+        side = side_of(blocks.rows, shard.widest, matrix.is_sparse)
         self.tiles = GramTiles(device, blocks, side)
         if matrix.is_sparse:
             self.rows = SparseProducts(device, matrix, blocks, self.tiles, widths)

@@ -608,7 +608,9 @@ class CudaRows:
         order = maker.shard.order
         if not keeps:
             order = Order.of(maker.device, self.pieces_of(rows)[0])
-        self.shard = DeviceShard(self.matrix, order, in_order=not keeps)
+        self.shard = DeviceShard(
+            self.matrix, order, self.matrix.width, in_order=not keeps
+        )
         self.numbers: Array = np.arange(rows, dtype=np.int64)
         self.is_here = np.zeros(rows, dtype=bool)
 

@@ -36,7 +36,7 @@ from hpcsgd.runs.opened_run import emulate_network
 from hpcsgd.runs.result import FitSource, Result, Status, launcher_ranks
 from hpcsgd.runs.resume import fallback_values, find_recorded_run
 from hpcsgd.runs.session import RunSettings, Session, Start
-from hpcsgd.runs.settle import RESUMED, RunChoice
+from hpcsgd.runs.settle import RESUMED
 from hpcsgd.solvers.callbacks import Callback
 from hpcsgd.solvers.coordinate import COORDINATE
 from hpcsgd.tuning.pilots import recipe_reason, resolve_precision
@@ -311,18 +311,12 @@ def _plan_of_form(
 
     ready = open_form(session.config, session.world, session.reader, session.setup)
     opened = ready.opened
-    steps = ready.config.schedule.steps
     facts = PlanFacts(
         config=ready.config,
         grid=opened.grid,
         loaded=opened.loaded,
-        choice=RunChoice(
-            "cached" if ready.is_cached else "gram",
-            steps,
-            look_ahead=False,
-            reasons={"products.kind": "by what memory can keep"},
-        ),
         form=ready.form.name,
+        product="cached" if ready.is_cached else "gram",
     )
     if ready.config.grid != before.grid:
         reasons |= dict.fromkeys(GRID, f"what the {ready.form.name} form needs")

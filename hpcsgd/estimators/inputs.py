@@ -25,8 +25,7 @@ from hpcsgd.data.shard import split_by_weight, split_range
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array
 from hpcsgd.precision import AUTO
-from hpcsgd.runs.checks import grid_of
-from hpcsgd.solvers.coordinate import COORDINATE
+from hpcsgd.solvers.coordinate import COORDINATE, grid_of_form
 
 # Rows in the memory of any ranks, dealt once to the blocks of a grid.
 #
@@ -249,7 +248,8 @@ def open_layout(
 def _replicas(config: RunConfig, world: Communicator) -> int:
     """Return the number of replicas of the grid of this run."""
     if config.update.kind == COORDINATE:
-        return grid_of(config, world.size)[0]
+        form = config.coordinate.best_form(config.problem)
+        return grid_of_form(form, world.size)[0]
     return config.grid.replicas
 
 

@@ -30,7 +30,6 @@ from hpcsgd.estimators.inputs import FitData, FitRows, open_data
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.runs.build import build
-from hpcsgd.runs.checks import best_form
 from hpcsgd.runs.coordinate import along, fastest_form, fits
 from hpcsgd.runs.defaults import (
     FitArguments,
@@ -212,7 +211,7 @@ class PathFit:
         tables = overlay_tables(tables, arguments.config)
         config = RunConfig.parse(tables)
         names_order = has_section(arguments.config, "sampling")
-        if best_form(config) != "dual" or names_order:
+        if config.coordinate.best_form(config.problem) != "dual" or names_order:
             return config
         # With one order for all epochs, the dual form may take ten times as many.
         tables["sampling"]["mode"] = "reshuffle"

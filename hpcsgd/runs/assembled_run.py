@@ -60,12 +60,12 @@ class PlannedRun:
     @property
     def product_name(self) -> str:
         """Return the name of the product that runs."""
-        return self.chosen.product
+        return self.config.products.kind
 
     @property
     def look_ahead(self) -> bool:
         """Return whether the Gram matrix of the next exchange is sent ahead."""
-        return self.chosen.look_ahead
+        return self.config.products.look_ahead == "on"
 
 
 def poll_every(config: RunConfig, task: Task) -> int:

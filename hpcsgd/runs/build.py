@@ -92,8 +92,8 @@ def assemble(
     """
     config = plan.config
     device = opened.device
-    name = plan.choice.product
-    look_ahead = plan.choice.look_ahead
+    name = config.products.kind
+    look_ahead = config.products.look_ahead == "on"
     task = make_task(config, opened)
     feed = _feed(config, opened, task)
     # The monitor compares residuals with one score each; anchored steps have two.

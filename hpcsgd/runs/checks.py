@@ -27,7 +27,7 @@ from hpcsgd.products.base import product_facts
 from hpcsgd.products.observers import Observer, Proximal
 from hpcsgd.runs.auto_rate import ignores_length
 from hpcsgd.settings import refuse
-from hpcsgd.solvers.coordinate import COORDINATE
+from hpcsgd.solvers.coordinate import COORDINATE, grid_of_form
 from hpcsgd.solvers.evaluation import Columns, Evaluation, SvrgSnapshots
 
 # What an agreement requires and supports, compared with a whole configuration.
@@ -380,34 +380,6 @@ def _of_gradients(
 log = logging.getLogger(__name__)
 
 
-# The only family of a form of coordinate descent.
-FAMILY_OF = {"primal": "gaussian", "dual": "squared-hinge"}
-
-
-def best_form(config: RunConfig) -> str:
-    """Return the requested form, or for "auto" the one that suits the problem.
-
-    That is primal for gaussian; dual for squared-hinge with a ridge and without l1,
-    bounds and intercept; and newton for all other problems.
-    """
-    problem = config.problem
-    form = config.coordinate.form
-    if form != "auto":
-        return form
-    if problem.family == FAMILY_OF["primal"]:
-        return "primal"
-    is_dual = problem.is_smooth and problem.l2 > 0.0 and not problem.intercept
-    return "dual" if problem.family == FAMILY_OF["dual"] and is_dual else "newton"
-
-
-def grid_of(config: RunConfig, ranks: int) -> tuple[int, int]:
-    """Return (replicas, members) of coordinate descent on `ranks` ranks.
-
-    Ranks divide the columns in the dual form, and the rows in the others.
-    """
-    return (1, ranks) if best_form(config) == "dual" else (ranks, 1)
-
-
 def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
     """Return `config` with the grid that its method needs, if the user chose none.
 
@@ -418,7 +390,8 @@ def resolve_grid(config: RunConfig, ranks: int) -> RunConfig:
     if config.grid != GridConfig() or config.run.emulate_members:
         return config
     if config.update.kind == COORDINATE:
-        replicas, members = grid_of(config, ranks)
+        form = config.coordinate.best_form(config.problem)
+        replicas, members = grid_of_form(form, ranks)
     elif is_for_replicas(config) and ranks > 1:
         replicas, members = ranks, 1
         _log_replicas(config, ranks)

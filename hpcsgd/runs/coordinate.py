@@ -27,7 +27,7 @@ from hpcsgd.precision import AUTO, Precision
 from hpcsgd.products.cost import CACHE_BUDGET, ProductsConfig
 from hpcsgd.products.observers import Observers
 from hpcsgd.runs.advice import judge_fit
-from hpcsgd.runs.checks import FAMILY_OF, best_form, grid_of, penalty_of, resolve_grid
+from hpcsgd.runs.checks import penalty_of, resolve_grid
 from hpcsgd.runs.energy import make_meter, total
 from hpcsgd.runs.folder import RunFolder
 from hpcsgd.runs.load import LoadedRows
@@ -44,7 +44,13 @@ from hpcsgd.runs.session import (
 )
 from hpcsgd.settings import refuse
 from hpcsgd.solvers.callbacks import Callback, Callbacks, Request, View
-from hpcsgd.solvers.coordinate import COORDINATE, CoordinatePoint, Exchanges
+from hpcsgd.solvers.coordinate import (
+    COORDINATE,
+    FAMILY_OF,
+    CoordinatePoint,
+    Exchanges,
+    grid_of_form,
+)
 from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, Primal
 from hpcsgd.solvers.evaluation import Columns, HistoryRecords
 from hpcsgd.solvers.full_passes import (
@@ -69,7 +75,7 @@ def form_of(config: RunConfig, ranks: int) -> str:
     Raise ConfigError if no form can run.
     """
     refuse(_refusals(config, ranks))
-    return best_form(config)
+    return config.coordinate.best_form(config.problem)
 
 
 def fits(config: RunConfig) -> bool:
@@ -95,7 +101,7 @@ def _refusals(config: RunConfig, ranks: int) -> Iterator[str]:
 
 def _of_problem(config: RunConfig) -> Iterator[str]:
     problem = config.problem
-    form = best_form(config)
+    form = config.coordinate.best_form(config.problem)
     if form in FAMILY_OF and problem.family != FAMILY_OF[form]:
         yield (
             f"the {form} form is for {FAMILY_OF[form]}, not {problem.family}; use --set"
@@ -166,9 +172,10 @@ def _of_run(config: RunConfig) -> Iterator[str]:
 
 def _of_grid(config: RunConfig, ranks: int) -> Iterator[str]:
     grid = config.grid
-    if (grid.replicas, grid.members) in ((1, 0), grid_of(config, ranks)):
+    form = config.coordinate.best_form(config.problem)
+    replicas, members = grid_of_form(form, ranks)
+    if (grid.replicas, grid.members) in ((1, 0), (replicas, members)):
         return
-    replicas, members = grid_of(config, ranks)
     axis = "rows" if replicas > 1 else "columns"
     yield (
         f"{ASK} of {config.problem.family} has ranks that hold {axis}; use --grid"

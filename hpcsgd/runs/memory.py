@@ -327,7 +327,11 @@ class ExchangeSizes:
     config: RunConfig
     precision: Precision
     epoch: MemoryShape  # without what depends on the rows of an exchange
-    products: ProductsConfig  # "auto" counts the largest of all that may be chosen
+
+    @property
+    def products(self) -> ProductsConfig:
+        """Return the settings of products; "auto" counts the largest of all."""
+        return self.config.products
 
     @property
     def rows_of_gram(self) -> int:
@@ -524,13 +528,12 @@ def predict(
     config: RunConfig,
     precision: Precision,
     states: int,
-    products: ProductsConfig | None = None,
 ) -> MemoryNeed:
     """Return the most memory that this rank will need, from sizes and its process now.
 
-    `products` are those that run; None: those of `config`, which may be open. The
-    stored values of a sparse matrix are assumed to be spread evenly over its rows and
-    columns. `states` is the number of words of weights and optimizer state of a column.
+    Product and steps of `config` may be open. The stored values of a sparse matrix are
+    assumed to be spread evenly over its rows and columns. `states` is the number of
+    words of weights and optimizer state of a column.
     """
     form = get_format(precision.matrix)
     rows, cols = _block(grid, reader)
@@ -558,9 +561,8 @@ def predict(
         matrix=form.dtype.itemsize,
         density=density,
     )
-    products = products or config.products
-    exchanges = ExchangeSizes(config, precision, epoch, products)
-    kind = products.kind
+    exchanges = ExchangeSizes(config, precision, epoch)
+    kind = config.products.kind
     on_disk = config.agreement.on_disk
     gathers = product_facts(kind).holds_all_columns
     width = reader.cols if gathers else cols  # of the weights

@@ -13,12 +13,11 @@ from hpcsgd.config import FOREIGN, RunConfig, is_in, is_read, value_of
 from hpcsgd.config import get_method as method_called
 from hpcsgd.data.readers import RowReader
 from hpcsgd.files import finite, format_bytes, toml_literal
-from hpcsgd.products.cost import look_ahead_reason
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.feed import steps_in
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.memory import GIB, predict, streamed, system_limits
-from hpcsgd.runs.settle import ASSUMED_FIGURES, MEASURED_FIGURES, RESUMED, RunChoice
+from hpcsgd.runs.settle import ASSUMED_FIGURES, MEASURED_FIGURES, RESUMED
 from hpcsgd.runs.traffic import expected, why_uncounted
 from hpcsgd.settings import Resolved, RunFacts, declarations
 from hpcsgd.solvers.coordinate import COORDINATE
@@ -233,21 +232,10 @@ class PlanFacts:
     config: RunConfig  # that runs
     grid: Grid
     loaded: LoadedRows
-    choice: RunChoice
     form: str = ""  # of coordinate descent
+    product: str = ""  # of coordinate descent
     gram_kernel: str = ""  # of a GPU
     loss_scale: float = 0.0
-
-
-def _product(facts: PlanFacts) -> Resolved:
-    return facts.choice.product, facts.choice.reasons.get("products.kind", "")
-
-
-def _look_ahead(facts: PlanFacts) -> Resolved:
-    choice = facts.choice
-    products = facts.config.products
-    reason = look_ahead_reason(products, choice.product, choice.look_ahead)
-    return "on" if choice.look_ahead else "off", reason
 
 
 def _transport(facts: PlanFacts) -> Resolved:
@@ -261,9 +249,11 @@ def _memory(facts: PlanFacts) -> Resolved:
 
 # section.key -> what finds the value that its default stands for. Other settings
 # declare what their automatic value becomes, since it follows from simple facts.
+# A plan of SGD has a product and look-ahead in its settings: the values here are those
+# of coordinate descent.
 AUTOMATIC: dict[str, Callable[[PlanFacts], Resolved]] = {
-    "products.kind": _product,
-    "products.look_ahead": _look_ahead,
+    "products.kind": lambda facts: (facts.product, "by what memory can keep"),
+    "products.look_ahead": lambda _: ("off", "coordinate descent sums no Gram ahead"),
     "products.gram_kernel": lambda facts: (
         facts.gram_kernel or "none",
         "faster for these rows",
@@ -391,7 +381,6 @@ def plan_run(
         config=live.config,
         grid=live.grid,
         loaded=live.loaded,
-        choice=live.chosen,
         gram_kernel=getattr(exchanges, "gram_kernel", ""),
         loss_scale=0.0 if scale is None else scale.value,
     )
@@ -491,15 +480,10 @@ def _holds(
     config = live.config
     grid = live.grid
     task = live.task
-    products = replace(
-        config.products,
-        kind=live.product_name,
-        look_ahead="on" if live.look_ahead else "off",
-    )
     rows = grid.world.together(lambda: reader(grid.world))
     try:
         sizes = (grid, rows, config, task.precision)
-        need = predict(*sizes, task.states, products)
+        need = predict(*sizes, task.states)
         if not live.loaded.shard.matrix.is_in_memory:
             need = streamed(need, *sizes)
     finally:

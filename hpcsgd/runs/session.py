@@ -560,7 +560,15 @@ class Session:
         if not good_states.put_back(live.state, live.view, has_gap):
             return None
         settled = replace(leg, config=live.config)
-        careful = settled.with_settings({level.key: level.after})
+        # The product is that of the snapshot, as long as the grid is the same.
+        products = leg.config.products
+        careful = settled.with_settings(
+            {
+                level.key: level.after,
+                "products.kind": products.kind,
+                "products.look_ahead": products.look_ahead,
+            }
+        )
         if careful.config.schedule.steps != live.config.schedule.steps:
             # The number of the exchange changes, and would no longer show that
             # replicas differ.

@@ -26,6 +26,7 @@ from hpcsgd.products.cost import (
     Overheads,
     ValueBytes,
     candidates,
+    look_ahead_reason,
     uses_look_ahead,
 )
 from hpcsgd.runs.auto_rate import find_steepness, rate_of, rate_reason
@@ -139,7 +140,7 @@ class Plan:
     Attributes
     ----------
     config : RunConfig
-        The settings, with the rate and the steps that run.
+        The settings, with the product, the steps, the rate and the epochs that run.
     choice : RunChoice
         The product that runs, and the time that a step is expected to take.
     reasons : mapping
@@ -215,9 +216,15 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
         rate = replace(config.rate, value=config.rate.value or 1.0, per_batch=0)
         average = replace(average, kind="none")
         reasons |= dict.fromkeys((*LEFT_OPEN, "rate.value", "average.kind"), NO_STEP)
-    schedule = replace(config.schedule, steps=choice.steps, epochs=epochs)
+        reasons |= _reason_of_look_ahead(config, choice)
+    look_ahead = "on" if choice.look_ahead else "off"
     config = replace(
-        config, rate=rate, schedule=schedule, average=average, polish=polish
+        config,
+        products=replace(config.products, kind=choice.product, look_ahead=look_ahead),
+        rate=rate,
+        schedule=replace(config.schedule, steps=choice.steps, epochs=epochs),
+        average=average,
+        polish=polish,
     )
     return Plan(config, choice, reasons)
 
@@ -227,8 +234,8 @@ def _reasons_of_choice(
 ) -> dict[str, str]:
     """Return why the settings that the plan changes have their values.
 
-    They are product, steps and rate where they were left open, and a rate that is
-    scaled to the batch. The keys are names of settings, section.key.
+    They are product, look-ahead, steps and rate where they were left open, and a rate
+    that is scaled to the batch. The keys are names of settings, section.key.
     """
     reasons = {}
     if rate != config.rate:
@@ -239,7 +246,15 @@ def _reasons_of_choice(
         reason = choice.reasons.get("schedule.steps", "")
         one_step = "l1 and bounds act behind every step"
         reasons["schedule.steps"] = one_step if takes_one_step(config) else reason
-    return reasons
+    return reasons | _reason_of_look_ahead(config, choice)
+
+
+def _reason_of_look_ahead(config: RunConfig, choice: RunChoice) -> dict[str, str]:
+    """Return the reason for products.look_ahead; nothing if the user decided it."""
+    if config.products.look_ahead != "auto":
+        return {}
+    reason = look_ahead_reason(config.products, choice.product, choice.look_ahead)
+    return {"products.look_ahead": reason}
 
 
 # Whether a run goes to the optimum at once, or by steps of SGD first.

@@ -14,6 +14,7 @@ from hpcsgd.backends.exchange import Scratch
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.formats import Array
+from hpcsgd.glm.penalties import ProblemConfig
 from hpcsgd.glm.unrolling import Blocks
 from hpcsgd.settings import Settings, setting
 
@@ -330,6 +331,7 @@ def _single_steps(
 
 COORDINATE = "coordinate"  # [update] kind
 FORMS = ("auto", "primal", "dual", "newton")
+FAMILY_OF = {"primal": "gaussian", "dual": "squared-hinge"}  # the only one of a form
 
 
 @dataclass(frozen=True)
@@ -355,3 +357,24 @@ class CoordinateConfig(Settings, section="coordinate"):
         choices=FORMS,
         read_if={"update.kind": (COORDINATE,)},
     )
+
+    def best_form(self, problem: ProblemConfig) -> str:
+        """Return the requested form, or for "auto" the one that suits the problem.
+
+        That is primal for gaussian; dual for squared-hinge with a ridge and without l1,
+        bounds and intercept; and newton for all other problems.
+        """
+        if self.form != "auto":
+            return self.form
+        if problem.family == FAMILY_OF["primal"]:
+            return "primal"
+        is_dual = problem.is_smooth and problem.l2 > 0.0 and not problem.intercept
+        return "dual" if problem.family == FAMILY_OF["dual"] and is_dual else "newton"
+
+
+def grid_of_form(form: str, ranks: int) -> tuple[int, int]:
+    """Return (replicas, members) of coordinate descent on `ranks` ranks.
+
+    Ranks divide the columns in the dual form, and the rows in the others.
+    """
+    return (1, ranks) if form == "dual" else (ranks, 1)

@@ -42,6 +42,36 @@ def test_open_steps_are_chosen_and_said():
     assert relative_error(result, oracle_for(same, problem)) <= 1e-11
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"schedule": OPEN},
+        {"schedule": {**OPEN, "steps": 1}, "agreement": {"kind": "gradient"}},
+        {"schedule": {"epochs": "auto"}, "polish": {"kind": "auto"}},
+    ],
+    ids=["products", "one step", "no step"],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_settings_of_a_result_have_no_open_choice(ranks, more):
+    """What `settle` decides is in the settings: a run of them chooses nothing again."""
+    problem = make_problem("logistic")
+    tables = {"products": {"kind": "auto"}, "rate": {"value": "auto"}, **more}
+    config = config_for(problem, **tables)
+    result = train_on(ranks, config, problem)
+    chosen = {
+        (section, key): result.config[section][key]
+        for section, key in [
+            *[("products", "kind"), ("products", "look_ahead"), ("rate", "value")],
+            *[("schedule", "steps"), ("schedule", "epochs"), ("polish", "kind")],
+        ]
+    }
+    assert "auto" not in chosen.values(), chosen
+    assert chosen["products", "kind"] == result.report["products"]
+    again = train_on(ranks, result.config, problem)
+    assert np.array_equal(again.weights, result.weights)
+    assert {key: again.config[key[0]][key[1]] for key in chosen} == chosen
+
+
 def test_replicas_take_no_open_steps():
     problem = make_problem("logistic")
     config = config_for(

@@ -105,10 +105,6 @@ class DeviceLost(TransportError):
     """A GPU has failed and accepts no more requests; the data in its memory is lost."""
 
 
-class NumericsError(HpcsgdError, ArithmeticError):
-    """A computed value is outside the range in which it is meaningful."""
-
-
 class ConvergenceWarning(UserWarning):
     """A model that is not at its optimum. The message says what to change.
 

@@ -48,7 +48,6 @@ METHODS = (  # of --method
     *("zero1", "zero2", "zero3", "offload"),
 )
 LINE_UP = ("sgd", "casgd", "hybrid", *METHODS)  # of compare
-STUDIED = tuple(dict.fromkeys(("sgd", "casgd", "local", "hybrid", *METHODS)))
 
 PAGE = "report.html"
 POINT_TIMEOUT = 3600.0  # seconds of one run of a study

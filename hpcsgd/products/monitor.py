@@ -29,7 +29,6 @@ from hpcsgd.precision import FIELDS, Precision
 # what is allowed is `SAFETY` of them. No other number enters.
 
 SAFETY = 10.0  # standard deviations: a run makes very many checks
-UNIFORM = 1 / 3  # variance of what is uniform between -1 and 1
 
 
 def unit(name: str) -> float:

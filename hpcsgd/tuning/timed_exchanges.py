@@ -119,9 +119,7 @@ class Stage:
     ) -> None:
         self.planned = planned
         self.place = place
-        setup = Clock()
-        self.opened = open_run(self.settings({}), world, reader, setup)
-        self.seconds_reading = setup.seconds.get("read", 0.0)
+        self.opened = open_run(self.settings({}), world, reader, Clock())
         self.world = self.opened.grid.world
         self.first_epoch = FIRST_EPOCH  # seconds
         self._task: Task | None = None

@@ -102,7 +102,6 @@ def names_of_registries():
         "SAMPLINGS": sampling.MODES,
         "SHAPES": synthetic.SHAPES,
         "SOURCES": sources.SOURCES,
-        "STUDIED": plan.METHODS,
         "TRANSPORTS": config.TRANSPORTS,
         "UPDATES": glm.UPDATES,
     }

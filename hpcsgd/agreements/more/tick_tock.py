@@ -489,7 +489,6 @@ class Turns:
         self.turn = 0
         self.active = {0, 1}
         self.failed = False
-        self.handovers = 0
 
     def wait_for(self, own: int) -> None:
         """Wait for the turn of function `own`; raise if the other function failed."""
@@ -507,7 +506,6 @@ class Turns:
             if 1 - own not in self.active:
                 return
             self.turn = 1 - own
-            self.handovers += 1
             self.changed.notify_all()
         self.wait_for(own)
 

@@ -17,15 +17,17 @@ from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm import open_world
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.ledger import Clock
-from hpcsgd.config import FIT, RunConfig, check_read
+from hpcsgd.config import FIT, GridConfig, RunConfig, check_read
 from hpcsgd.data.readers import RowReader, open_reader
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.precision import AUTO
 from hpcsgd.runs.checks import grid_reason, resolve_grid
 from hpcsgd.runs.coordinate import CoordinateRun, open_form
 from hpcsgd.runs.defaults import (
+    SHARED_ROWS,
+    FitFacts,
     defaults_reason,
-    has_wide_values,
+    facts_of_rows,
     kept_values,
     named_in_file,
     overlay_tables,
@@ -191,8 +193,10 @@ def plan_training(
     else:
         named = request.named
         why = defaults_reason(request.named)
-        before = resolve_defaults(named, has_wide_values(X), request.world.size)
+        before = resolve_defaults(named, facts_of_rows(X, request.world.size))
     reasons = {**session.settings.reasons, "run.defaults": why}
+    if before.grid != GridConfig() and "grid" not in named:
+        reasons |= dict.fromkeys(GRID, SHARED_ROWS)
     if isinstance(session, CoordinateRun):
         plan = _plan_of_form(session, named, before, reasons)
     else:
@@ -263,9 +267,9 @@ def open_request(
     """Return the request that the arguments of `train` make. Collective."""
     setup = Clock()
     named = named_settings(config)
-    is_wide = has_wide_values(X)
+    facts = facts_of_rows(X)
     # What is wrong in the settings is refused before ranks meet.
-    alone = resolve_defaults(named, is_wide)
+    alone = resolve_defaults(named, facts)
     if alone.sweep.is_many:
         raise ConfigError(
             "[sweep] asks for several models, and this call trains one; use"
@@ -275,12 +279,12 @@ def open_request(
     is_owner = world is None
     if world is None:
         world = open_world(alone.run.comm, timeout=alone.run.timeout)
-    settings = _settings_on(world, named, is_wide, alone)
+    settings = _settings_on(world, named, replace(facts, ranks=world.size), alone)
     return TrainingRequest(named, settings, world, reader, setup, is_owner)
 
 
 def _settings_on(
-    world: Communicator, named: NamedSettings, is_wide: bool, alone: RunConfig
+    world: Communicator, named: NamedSettings, facts: FitFacts, alone: RunConfig
 ) -> RunSettings:
     """Return the settings of a run on all ranks of `world`. Collective.
 
@@ -293,7 +297,7 @@ def _settings_on(
         return RunSettings(alone)
     recorded = find_recorded_run(alone.run, world)
     saved = None if recorded is None else recorded.requested
-    config = resolve_defaults(named, is_wide, world.size, saved)
+    config = resolve_defaults(named, facts, saved)
     return RunSettings(config, recorded)
 
 

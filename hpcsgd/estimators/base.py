@@ -31,7 +31,7 @@ from sklearn.utils.validation import (
 from hpcsgd.agreements.base import check_same
 from hpcsgd.backends.blas_threads import one_thread
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.data.frames import is_wide, to_column, to_matrix
+from hpcsgd.data.frames import to_column, to_matrix
 from hpcsgd.data.readers import open_reader
 from hpcsgd.data.targets import MOST_CLASSES
 from hpcsgd.errors import ConfigError, DataError, HpcsgdError
@@ -42,7 +42,7 @@ from hpcsgd.estimators.fit import (
     ranks_of,
     run_fit,
 )
-from hpcsgd.estimators.inputs import FitRows, open_data
+from hpcsgd.estimators.inputs import FitRows, facts_of_fit, open_data
 from hpcsgd.estimators.saved import (
     LOG_LINK,
     Formula,
@@ -56,7 +56,7 @@ from hpcsgd.estimators.saved import (
 from hpcsgd.formats import Array
 from hpcsgd.glm import get_family
 from hpcsgd.glm.families import Family
-from hpcsgd.runs.defaults import FitArguments, FitFacts, grid_on, overlay_tables
+from hpcsgd.runs.defaults import FitArguments, grid_on, overlay_tables
 from hpcsgd.runs.figures import (
     coefficient_rows,
     plot_coefficients,
@@ -702,7 +702,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         arguments = self._arguments(ranks)
         placed = grid_on(world.size, arguments.grid, arguments.config)
         matrix = to_matrix(rows.X)
-        facts = FitFacts(world.size, is_wide(matrix.X), matrix.path)
+        facts = facts_of_fit(matrix, ranks.layout, world)
         settings = replace(arguments, grid=placed).run_config(facts)
         data = open_data(matrix, rows.sides, ranks.layout, settings)
         summary = result.summarize(request, data.open_reader, world)

@@ -25,13 +25,13 @@ from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.rank_ends import TIMEOUT
 from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
-from hpcsgd.data.frames import is_wide, to_matrix
+from hpcsgd.data.frames import to_matrix
 from hpcsgd.errors import ConfigError, ConvergenceWarning
-from hpcsgd.estimators.inputs import FitRows, open_data
+from hpcsgd.estimators.inputs import FitRows, facts_of_fit, open_data
 from hpcsgd.estimators.sweep import race_on
 from hpcsgd.formats import Array
 from hpcsgd.runs.advice import OF_FIT, judge_fit
-from hpcsgd.runs.defaults import RACE, FitArguments, FitFacts, grid_on
+from hpcsgd.runs.defaults import RACE, FitArguments, grid_on
 from hpcsgd.runs.progress import NotebookLine, in_notebook
 from hpcsgd.runs.result import FitSource, Result
 from hpcsgd.runs.session import RunSettings, Start, settings_of
@@ -339,8 +339,9 @@ def fit(
     layout : {"replicated", "rows", "columns", "hdf5"}, default="replicated"
         What each rank passes: all rows, its rows, its columns, or a path.
     grid : pair of int or str, optional
-        Replicas and members, as (2, 4) or "2x4". None makes one replica of all ranks,
-        or a replica of each rank if `config` names a method of replicas.
+        Replicas and members, as (2, 4) or "2x4". None makes one replica of all ranks.
+        It makes a replica of each rank if `config` names a method of replicas, or if
+        the fit takes no step of SGD and has at least as many rows as columns in memory.
     callbacks : list of Callback, optional
         Called during the fit, on this rank.
     verbose : int, default=0
@@ -432,9 +433,7 @@ def run_fit(
         )
         arguments = replace(arguments, verbose=is_shown, grid=grid)
         matrix = world.together(lambda: to_matrix(rows.X))
-        # Alike on all ranks, one of which may have no rows.
-        is_wide_somewhere = bool(world.max_flag(int(is_wide(matrix.X))))
-        facts = FitFacts(world.size, is_wide_somewhere, matrix.path)
+        facts = facts_of_fit(matrix, layout, world)
         settings = world.together(lambda: arguments.run_config(facts))
         begin = world.together(lambda: make_start(start))
         if world.size > 1:

@@ -15,17 +15,17 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.config import RunConfig
-from hpcsgd.data.frames import is_wide, to_matrix
+from hpcsgd.data.frames import to_matrix
 from hpcsgd.data.sampling import fold_of
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.estimators.base import FitRanks, opened
 from hpcsgd.estimators.fit import documented
 from hpcsgd.estimators.glm import Generic
-from hpcsgd.estimators.inputs import FitRows, open_data
+from hpcsgd.estimators.inputs import FitRows, facts_of_fit, open_data
 from hpcsgd.estimators.sweep import Sweep
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Penalty
-from hpcsgd.runs.defaults import EPOCHS, FitArguments, FitFacts, Tables
+from hpcsgd.runs.defaults import EPOCHS, FitArguments, Tables
 from hpcsgd.runs.opened_run import OpenedRun, open_run
 from hpcsgd.runs.result import Status
 from hpcsgd.runs.session import RATE_FACTOR, RunSettings, Session
@@ -185,9 +185,7 @@ def fit_many(
         data that were tried.
     """
     matrix = world.together(lambda: to_matrix(rows.X))
-    facts = FitFacts(
-        path=matrix.path, is_wide=bool(world.max_flag(int(is_wide(matrix.X))))
-    )
+    facts = facts_of_fit(matrix, arguments.layout, world)
     epochs = arguments.max_passes if arguments.epochs is None else arguments.epochs
     epochs = EPOCHS["polished"] if epochs is None else epochs
     arguments = replace(
@@ -278,7 +276,7 @@ def find_fold_minima(
         rows.
     """
     matrix = world.together(lambda: to_matrix(rows.X))
-    facts = FitFacts(is_wide=bool(world.max_flag(int(is_wide(matrix.X)))))
+    facts = facts_of_fit(matrix, arguments.layout, world)
     # `max_iter` bounds the epochs of a sweep, not the passes to a minimum.
     arguments = replace(
         arguments,

@@ -11,7 +11,7 @@ import numpy as np
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import place_on_grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.frames import Matrix, to_column
+from hpcsgd.data.frames import Matrix, is_wide, to_column
 from hpcsgd.data.matrix import Csr, from_scipy, index_dtype, stack
 from hpcsgd.data.readers import (
     DeviceReader,
@@ -25,6 +25,7 @@ from hpcsgd.data.shard import split_by_weight, split_range
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array
 from hpcsgd.precision import AUTO
+from hpcsgd.runs.defaults import FitFacts, shape_of
 from hpcsgd.solvers.coordinate import COORDINATE, grid_of_form
 
 # Rows in the memory of any ranks, dealt once to the blocks of a grid.
@@ -243,6 +244,24 @@ def open_layout(
         return readers[0][1]
 
     return opened
+
+
+def facts_of_fit(matrix: Matrix, layout: str, world: Communicator) -> FitFacts:
+    """Return the facts on ranks and rows on which settings depend. Collective.
+
+    They are the same on all ranks, some of which may have no rows.
+    """
+    own_facts = is_wide(matrix.X), shape_of(matrix.X)
+    if world.size == 1:
+        return FitFacts(1, own_facts[0], matrix.path)
+    wide, shapes = zip(*world.exchange_objects(own_facts), strict=True)
+    known = [shape for shape in shapes if shape is not None]
+    shape = None
+    if known:
+        rows = [rows for rows, _ in known]
+        total = sum(rows) if layout == "rows" else max(rows)
+        shape = total, max(columns for _, columns in known)
+    return FitFacts(world.size, any(wide), matrix.path, shape)
 
 
 def _replicas(config: RunConfig, world: Communicator) -> int:

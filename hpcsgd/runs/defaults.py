@@ -146,6 +146,7 @@ ROWS = 32  # of a step
 # Exact minima over single coordinates take the fewest passes; messages are as few for
 # more of them in an exchange.
 COORDINATES = {"batch": 1, "steps": 16}
+SHARED_ROWS = "a pass without steps of SGD sums the fewest words if ranks share rows"
 ARGUMENTS_OF_SGD = (
     *("batch", "steps", "rate", "update", "average", "solver"),
 )  # `fit` takes steps of SGD if the caller names one of them
@@ -162,6 +163,7 @@ class FitFacts:
     ranks: int = 1
     is_wide: bool = False  # whether the rows are of float64
     path: str | None = None  # the file that contains the rows
+    shape: tuple[int, int] | None = None  # rows of all ranks, and columns, if in memory
 
 
 @dataclass(frozen=True)
@@ -229,8 +231,10 @@ class FitArguments:
         recipe = self.precision or ("fp64" if is_fine else "fp32")
         solver = self._solver(problem, recipe)
         polish = self._polish(problem, solver)
-        grid = self._grid()
         algorithm = "polished" if polish and solver == "sgd" else solver
+        grid = self._grid()
+        if algorithm == "polished" and self._shares_rows(facts):
+            grid = {"replicas": facts.ranks, "members": 1}
         hold_out = to_number("hold_out", self.hold_out)
         tables: Tables = {
             "problem": problem,
@@ -334,6 +338,24 @@ class FitArguments:
         run = self.config.get("run")
         records = isinstance(run, Mapping) and run.get("record", 0)  # exchanges
         return not records and not setting_of_sgd(self.config)
+
+    def _shares_rows(self, facts: FitFacts) -> bool:
+        """Return whether each rank gets some of the rows, with all of their columns.
+
+        That is so in a fit of rows in memory that takes no step of SGD, unless the
+        caller decides the grid. Each pass then sums a number for each column, where
+        ranks that hold columns sum one for each row; so there must be as many rows as
+        columns.
+        """
+        if self.solver not in REFINEMENTS and (
+            self.epochs is not None or not self._names_no_step()
+        ):
+            return False
+        is_placed = self.grid is not None or has_section(self.config, "grid")
+        if is_placed or self.layout == "columns" or facts.shape is None:
+            return False
+        rows, columns = facts.shape
+        return facts.ranks > 1 and rows >= max(columns, facts.ranks)
 
     def problem(self) -> dict[str, Any]:
         """Return the settings of [problem]."""
@@ -634,8 +656,7 @@ def named_in_file(path: str | PathLike[str]) -> dict[str, Any]:
 
 def resolve_defaults(
     request: RunConfig | Mapping[str, Mapping[str, Any]],
-    wide: bool = False,
-    ranks: int = 1,
+    facts: FitFacts = FitFacts(),
     saved: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> RunConfig:
     """Return all settings of a run of `train`; what is not named gets its default.
@@ -644,8 +665,7 @@ def resolve_defaults(
     ----------
     request : sections with the settings that are named, or a whole configuration, in
         which all of them are
-    wide : whether the rows are of float64
-    ranks : the number of ranks
+    facts : facts on ranks and rows, on which the settings of `fit` depend
     saved : the settings of the run that is resumed, if any: it keeps its defaults,
         "fit" or "sgd", unless `request` asks for others
     """
@@ -657,7 +677,7 @@ def resolve_defaults(
     if (requested_defaults(request) or then or FIT) == SGD:
         check_configuration(named)
         return named
-    return _as_fit(request, named, wide, ranks)
+    return _as_fit(request, named, facts)
 
 
 def kept_values(
@@ -680,9 +700,9 @@ def kept_values(
 
 
 def _as_fit(
-    request: Mapping[str, Mapping[str, Any]], named: RunConfig, wide: bool, ranks: int
+    request: Mapping[str, Mapping[str, Any]], named: RunConfig, facts: FitFacts
 ) -> RunConfig:
-    """Return the settings of `fit` on `ranks` ranks, overridden by those of `request`.
+    """Return the settings of `fit`, overridden by those of `request`.
 
     `named` is `request` with SGD's defaults.
     """
@@ -719,12 +739,19 @@ def _as_fit(
         grid=(grid.replicas, grid.members) if "grid" in request else None,
         config=request,
     )
-    return arguments.run_config(FitFacts(ranks, wide), record=run.record)
+    return arguments.run_config(facts, record=run.record)
 
 
-def has_wide_values(X: Any) -> bool:
-    """Return whether X has float64 values, or integers that float32 may round.
+def facts_of_rows(X: Any, ranks: int = 1) -> FitFacts:
+    """Return the facts of a fit of X, which is the same on all ranks; None: of a file.
 
-    Rows without a dtype, as lists, count as float64; None is False.
+    Rows without a dtype, as lists, count as float64, and have no shape.
     """
-    return is_wide(X) if hasattr(X, "dtype") else X is not None
+    wide = is_wide(X) if hasattr(X, "dtype") else X is not None
+    return FitFacts(ranks, wide, shape=shape_of(X))
+
+
+def shape_of(X: Any) -> tuple[int, int] | None:
+    """Return rows and columns of a matrix in memory; None for anything else."""
+    shape: tuple[int, ...] = getattr(X, "shape", ())
+    return (int(shape[0]), int(shape[1])) if len(shape) == 2 else None

@@ -119,9 +119,69 @@ def test_ranks_fit_alike():
 
     one, other = run_ranks(2, on_rank)
     assert one.weights_sha256 == other.weights_sha256
-    assert one.report["converged"] and one.report["grid"]["members"] == 2
+    assert one.report["converged"]
+    assert one.report["grid"] == {"replicas": 2, "members": 1}
     alone = hpcsgd.train(None, **ROWS)
     assert one.loss == pytest.approx(alone.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["replicated", "rows"])
+@pytest.mark.parametrize("solver", ["auto", "lbfgs"])
+def test_ranks_share_the_rows_of_a_fit_without_steps(solver, layout):
+    """Words of a pass then depend on the columns, and on no number of rows."""
+    shape = (900, 6)
+    X = np.random.default_rng(3).normal(size=shape)
+    y = X @ np.arange(6.0) + np.random.default_rng(4).normal(size=900)
+
+    def sent(rows, **more):
+        def on_rank(world):
+            own = slice(0, rows)
+            if layout == "rows":
+                own = slice(world.rank * rows // 2, (world.rank + 1) * rows // 2)
+            return hpcsgd.fit(
+                X[own],
+                "huber",
+                y[own],
+                comm=world,
+                layout=layout,
+                solver=solver,
+                **more,
+            )
+
+        report = run_ranks(2, on_rank)[0].report
+        assert report["converged"]
+        words = report["polish"]["words"] / report["polish"]["passes"]
+        return report["grid"], words
+
+    grid, words = sent(900)
+    assert grid == {"replicas": 2, "members": 1}
+    assert words < 900
+    some = sent(450)[1]
+    assert some == pytest.approx(words, rel=0.5)
+    grid, words_of_columns = sent(900, grid=(1, 2))
+    assert grid == {"replicas": 1, "members": 2} and words_of_columns > 900
+
+
+@QUIET
+@pytest.mark.parametrize(
+    "more",
+    [{"epochs": 2}, {"solver": "sgd"}, {"config": {"grid": {"members": 2}}}],
+    ids=str,
+)
+def test_steps_of_sgd_and_a_given_grid_keep_one_replica(more):
+    def on_rank(world):
+        return hpcsgd.fit(ROWS["X"], "logistic", ROWS["y"], comm=world, **more)
+
+    assert run_ranks(2, on_rank)[0].report["grid"] == {"replicas": 1, "members": 2}
+
+
+def test_more_columns_than_rows_are_divided():
+    X = np.random.default_rng(5).normal(size=(8, 30))
+
+    def on_rank(world):
+        return hpcsgd.fit(X, "gaussian", X[:, 0], comm=world)
+
+    assert run_ranks(2, on_rank)[0].report["grid"] == {"replicas": 1, "members": 2}
 
 
 def test_a_rate_from_the_data_that_blows_up_is_tried_again_slower(

@@ -59,7 +59,8 @@ def config_of(**sections):
 
 
 def test_what_is_named_is_what_runs():
-    config = config_of(products={"kind": "gram"}, schedule={"steps": 4})
+    named = {"kind": "gram", "look_ahead": "on"}
+    config = config_of(products=named, schedule={"steps": 4})
     plan = settle(config, facts())
     assert plan.config == config and not plan.reasons
     assert (plan.choice.product, plan.choice.steps) == ("gram", 4)
@@ -71,6 +72,9 @@ def test_the_cost_model_decides_by_the_figures_of_the_machine():
     assert slow.choice.product != "direct" and slow.config.schedule.steps > 1
     assert free.choice.product == "direct"
     assert "least predicted time of" in slow.reasons["products.kind"]
+    assert slow.config.products.kind == slow.choice.product
+    assert free.config.products.look_ahead == "off"
+    assert free.reasons["products.look_ahead"] == "direct has no Gram to send ahead"
     assert slow.choice.figures == "given"
 
 

@@ -193,7 +193,7 @@ def plan_training(
     else:
         named = request.named
         why = defaults_reason(request.named)
-        before = resolve_defaults(named, facts_of_rows(X, request.world.size))
+        before = resolve_defaults(named, request.facts)
     reasons = {**session.settings.reasons, "run.defaults": why}
     if before.grid != GridConfig() and "grid" not in named:
         reasons |= dict.fromkeys(GRID, SHARED_ROWS)
@@ -211,11 +211,13 @@ def plan_training(
 class TrainingRequest:
     """A call of `train`: the settings, the ranks, and how the rows are opened.
 
-    `named` are the settings that the caller gave, `settings` those with all defaults.
+    `named` are the settings that the caller gave, `settings` those with all defaults,
+    which depend on `facts`.
     `owns_world`: the ranks are those of the launcher, and the call opened them.
     """
 
     named: NamedSettings
+    facts: FitFacts
     settings: RunSettings
     world: Communicator
     reader: Callable[[Communicator], RowReader]
@@ -279,8 +281,10 @@ def open_request(
     is_owner = world is None
     if world is None:
         world = open_world(alone.run.comm, timeout=alone.run.timeout)
-    settings = _settings_on(world, named, replace(facts, ranks=world.size), alone)
-    return TrainingRequest(named, settings, world, reader, setup, is_owner)
+    if alone.run.defaults == FIT:
+        facts = facts.on(world, alone.data.path if X is None else None)
+    settings = _settings_on(world, named, facts, alone)
+    return TrainingRequest(named, facts, settings, world, reader, setup, is_owner)
 
 
 def _settings_on(

@@ -72,6 +72,15 @@ def open_reader(path: Path, *shared: Any) -> RowReader:
     return reader
 
 
+def read_shape(path: Path) -> tuple[int, int]:
+    """Return the numbers of rows and columns in a file."""
+    reader = open_reader(path)
+    try:
+        return reader.rows, reader.cols
+    finally:
+        reader.close()
+
+
 def is_sparse(reader: RowReader) -> bool:
     """Return whether a reader is sparse: it has stored values only."""
     return bool(getattr(reader, "is_sparse", False))

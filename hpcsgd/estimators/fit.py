@@ -341,7 +341,7 @@ def fit(
     grid : pair of int or str, optional
         Replicas and members, as (2, 4) or "2x4". None makes one replica of all ranks.
         It makes a replica of each rank if `config` names a method of replicas, or if
-        the fit takes no step of SGD and has at least as many rows as columns in memory.
+        nothing asks for steps of SGD and there are at least as many rows as columns.
     callbacks : list of Callback, optional
         Called during the fit, on this rank.
     verbose : int, default=0

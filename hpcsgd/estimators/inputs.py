@@ -251,17 +251,20 @@ def facts_of_fit(matrix: Matrix, layout: str, world: Communicator) -> FitFacts:
 
     They are the same on all ranks, some of which may have no rows.
     """
-    own_facts = is_wide(matrix.X), shape_of(matrix.X)
+    own = FitFacts(1, is_wide(matrix.X), matrix.path)
     if world.size == 1:
-        return FitFacts(1, own_facts[0], matrix.path)
-    wide, shapes = zip(*world.exchange_objects(own_facts), strict=True)
-    known = [shape for shape in shapes if shape is not None]
+        return own
+    everyone = world.exchange_objects(replace(own, shape=shape_of(matrix.X)))
+    known = [facts.shape for facts in everyone if facts.shape is not None]
     shape = None
     if known:
         rows = [rows for rows, _ in known]
         total = sum(rows) if layout == "rows" else max(rows)
         shape = total, max(columns for _, columns in known)
-    return FitFacts(world.size, any(wide), matrix.path, shape)
+    found = replace(own, is_wide=any(f.is_wide for f in everyone), shape=shape)
+    # Ranks of which some only pass a path are refused later.
+    in_file = all(facts.path is not None for facts in everyone)
+    return found.on(world, matrix.path if in_file else None)
 
 
 def _replicas(config: RunConfig, world: Communicator) -> int:

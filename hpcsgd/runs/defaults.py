@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from hpcsgd.agreements import settings_of
 from hpcsgd.agreements.base import AgreementSettings
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import parse_grid
 from hpcsgd.config import (
     FIT,
@@ -25,6 +26,7 @@ from hpcsgd.config import (
     with_method,
 )
 from hpcsgd.data.frames import is_wide
+from hpcsgd.data.readers import read_shape
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.unrolling import OPEN_EPOCHS
 from hpcsgd.precision import AUTO
@@ -163,7 +165,20 @@ class FitFacts:
     ranks: int = 1
     is_wide: bool = False  # whether the rows are of float64
     path: str | None = None  # the file that contains the rows
-    shape: tuple[int, int] | None = None  # rows of all ranks, and columns, if in memory
+    shape: tuple[int, int] | None = None  # rows of all ranks, and columns, where known
+
+    def on(self, world: Communicator, path: str | None) -> "FitFacts":
+        """Return these facts on the ranks of `world`. Collective.
+
+        If the rows are in the file `path`, rank 0 of several ranks reads their shape.
+        """
+        shape = self.shape
+        if world.size > 1 and path:
+            local_shape = world.together(
+                lambda: read_shape(Path(path)) if world.rank == 0 else None
+            )
+            shape = world.exchange_objects(local_shape)[0]
+        return replace(self, ranks=world.size, shape=shape)
 
 
 @dataclass(frozen=True)
@@ -342,10 +357,10 @@ class FitArguments:
     def _shares_rows(self, facts: FitFacts) -> bool:
         """Return whether each rank gets some of the rows, with all of their columns.
 
-        That is so in a fit of rows in memory that takes no step of SGD, unless the
-        caller decides the grid. Each pass then sums a number for each column, where
-        ranks that hold columns sum one for each row; so there must be as many rows as
-        columns.
+        That is so in a fit whose arguments ask for no step of SGD, unless the caller
+        decides the grid. Each pass over the rows then sums a number for each column,
+        where ranks that hold columns sum one for each row; so there must be as many
+        rows as columns.
         """
         if self.solver not in REFINEMENTS and (
             self.epochs is not None or not self._names_no_step()
@@ -742,13 +757,13 @@ def _as_fit(
     return arguments.run_config(facts, record=run.record)
 
 
-def facts_of_rows(X: Any, ranks: int = 1) -> FitFacts:
-    """Return the facts of a fit of X, which is the same on all ranks; None: of a file.
+def facts_of_rows(X: Any) -> FitFacts:
+    """Return the facts of a fit of X on one rank; None stands for rows in a file.
 
     Rows without a dtype, as lists, count as float64, and have no shape.
     """
     wide = is_wide(X) if hasattr(X, "dtype") else X is not None
-    return FitFacts(ranks, wide, shape=shape_of(X))
+    return FitFacts(1, wide, shape=shape_of(X))
 
 
 def shape_of(X: Any) -> tuple[int, int] | None:

@@ -33,6 +33,8 @@ def test_a_run_folder(command, tmp_path):
         "schedule.steps": 2,
         "schedule.epochs": 2,
         "rate.value": 0.05,
+        "products.kind": "direct",
+        "products.look_ahead": "off",
         "precision.recipe": "fp64",
         "run.out": str(tmp_path / "run"),
     }

@@ -8,6 +8,8 @@ import pytest
 import hpcsgd
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig, read_toml
+from hpcsgd.data.hdf5 import StoreLayout
+from hpcsgd.data.store import StoreWriter
 from hpcsgd.errors import ConfigError, ConvergenceWarning
 from hpcsgd.runs.checkpoint import CheckpointStore
 from hpcsgd.runs.defaults import kept_values, resolve_defaults
@@ -406,3 +408,23 @@ def test_a_comparison_of_such_runs_warns_nobody(recwarn):
     )
     assert [row.status for row in found.rows] == ["worse", "worse"]
     assert not [w for w in recwarn if w.category is ConvergenceWarning]
+
+
+def test_the_shape_of_a_file_decides_alike(tmp_path):
+    """Rank 0 reads it; ranks share the rows unless there are more columns."""
+    shapes = {}
+    for n, d in ((60, 5), (8, 30)):
+        X = np.random.default_rng(n).normal(size=(n, d))
+        path = tmp_path / f"{n}.h5"
+        with StoreWriter(path, StoreLayout(d), rows=n) as writer:
+            writer.append(X, X[:, 0])
+
+        def on_rank(world, path=path):
+            tables = {"problem": {"family": "gaussian"}, "data": {"path": str(path)}}
+            trained = hpcsgd.train(tables, world=world)
+            fitted = hpcsgd.fit(str(path), "gaussian", comm=world)
+            return trained.report["grid"], fitted.report["grid"]
+
+        shapes[n] = run_ranks(2, on_rank)[0]
+    rows, columns = {"replicas": 2, "members": 1}, {"replicas": 1, "members": 2}
+    assert shapes == {60: (rows, rows), 8: (columns, columns)}

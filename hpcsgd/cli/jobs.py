@@ -673,16 +673,17 @@ def warn(job: Job, site: Site) -> None:
         print(f"hpcsgd: warning: {text}", file=sys.stderr)
 
 
-# `hpcsgd jobs smoke`: checks of MPI, GPUs, files and clocks.
+# `hpcsgd jobs smoke`: checks of MPI, bindings, GPUs, files and clocks.
 
 
 def add_smoke_parser(actions: Any) -> None:
     """Add the parser of `hpcsgd jobs smoke`."""
     parser = actions.add_parser(
         "smoke",
-        help="check MPI, GPUs, files and clocks on all ranks",
-        description="Check MPI, GPUs, files and clocks on all ranks. To run them as a"
-        " job, use `hpcsgd jobs submit smoke`.",
+        help="check MPI, bindings, GPUs, files and clocks on all ranks",
+        description="Check MPI, GPUs, files and clocks on all ranks, and show the"
+        " cores, the NUMA node, the GPU and the network adapter of each rank. To run"
+        " the checks as a job, use `hpcsgd jobs submit smoke`.",
         example="hpcsgd jobs smoke --ranks 2",
     )
     parser.add_argument(
@@ -761,6 +762,8 @@ def _show(checks: "list[SmokeCheck]", as_json: bool) -> None:
     for check in checks:
         word = "good" if check.good else "bad"
         print(f"hpcsgd: {word:<4} {check.name:<8} {check.text}", file=sys.stderr)
+        for line in check.lines:
+            print(f"    {line}", file=sys.stderr)
     if as_json:
         report = {"good": all(c.good for c in checks), "verdict": verdict(checks)}
         print(json.dumps({**report, "checks": [vars(c) for c in checks]}, indent=2))

@@ -452,6 +452,18 @@ def count_gpus() -> int:
         ) from error
 
 
+def gpu_buses() -> list[str]:
+    """Return the PCI addresses of the GPUs that this process can use, in their order.
+
+    A single GPU needs no address to be told from others, and has the address "".
+    """
+    count = count_gpus()
+    if count < 2:
+        return [""] * count
+    device = load_cupy().cuda.Device
+    return [str(device(number).pci_bus_id) for number in range(count)]
+
+
 def check_arch(arch: str, built: int) -> None:
     """Raise ConfigError if CUDA, or our kernels, do not support a GPU of sm_`arch`.
 

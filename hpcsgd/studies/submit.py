@@ -95,6 +95,18 @@ def send(plan: StudyPlan, folder: StudyFolder, options: JobOptions) -> list[str]
     return [_send(job, options) for job in jobs]
 
 
+def check_jobs(plan: StudyPlan, out: str | Path, options: JobOptions) -> None:
+    """Raise ConfigError if the site cannot run a job of the plan; submit nothing."""
+    plan = on_site(plan, options)
+    check_plan(plan)
+    points: dict[int, list[StudyPoint]] = {}
+    for point in plan.settings():
+        points.setdefault(point.launched, []).append(point)
+    for ranks, own in points.items():
+        job = _job(plan, StudyFolder(out), options, ranks, own)
+        _check(job, options.site)
+
+
 def _check(job: Job, site: Site) -> None:
     try:
         check(job, site)

@@ -39,13 +39,16 @@ def cases():
     found["train.perlmutter-gpu"] = (on_gpus(), "perlmutter-gpu")
     found["train.one-task"] = (example("train"), str(GOLDEN / "one-task.toml"))
     found["train.waiting"] = (waiting(), "generic-cpu")
+    everything = str(GOLDEN / "everything.toml")
+    found["train.everything"] = (on_gpus(exclusive=True), everything)
+    found["sweep.everything"] = (example("sweep"), everything)
     return found
 
 
-def on_gpus():
+def on_gpus(**changes):
     """Eight ranks on eight cards."""
     command = (*COMMANDS["train"], "--device", "cuda")
-    return example("train", command=command, resources=GPU)
+    return example("train", command=command, resources=GPU.with_(**changes))
 
 
 def waiting():

@@ -89,3 +89,14 @@ def test_the_folder_knows_where_slurm_does_not(train, cluster, tmp_path):
     (state,) = json.loads(train.desk.hpcsgd(*words, PATH=str(tmp_path)))
     for said in (known, state):
         assert (said["state"], said["code"], said["restarts"]) == ("completed", 0, 0)
+
+
+def test_lines_of_a_site_reach_sbatch_the_script_and_the_ranks(sited):
+    """Options, shell, a container, exclusive nodes, and no variables of the sender."""
+    record = sited.ends("COMPLETED")
+    assert record["OverSubscribe"] == "NO" and record["Comment"] == "of"
+    for ranks in (1, 2):
+        result = sited.result(f"runs/ranks-{ranks}")
+        assert (result["status"], result["ranks"]) == ("completed", ranks)
+    seen = (sited.desk.folder / "seen.txt").read_text().splitlines()
+    assert seen == ["one word|7|cast|none"] * 3

@@ -465,7 +465,7 @@ def test_a_numa_node_without_a_gpu_takes_one_of_its_socket(monkeypatch, tmp_path
 
 
 def test_no_gpu_is_taken_twice_where_all_want_the_same(monkeypatch, tmp_path):
-    """All ranks on one NUMA node: one has its GPU, the others hear that theirs is far."""
+    """All ranks on one NUMA node: one has its GPU, and those of the others are far."""
     root = sysfs(tmp_path, **CROSSED)
     cores = [range(4 * n, 4 * n + 4) for n in range(4)]  # all of node 0
     found = choose_gpus(requests(monkeypatch, root, list(CROSSED["gpus"]), cores))

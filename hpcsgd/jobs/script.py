@@ -77,9 +77,13 @@ def _counts(job: Job, site: Site) -> list[str]:
 def _amounts(job: Job, site: Site) -> list[str]:
     resources = job.resources
     named = {name: getattr(resources, name) for name in NAMES}
-    option = "gres=gpu:" if site.launcher.gpu_option == "gres" else "gpus-per-node="
+    gpus = {
+        "gpus-per-node": [f"--gpus-per-node={resources.gpus}"],
+        "gres": [f"--gres=gpu:{resources.gpus}"],
+        "none": [],
+    }[site.launcher.gpu_option]
     return [
-        *([f"--{option}{resources.gpus}"] if resources.gpus else []),
+        *(gpus if resources.gpus else []),
         *(["--exclusive"] if resources.exclusive else []),
         *([f"--mem={resources.memory}"] if resources.memory else []),
         f"--time={resources.walltime}",
@@ -311,14 +315,14 @@ def _check_node(job: Job, site: Site) -> None:
 def _check_limits(job: Job, site: Site) -> None:
     resources = job.resources
     limits = site.limits
-    if resources.nodes > limits.nodes > 0:
+    most = limits.most_nodes(resources.partition)
+    if resources.nodes > most > 0:
         raise ConfigError(
             f"{resources.nodes} nodes were requested, and site {site.name} allows at"
-            f" most {limits.nodes}; ask for fewer --nodes"
+            f" most {most}; ask for fewer --nodes"
         )
-    longest = limits.longest(resources.qos)
+    longest, of = limits.longest(resources)
     if longest and resources.seconds > seconds_of(longest):
-        of = f"of qos {resources.qos} " if resources.qos in limits.qos else ""
         raise ConfigError(
             f"walltime = {resources.walltime} is more than {longest}, the limit {of}at"
             f" site {site.name}; ask for less: a train job that runs out of time"

@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from hpcsgd.errors import ConfigError, did_you_mean, reject_unknown
 from hpcsgd.files import parse_toml
 from hpcsgd.jobs.resources import (
     VARIABLE,
+    Resources,
     check_known,
     check_line,
     check_name,
+    counted,
     mebibytes_of,
     quote,
     seconds_of,
@@ -87,7 +89,8 @@ def new_site(name: str, source: str, path: str = "") -> str:
 
 LAUNCHERS = ("srun", "task", "mpiexec")
 GPUS = ("cuda", "rocm", "none")
-GPU_OPTIONS = ("gpus-per-node", "gres")  # of sbatch, for the GPUs of each node
+# Options of sbatch for the GPUs of each node; none where nodes come with all of them.
+GPU_OPTIONS = ("gpus-per-node", "gres", "none")
 EXPORTS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*")
 
 
@@ -113,19 +116,56 @@ class NodeResources:
 
 
 @dataclass(frozen=True)
+class PartitionLimits:
+    """The limits of jobs in a partition; 0 or "" is no limit.
+
+    Attributes
+    ----------
+    nodes : most nodes of a job
+    walltime : longest time of a job
+    by_nodes : most nodes -> longest time of jobs up to that size, in ascending order
+    """
+
+    nodes: int = 0
+    walltime: str = ""
+    by_nodes: Mapping[int, str] = field(default_factory=dict)
+
+    def longest(self, nodes: int) -> str:
+        """Return the time limit of a job of `nodes` nodes; "" without one."""
+        for most, walltime in self.by_nodes.items():
+            if nodes <= most:
+                return walltime
+        return self.walltime
+
+
+@dataclass(frozen=True)
 class Limits:
     """The limits of jobs; 0 or "" is no limit."""
 
     nodes: int = 0
     walltime: str = ""
     qos: Mapping[str, str] = field(default_factory=dict)  # its own time limits
+    partition: Mapping[str, PartitionLimits] = field(default_factory=dict)
 
-    def longest(self, qos: str) -> str:
-        """Return the time limit of `qos`, or of the site if `qos` has none of its own.
+    def longest(self, resources: Resources) -> tuple[str, str]:
+        """Return the time limit of a job, and the words "of WHAT " that impose it.
 
-        Without a limit, it is "".
+        They are those of its qos, or else of its partition, or else of the site.
+        Without a limit, the result is ("", "").
         """
-        return self.qos.get(qos, self.walltime)
+        if resources.qos in self.qos:
+            return self.qos[resources.qos], f"of qos {resources.qos} "
+        limits = self.partition.get(resources.partition)
+        if limits is None:
+            return self.walltime, ""
+        size = counted(resources.nodes, "node") if limits.by_nodes else ""
+        of = f"of partition {resources.partition} {f'on {size} ' if size else ''}"
+        return limits.longest(resources.nodes), of
+
+    def most_nodes(self, partition: str) -> int:
+        """Return the most nodes of a job in `partition`; 0 without a limit."""
+        limits = self.partition.get(partition)
+        return (limits.nodes if limits else 0) or self.nodes
 
 
 @dataclass(frozen=True)
@@ -142,7 +182,7 @@ class Launcher:
     requeue: bool = True  # jobs may be started again under their number
     signal_seconds: int = 120  # between the signal and the end
     export: str = ""  # of sbatch --export: NONE, ALL, or names; "" omits the option
-    gpu_option: str = "gpus-per-node"  # or gres, where Slurm does not take the former
+    gpu_option: str = "gpus-per-node"  # of sbatch, one of GPU_OPTIONS
     python: str = ""  # interpreter of the ranks, in a container perhaps
 
 
@@ -391,18 +431,45 @@ def _node(table: Mapping[str, Any]) -> NodeResources:
 
 
 def _limits(table: Mapping[str, Any]) -> Limits:
-    kinds = {"nodes": int, "walltime": str, "qos": dict}
-    limits = Limits(**_table("[limits]", table, kinds))
-    for text in (limits.walltime, *limits.qos.values()):
+    kinds = {"nodes": int, "walltime": str, "qos": dict, "partition": dict}
+    rows = _table("[limits]", table, kinds)
+    partitions = {
+        name: _partition_limits(f"[limits.partition.{name}]", row)
+        for name, row in rows.get("partition", {}).items()
+    }
+    limits = Limits(**{**rows, "partition": partitions})
+    _check_times("[limits]", (limits.walltime, *limits.qos.values()))
+    _check_at_least_0("[limits]", {"nodes": limits.nodes})
+    return limits
+
+
+def _partition_limits(name: str, table: Any) -> PartitionLimits:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name} = {table!r}: write it as a table {name}")
+    kinds = {"nodes": int, "walltime": str, "by_nodes": dict}
+    rows = _table(name, table, kinds)
+    steps = rows.get("by_nodes", {})
+    if not all(re.fullmatch(r"[1-9]\d*", most, re.ASCII) for most in steps):
+        raise ConfigError(
+            f"{name} by_nodes = {steps} must have numbers of nodes and their longest"
+            ' times, for example { 64 = "02:00:00" }'
+        )
+    by_nodes = {int(most): steps[most] for most in sorted(steps, key=int)}
+    limits = PartitionLimits(**{**rows, "by_nodes": by_nodes})
+    _check_times(name, (limits.walltime, *by_nodes.values()))
+    _check_at_least_0(name, {"nodes": limits.nodes})
+    return limits
+
+
+def _check_times(name: str, times: Iterable[Any]) -> None:
+    for text in times:
         if not isinstance(text, str):
             raise ConfigError(
-                f"[limits] has {text!r} for a time; write a time in quotes, for example"
+                f"{name} has {text!r} for a time; write a time in quotes, for example"
                 ' "02:00:00"'
             )
         if text:
             seconds_of(text)
-    _check_at_least_0("[limits]", {"nodes": limits.nodes})
-    return limits
 
 
 def _launcher(table: Mapping[str, Any]) -> Launcher:

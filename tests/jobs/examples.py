@@ -9,7 +9,12 @@ SITES = (
     "generic-gpu",
     "perlmutter-cpu",
     "perlmutter-gpu",
-    "frontier-like",
+    "frontier-cpu",
+    "lumi-c",
+    "alps-gh200",
+    "juwels-booster",
+    "leonardo-booster",
+    "marenostrum5-acc",
     "workstation",
 )
 DATA = ("--data", "epsilon.h5")

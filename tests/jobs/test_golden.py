@@ -26,6 +26,8 @@ GPU = Resources(
     constraint="gpu&hbm80g",
 )
 TEMPLATES = (*COMMANDS, *STEPS)
+GENERIC = ("generic-cpu", "generic-gpu", "workstation")
+CENTRES = [site for site in SITES if site not in GENERIC]
 
 
 def cases():
@@ -33,9 +35,11 @@ def cases():
     found = {
         f"{name}.generic-cpu": (example(name), "generic-cpu") for name in TEMPLATES
     }
-    for site in SITES[1:]:
+    for site in ("generic-gpu", "workstation"):
         found[f"train.{site}"] = (example("train"), site)
     found["sweep.workstation"] = (example("sweep"), "workstation")
+    for site in CENTRES:
+        found[f"train.{site}"] = (at_home(site), site)
     found["train.perlmutter-gpu"] = (on_gpus(), "perlmutter-gpu")
     found["train.one-task"] = (example("train"), str(GOLDEN / "one-task.toml"))
     found["train.waiting"] = (waiting(), "generic-cpu")
@@ -43,6 +47,15 @@ def cases():
     found["train.everything"] = (on_gpus(exclusive=True), everything)
     found["sweep.everything"] = (example("sweep"), everything)
     return found
+
+
+def at_home(name):
+    """Two nodes of a centre, with the cores, GPUs and partition of its file."""
+    site = load_site(name)
+    table = {"nodes": 2, "tasks": 8, "account": "m1234", **site.defaults}
+    gpus = ("--device", "cuda") if table.get("gpus") else ()
+    command = (*COMMANDS["train"], *gpus)
+    return example("train", command=command, resources=Resources.parse(table))
 
 
 def on_gpus(**changes):

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,10 @@ from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.script import directives, render, threads_of
 from hpcsgd.jobs.sites import Reason, Site, load_site, with_options
 from tests.helpers.limits import HANG
-from tests.jobs.examples import PYTHON, example
+from tests.jobs.examples import PYTHON, SITES, example
 from tests.jobs.test_golden import GOLDEN
 
+ROOT = Path(__file__).parents[2]
 EVERYTHING = str(GOLDEN / "everything.toml")
 REST = ["--", "--data", "x.h5"]
 
@@ -229,3 +231,97 @@ def test_modules_are_found_where_the_shell_has_no_function(play, fakes, tmp_path
         ["bash", "-c", script], capture_output=True, text=True, timeout=HANG
     )
     assert (done.stdout, done.returncode) == ("loaded x\n", 0), done.stderr
+
+
+# The sites of the package.
+
+PAGE = re.compile(r"https://\S+|docs/\S+")
+
+
+def test_every_site_of_the_package_has_a_golden_script():
+    found = {path.stem for path in (ROOT / "slurm/sites").glob("*.toml")}
+    assert found == set(SITES)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_every_setting_of_a_site_has_a_source(name):
+    """In the file, and in the script beside the setting."""
+    site = load_site(name)
+    rows = (*site.sbatch, *site.shell, *site.flags, *site.modules, *site.env)
+    for row in (*rows, *site.wrapper):
+        assert PAGE.fullmatch(row.source), (row.name, row.value, row.source)
+        page, _, anchor = row.source.partition("#")
+        if not page.startswith("https://"):
+            text = (ROOT / page).read_text().lower()
+            heads = re.findall(r"(?m)^#+ (.*)$", text)
+            assert anchor in [
+                re.sub(r"[^a-z0-9 -]", "", h).replace(" ", "-") for h in heads
+            ]
+    script = (GOLDEN / f"train.{name}.sbatch").read_text()
+    for row in rows if site.has_slurm else site.env:
+        assert f"({row.source})" in script and row.value in script
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_no_site_rules_a_transport_of_ucx_out(name):
+    """UCX_TLS=rc without dc needs a connection of each pair of ranks."""
+    assert "UCX_TLS" not in (ROOT / f"slurm/sites/{name}.toml").read_text()
+
+
+@pytest.mark.parametrize("site, wanted, said", [
+    ("frontier-cpu", {"partition": "batch", "nodes": 91, "walltime": "03:00:00"},
+     "more than 02:00:00, the limit of partition batch on 91 nodes"),
+    ("frontier-cpu", {"partition": "extended", "nodes": 65, "walltime": "03:00:00"},
+     "65 nodes were requested, and site frontier-cpu allows at most 64"),
+    ("lumi-c", {"partition": "small", "nodes": 5}, "at most 4"),
+    ("lumi-c", {"partition": "debug", "walltime": "01:00:00"},
+     "more than 00:30:00, the limit of partition debug at"),
+    ("alps-gh200", {"partition": "debug", "nodes": 3}, "at most 2"),
+    ("leonardo-booster", {"partition": "boost_usr_prod", "walltime": "2-00:00:00"},
+     "more than 24:00:00"),
+    ("leonardo-booster", {"qos": "boost_qos_dbg", "walltime": "01:00:00"},
+     "the limit of qos boost_qos_dbg"),
+    ("juwels-booster", {"nodes": 937}, "at most 936"),
+    ("marenostrum5-acc", {"qos": "acc_debug", "walltime": "03:00:00"}, "02:00:00"),
+])  # fmt: skip
+def test_limits_of_centres(site, wanted, said):
+    resources = Resources(**{"tasks": wanted.get("nodes", 1), **wanted})
+    with pytest.raises(ConfigError) as caught:
+        render(example("train", resources=resources), load_site(site), PYTHON)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("wanted", [
+    {"partition": "batch", "nodes": 92, "walltime": "06:00:00"},
+    {"partition": "batch", "nodes": 184, "walltime": "12:00:00"},
+    {"partition": "extended", "nodes": 64, "walltime": "24:00:00"},
+    {"partition": "other", "nodes": 1, "walltime": "5-00"},
+])  # fmt: skip
+def test_larger_jobs_of_frontier_may_take_longer(wanted):
+    resources = Resources(**{"tasks": wanted["nodes"], **wanted})
+    job = example("train", resources=resources)
+    assert render(job, load_site("frontier-cpu"), PYTHON)
+
+
+@pytest.mark.parametrize("text, said", [
+    ("[limits.partition]\na = 1", "write it as a table [limits.partition.a]"),
+    ("[limits.partition.a]\nwall = '1'", "['wall']"),
+    ("[limits.partition.a]\nnodes = -1", "must be at least 0"),
+    ("[limits.partition.a]\nby_nodes = { x = '1' }", "numbers of nodes"),
+    ("[limits.partition.a]\nby_nodes = { 64 = 1 }", "a time in quotes"),
+])  # fmt: skip
+def test_mistakes_in_limits_of_partitions(text, said, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        site_of(tmp_path, text)
+    assert said in str(caught.value)
+
+
+def test_nccl_is_forced_to_its_plugin_between_nodes_alone(fakes, tmp_path):
+    """HPE: on one node the variable makes NCCL use the network."""
+    site = load_site("perlmutter-gpu")
+    fakes.watch()
+    job = example("command", folder=str(tmp_path))
+    for nodes, seen in (("1", None), ("2", "AWS Libfabric")):
+        more = {"SLURM_JOB_NUM_NODES": nodes, **MODULE}
+        assert fakes.play(render(job, site, PYTHON), **more).returncode == 0
+        assert fakes.environment("srun").get("NCCL_NET") == seen

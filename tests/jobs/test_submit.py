@@ -227,7 +227,7 @@ def test_the_file_says_where_it_runs(fakes, workplace, capsys):
         assert jobs("submit", "train", "--out", name, *words, *REST[1:]) == 0
         command = records(workplace / name)[0]["steps"][0]["command"]
         assert ("cuda" in command) == (name == "b")
-    words = ["--site", "frontier-like", "--out", "d", "--", "cuda.toml", *REST[1:]]
+    words = ["--site", "frontier-cpu", "--out", "d", "--", "cuda.toml", *REST[1:]]
     assert jobs("submit", "train", *words) == 2
     assert "GPUs without CUDA" in capsys.readouterr().err
 
@@ -260,7 +260,7 @@ def test_resources_from_a_file_and_defaults_of_a_site(fakes, workplace):
     "words, said",
     [
         (["train", "--out", "a", *REST], "no site"),
-        (["train", "--site", "nowhere", "--out", "a", *REST], "known: frontier-like"),
+        (["train", "--site", "nowhere", "--out", "a", *REST], "known: alps-gh200"),
         (["train", *TRAIN, "--", "--data", "x", "--baatch", "3"], "--baatch"),
         (["train", *TRAIN, "--", "--batch", "3"], "no data"),
         (["train", *TRAIN, "--", "gone.toml"], "gone.toml"),

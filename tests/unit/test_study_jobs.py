@@ -179,7 +179,7 @@ def test_a_job_that_nobody_knows_is_no_failure(tmp_path, study, queue):
 def test_gpus_are_refused_where_there_is_no_cuda(tmp_path, study):
     """The commands of a study do not say where they run; its plan does."""
     asked = plan(tmp_path, base={"run": {"device": "cuda"}})
-    site = JobOptions(load_site("frontier-like"), Resources())
+    site = JobOptions(load_site("frontier-cpu"), Resources())
     with pytest.raises(ConfigError, match="GPUs without CUDA"):
         begin(asked, study, site)
     short = JobOptions(load_site("generic-gpu"), Resources())
@@ -200,7 +200,7 @@ def test_a_site_without_slurm_is_refused(tmp_path, study):
 def test_no_job_is_sent_where_another_is_refused(tmp_path, study, queue):
     """128 ranks do not fit onto a node of 56 cores: said before 1 rank is queued."""
     asked = plan(tmp_path, ranks=(1, 128), batch=[128])
-    site = JobOptions(load_site("frontier-like"), Resources())
+    site = JobOptions(load_site("frontier-cpu"), Resources())
     with pytest.raises(ConfigError, match="of 128 ranks is .*--ranks-per-node"):
         begin(asked, study, site)
     assert list(queue.folder.glob("*.job")) == []

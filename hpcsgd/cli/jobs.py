@@ -920,6 +920,22 @@ def add_submit_parser(actions: Any) -> None:
         add_json(template)
 
 
+def _warn_of_mpi(site: Site) -> None:
+    """Warn on standard error if srun does not list the PMI of the site."""
+    from hpcsgd.jobs.queue import mpi_plugins
+
+    if site.launcher.kind != "srun" or not site.launcher.mpi:
+        return
+    plugins = mpi_plugins()
+    if plugins and site.launcher.mpi not in plugins:
+        print(
+            f"hpcsgd: warning: srun --mpi={site.launcher.mpi} is not a PMI that srun"
+            f" lists here ({', '.join(plugins)}); name one of these with --mpi, or as"
+            " [launcher] mpi of the site file",
+            file=sys.stderr,
+        )
+
+
 def run_submit(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Submit a job; print only its number on standard output, for the next --after.
 
@@ -930,6 +946,7 @@ def run_submit(arguments: argparse.Namespace, argv: list[str]) -> int:
     site = site_of(arguments)
     job = job_of(arguments, site)
     warn(job, site)
+    _warn_of_mpi(site)
     sent = submit(job, site, dry_run=arguments.dry_run, python=arguments.python)
     if arguments.json:
         report = {

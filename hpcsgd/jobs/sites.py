@@ -266,7 +266,9 @@ class Site:
     modules: tuple[Reason, ...] = ()
     env: tuple[Reason, ...] = ()
     sbatch: tuple[Reason, ...] = ()  # options of sbatch
-    shell: tuple[Reason, ...] = ()  # commands, which the script runs as they are
+    commands: tuple[
+        Reason, ...
+    ] = ()  # [[shell]] lines, which the script runs as they are
     wrapper: tuple[Reason, ...] = ()  # words before the interpreter, of a container
 
     def __post_init__(self) -> None:
@@ -381,7 +383,7 @@ def parse_site(path: Path, tables: Mapping[str, Any]) -> Site:
         modules=_reasons("module", rows, ("value", "why")),
         env=_reasons("env", rows, ("name", "value", "why")),
         sbatch=_reasons("sbatch", rows, ("value", "why")),
-        shell=_reasons("shell", rows, ("value", "why"), {"first": bool}),
+        commands=_reasons("shell", rows, ("value", "why"), {"first": bool}),
         wrapper=_reasons("wrapper", rows, ("value", "why")),
     )
 

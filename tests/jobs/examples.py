@@ -1,8 +1,11 @@
 """Jobs that tests render: one of each template."""
 
+from pathlib import Path
+
 from hpcsgd.jobs.job import Job, Step
 from hpcsgd.jobs.resources import Resources
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "jobs"
 PYTHON = "/opt/hpcsgd/bin/python"
 SITES = (
     "generic-cpu",

@@ -3,7 +3,6 @@
 import difflib
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +10,8 @@ from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.script import render
 from hpcsgd.jobs.sites import load_site
 from tests.helpers.limits import HANG
-from tests.jobs.examples import COMMANDS, PYTHON, SITES, STEPS, example
+from tests.jobs.examples import COMMANDS, GOLDEN, PYTHON, SITES, STEPS, example
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "jobs"
 ACCEPT = "python -m tests.jobs.test_golden"
 GPU = Resources(
     nodes=2,

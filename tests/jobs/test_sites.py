@@ -12,8 +12,7 @@ from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.script import directives, render, threads_of
 from hpcsgd.jobs.sites import Reason, Site, load_site, with_options
 from tests.helpers.limits import HANG
-from tests.jobs.examples import PYTHON, SITES, example
-from tests.jobs.test_golden import GOLDEN
+from tests.jobs.examples import GOLDEN, PYTHON, SITES, example
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = str(GOLDEN / "everything.toml")
@@ -247,7 +246,7 @@ def test_every_site_of_the_package_has_a_golden_script():
 def test_every_setting_of_a_site_has_a_source(name):
     """In the file, and in the script beside the setting."""
     site = load_site(name)
-    rows = (*site.sbatch, *site.shell, *site.flags, *site.modules, *site.env)
+    rows = (*site.sbatch, *site.commands, *site.flags, *site.modules, *site.env)
     for row in (*rows, *site.wrapper):
         assert PAGE.fullmatch(row.source), (row.name, row.value, row.source)
         page, _, anchor = row.source.partition("#")

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+from hpcsgd.jobs.queue import mpi_plugins
 from tests.slurm.desk import LONGEST
 
 
@@ -43,7 +44,16 @@ def test_tasks_whose_mpi_is_not_that_of_srun_fail_at_once(cluster, tmp_path):
     said = cluster.call(*start, *words, code=1, limit=LONGEST, cwd=tmp_path)
     (verdict,) = said.splitlines()
     assert verdict.startswith("smoke: bad: ranks: 2 ranks were asked for and MPI gives")
+    cause = "loads MPICH, which needs srun --mpi=pmi2, and srun gave its ranks no PMI"
+    assert cause in verdict
     assert "srun --mpi=pmi2 for MPICH" in verdict
+
+
+def test_the_plugins_that_srun_lists_are_read(cluster, monkeypatch):
+    """As this Slurm writes them."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    assert {"none", "pmi2"} <= set(mpi_plugins())
 
 
 def test_tasks_without_a_pmi_are_refused_by_their_variables(cluster, desk, tmp_path):

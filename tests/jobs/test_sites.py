@@ -131,7 +131,10 @@ def test_options_of_the_command_line(fakes, capsys, tmp_path, monkeypatch):
     assert "exec" not in capsys.readouterr().out
 
 
-def test_variables_of_sbatch_do_not_win_over_a_line_of_a_site(fakes, monkeypatch):
+def test_variables_of_sbatch_do_not_win_over_a_line_of_a_site(
+    fakes, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SBATCH_RESERVATION", "other")
     monkeypatch.setenv("SBATCH_EXCLUSIVE", "user")
     fakes.watch()

@@ -533,6 +533,8 @@ def _number(text: str) -> int | None:
 
 ROOT = Path("/")  # of the file system that has sysfs
 FARTHEST = 255  # a distance of NUMA nodes for which the firmware states none
+NVIDIA = "0x10de"  # a vendor of PCI devices
+GRAPHICS = ("0x0300", "0x0302")  # classes of PCI devices: VGA and 3D controllers
 # Adapters of InfiniBand, RoCE and Omni-Path; those of Slingshot 11.
 ADAPTERS = ("sys/class/infiniband", "sys/class/cxi")
 
@@ -640,6 +642,18 @@ def adapters(root: Path = ROOT) -> list[PciDevice]:
     ]
 
 
+def gpus_in(root: Path = ROOT) -> list[PciDevice]:
+    """Return the NVIDIA GPUs of the node, visible or not, by PCI address."""
+    gpus = []
+    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
+        with suppress(OSError):
+            vendor = (folder / "vendor").read_text().strip()
+            kind = (folder / "class").read_text().strip()
+            if vendor == NVIDIA and kind.startswith(GRAPHICS):
+                gpus.append(PciDevice(folder.name, _node_in(folder)))
+    return gpus
+
+
 def _node_in(folder: Path) -> int:
     with suppress(OSError, ValueError):
         return int((folder / "numa_node").read_text())
@@ -651,13 +665,12 @@ def distance(nodes: Iterable[int], node: int, root: Path = ROOT) -> int:
 
     It is that of the firmware, in sysfs; `FARTHEST` if there is none.
     """
-    place = list(numa_nodes(root)).index(node) if node in numa_nodes(root) else -1
+    known = list(numa_nodes(root))  # in the order of the columns of the files
     distances = [10 if one == node else FARTHEST for one in nodes]
     for index, one in enumerate(nodes):
         file = root / f"sys/devices/system/node/node{one}/distance"
         with suppress(OSError, ValueError, IndexError):
-            if place >= 0:
-                distances[index] = int(file.read_text().split()[place])
+            distances[index] = int(file.read_text().split()[known.index(node)])
     return min(distances, default=FARTHEST)
 
 
@@ -687,6 +700,7 @@ class GpuRequest:
     gpus : the visible GPUs, in the order of CUDA; name is the PCI address
     distances : from the cores of the rank to each GPU; () if they are not known
     why : why distances are not known, or do not matter; "" otherwise
+    is_far : whether the only visible GPU is farther from the cores than another one
     """
 
     host: str
@@ -694,6 +708,7 @@ class GpuRequest:
     gpus: tuple[PciDevice, ...]
     distances: tuple[int, ...] = ()
     why: str = ""
+    is_far: bool = False
 
 
 @dataclass(frozen=True)
@@ -702,7 +717,7 @@ class GpuChoice:
 
     number: int
     why: str
-    is_far: bool = False  # another GPU that the rank sees is nearer
+    is_far: bool = False  # another GPU of the node is nearer to the rank's cores
 
 
 def gpu_request(
@@ -713,14 +728,18 @@ def gpu_request(
 ) -> GpuRequest:
     """Return the request of this rank; raise ConfigError if it can have no GPU.
 
-    `buses` are the PCI addresses of the visible GPUs; that of a single one may be "".
+    `buses` are the PCI addresses of the visible GPUs.
     """
     number = gpu_of_rank(environment, len(buses), share_gpus=share_gpus)
     place = rank_place(root)
     gpus = tuple(PciDevice(plain_bus(bus), node_of_bus(bus, root)) for bus in buses)
     unknown = [gpu.name for gpu in gpus if gpu.node < 0]
+    is_far = False
     if len(gpus) == 1:
         why = "it is the only GPU that this rank sees"
+        if place.is_bound and not unknown:
+            near = nearest([*gpus_in(root), *gpus], place.nodes, root)
+            is_far = gpus[0].node not in {gpu.node for gpu in near}
     elif unknown:
         why = f"sysfs states no NUMA node of the GPU {unknown[0]}"
     elif not place.nodes:
@@ -730,7 +749,7 @@ def gpu_request(
     else:
         far = tuple(distance(place.nodes, gpu.node, root) for gpu in gpus)
         return GpuRequest(place.host, number, gpus, far)
-    return GpuRequest(place.host, number, gpus, why=why)
+    return GpuRequest(place.host, number, gpus, why=why, is_far=is_far)
 
 
 def choose_gpus(requests: Sequence[GpuRequest]) -> list[GpuChoice]:
@@ -751,7 +770,7 @@ def choose_gpus(requests: Sequence[GpuRequest]) -> list[GpuChoice]:
 def _choose(requests: Sequence[GpuRequest]) -> list[GpuChoice]:
     """Return the GPUs of the ranks of one node."""
     if not any(request.distances for request in requests):
-        return [GpuChoice(r.number, r.why) for r in requests]
+        return [GpuChoice(r.number, r.why, r.is_far) for r in requests]
     # Slots of GPUs: as many of each as ranks must share it.
     names = {gpu.name for request in requests for gpu in request.gpus}
     layers = range(-(-len(requests) // len(names)))
@@ -809,7 +828,7 @@ def _choice(request: GpuRequest, name: str | None) -> GpuChoice:
         number = names.index(name)
     far = request.distances
     if not far:
-        return GpuChoice(number, request.why)
+        return GpuChoice(number, request.why, request.is_far)
     if far[number] > min(far):
         return GpuChoice(number, "nearer GPUs serve other ranks", is_far=True)
     if min(far) == max(far):

@@ -297,7 +297,7 @@ class RankBinding:
     cores, nodes : the cores and their NUMA nodes, as ranges; "" if not known
     gpu, gpu_node : PCI address and NUMA node of its GPU; "" and -1 without one
     gpu_why : why it has this GPU
-    gpu_is_far : whether another GPU that it sees is nearer to its cores
+    gpu_is_far : whether another GPU of the node is nearer to its cores
     nics : the adapters that are nearest to its GPU, or else to its cores
     """
 
@@ -364,7 +364,7 @@ def binding_of(
         place.host,
         cores,
         nodes,
-        gpu.name or f"{choice.number}",
+        gpu.name,
         gpu.node,
         choice.why,
         choice.is_far,

@@ -13,6 +13,8 @@ def sysfs(root, nodes, gpus=(), nics=(), distances=None):
         folder = root / "sys/bus/pci/devices" / bus
         folder.mkdir(parents=True)
         (folder / "numa_node").write_text(f"{node}\n")
+        (folder / "vendor").write_text("0x10de\n")
+        (folder / "class").write_text("0x030200\n")
     for path, node in dict(nics).items():
         device = root / "sys/class" / path / "device"
         device.mkdir(parents=True)

@@ -295,3 +295,16 @@ def test_a_table_of_many_nodes_shows_each_kind_once(monkeypatch, tmp_path):
     assert lines[0] == "n0, and 3 nodes like it:" and len(facts["ranks"]) == 9
     assert lines[-1] == "2 other kinds of nodes, see --json"
     assert len(lines) == 2 * 4 + 1
+
+
+def test_a_gpu_that_slurm_bound_to_another_numa_node_is_a_warning(
+    monkeypatch, tmp_path
+):
+    """One visible GPU, as by --gpus-per-task: the others are seen in sysfs alone."""
+    root = sysfs(tmp_path, **CROSSED)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    text, _, lines = bindings(monkeypatch, root, [range(8)], gpus=1)
+    assert "warning: 1 rank far from their GPUs, as rank 0 on n1" in text
+    assert "GPU 0000:03:00.0 (far, NUMA 3)" in lines[1]
+    text, _, lines = bindings(monkeypatch, root, [range(48, 56)], gpus=1)
+    assert "warning" not in text and "(NUMA 3)" in lines[1]

@@ -387,7 +387,7 @@ def test_a_missing_nccl_names_the_command(monkeypatch):
 
 def test_what_is_missing_on_one_rank_is_heard_by_all(monkeypatch):
     """A GPU is tried with one kernel when it is taken: later others would wait."""
-    monkeypatch.setattr(device_layer, "count_gpus", lambda: 1)
+    monkeypatch.setattr(device_layer, "gpu_buses", lambda: ["0000:3B:00.0"])
     good, bad = FakeCupy(), FakeCupy()
 
     def refuse(entry):
@@ -498,8 +498,12 @@ def test_gpus_that_slurm_has_bound_stay(monkeypatch, tmp_path):
     bound = lambda rank: {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "4"}  # noqa: E731
     buses = list(CROSSED["gpus"])
     asked = requests(monkeypatch, root, lambda rank: [buses[rank]], cores, bound)
-    assert chosen(asked) == [(0, False)] * 4
-    assert "only GPU that this rank sees" in choose_gpus(asked)[0].why
+    found = choose_gpus(asked)
+    assert [choice.number for choice in found] == [0] * 4
+    assert "only GPU that this rank sees" in found[0].why
+    assert all(choice.is_far for choice in found), "by local number, as Slurm does it"
+    near = requests(monkeypatch, root, lambda rank: [buses[3 - rank]], cores, bound)
+    assert chosen(near) == [(0, False)] * 4
 
 
 def test_ranks_that_slurm_shows_two_gpus_take_the_nearer(monkeypatch, tmp_path):

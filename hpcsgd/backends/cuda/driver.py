@@ -453,15 +453,9 @@ def count_gpus() -> int:
 
 
 def gpu_buses() -> list[str]:
-    """Return the PCI addresses of the GPUs that this process can use, in their order.
-
-    A single GPU needs no address to be told from others, and has the address "".
-    """
-    count = count_gpus()
-    if count < 2:
-        return [""] * count
+    """Return the PCI address of each GPU that this process can use, in their order."""
     device = load_cupy().cuda.Device
-    return [str(device(number).pci_bus_id) for number in range(count)]
+    return [str(device(number).pci_bus_id) for number in range(count_gpus())]
 
 
 def check_arch(arch: str, built: int) -> None:

@@ -7,11 +7,11 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hpcsgd
 from hpcsgd.cli.names import COMMANDS
@@ -62,8 +62,9 @@ def gather() -> dict[str, Any]:
     from hpcsgd.studies.compare import LINE_UP
 
     packages = {name: _version(name) for name in PACKAGES}
-    cards = gpus()
-    seen = len(cards) if isinstance(cards, list) else 0
+    cards = query_gpus()
+    listed = [card.label for card in cards]
+    missing = "none" if shutil.which("nvidia-smi") else "none (no nvidia-smi)"
     return {
         "hpcsgd": hpcsgd.__version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
@@ -79,9 +80,10 @@ def gather() -> dict[str, Any]:
         "parser": {"compiled": parsers.available(), "why": parsers.why()},
         "codecs": list(CODECS),
         "agreements": list(AGREEMENTS),
-        "gpus": cards,
+        "gpus": listed or missing,
+        "binding": binding_facts(cards, os.environ),
         "nccl": nccl_library() or "not found",
-        "transports": transport_facts(packages, seen),
+        "transports": transport_facts(packages, len(cards)),
         "slurm": slurm(),
         "methods": {name: method.says for name, method in LINE_UP.items()},
     }
@@ -115,22 +117,91 @@ def cpu_facts() -> dict[str, Any]:
     }
 
 
-def gpus() -> list[str] | str:
-    """Return the GPUs that nvidia-smi lists, or a text with "none"."""
-    if shutil.which("nvidia-smi") is None:
-        return "none (no nvidia-smi)"
-    shown = _output(
-        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+class GpuCard(NamedTuple):
+    """A GPU as nvidia-smi lists it."""
+
+    label: str  # name and memory
+    bus: str
+    uuid: str
+
+
+def query_gpus() -> list[GpuCard]:
+    """Return the GPUs that nvidia-smi lists; [] without nvidia-smi."""
+    query = "--query-gpu=pci.bus_id,uuid,name,memory.total"
+    shown = _output(["nvidia-smi", query, "--format=csv,noheader"])
+    rows = [line.split(", ", 2) for line in shown.splitlines()]
+    return [GpuCard(row[2], row[0], row[1]) for row in rows if len(row) == 3]
+
+
+def binding_facts(
+    cards: Sequence[GpuCard], environment: Mapping[str, str], root: Path = Path("/")
+) -> dict[str, Any]:
+    """Return cores, NUMA nodes, GPUs and network adapters of this process.
+
+    The GPU is the one that a single rank with these cores takes; several ranks of a
+    node agree on theirs, which `hpcsgd jobs smoke --device cuda` shows.
+    """
+    from hpcsgd.comm.gpu import (
+        adapters,
+        as_ranges,
+        choose_gpus,
+        gpu_request,
+        nearest,
+        node_of_bus,
+        plain_bus,
+        rank_place,
     )
-    return shown.splitlines() if shown else "none"
+
+    place = rank_place(root)
+    near = nearest(adapters(root), place.nodes, root)
+    facts: dict[str, Any] = {
+        "cores": as_ranges(place.cores),
+        "numa": f"{as_ranges(place.nodes) or 'not known'} of {place.of_nodes}",
+        "adapters": {nic.name: nic.node for nic in adapters(root)} or "none",
+        "nearest_adapter": " ".join(nic.name for nic in near) or "none",
+    }
+    seen = visible_cards(cards, environment)
+    if seen:
+        buses = [card.bus for card in seen]
+        request = gpu_request(environment, buses, share_gpus=True, root=root)
+        (choice,) = choose_gpus([request])
+        facts["gpus"] = {plain_bus(bus): node_of_bus(bus, root) for bus in buses}
+        facts["gpu"] = f"{plain_bus(buses[choice.number])} because {choice.why}"
+    return facts
+
+
+def visible_cards(
+    cards: Sequence[GpuCard], environment: Mapping[str, str]
+) -> list[GpuCard]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order.
+
+    As in CUDA, names after the first one that names no GPU are ignored.
+    """
+    text = environment.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return list(cards)
+    seen = []
+    for name in (part.strip() for part in text.split(",")):
+        if name.isdigit() and int(name) < len(cards):
+            seen.append(cards[int(name)])
+            continue
+        named = [card for card in cards if name and card.uuid.startswith(name)]
+        if not named:
+            break
+        seen += named[:1]
+    return seen
 
 
 def slurm() -> str:
-    """Return Slurm's version, with the number of the current job, or "not found"."""
+    """Return Slurm's version, with the number of the current job, or why there is none.
+
+    Without its programs it is "not found"; if sinfo fails, its error is the reason.
+    """
     if shutil.which("sinfo") is None:
         return "not found"
     job = os.environ.get("SLURM_JOB_ID")
-    return _output(["sinfo", "--version"]) + (f", in job {job}" if job else "")
+    shown = _output(["sinfo", "--version"]) or "sinfo --version does not answer"
+    return shown + (f", in job {job}" if job else "")
 
 
 def _output(command: list[str]) -> str:

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from hpcsgd.errors import ConfigError, HpcsgdError
 from hpcsgd.files import write_text
 from hpcsgd.jobs.job import Job, Step
 from hpcsgd.jobs.resources import MOST_ELEMENTS, Resources, check_known
-from hpcsgd.jobs.script import leaves_comm_open, warnings
+from hpcsgd.jobs.script import leaves_comm_open, threads_of, warnings
 from hpcsgd.jobs.sites import (
     Site,
     known_sites,
@@ -32,6 +33,7 @@ from hpcsgd.jobs.sites import (
     new_site,
     own_folders,
     with_mpi,
+    with_options,
 )
 
 if TYPE_CHECKING:
@@ -199,9 +201,26 @@ DEVICE = "run.device="
 RESUME = ("--resume", "auto")
 
 
-def steps_of(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+@dataclass(frozen=True)
+class RankResources:
+    """What the commands of a job learn of its resources.
+
+    Attributes
+    ----------
+    resources : of the job
+    threads : of each rank in the compiled kernels, one for each of its cores
+    """
+
+    resources: Resources
+    threads: int = 1
+
+
+def steps_of(
+    arguments: argparse.Namespace, resources: Resources, site: Site
+) -> tuple[Step, ...]:
     """Return the launches of a job, after a test that their command lines are valid."""
-    steps = MAKERS[arguments.template](arguments, resources)
+    given = RankResources(resources, threads_of(resources, site))
+    steps = MAKERS[arguments.template](arguments, given)
     for step in _telling(steps):
         _try(step.command)
     return steps
@@ -221,14 +240,14 @@ def _telling(steps: Sequence[Step]) -> Iterator[Step]:
             yield step
 
 
-def _train(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+def _train(arguments: argparse.Namespace, given: RankResources) -> tuple[Step, ...]:
     folder = os.path.join(arguments.out, "run")
     run = _run_table(arguments)
-    return (Step(training(arguments.words, folder, run, resources)),)
+    return (Step(training(arguments.words, folder, run, given)),)
 
 
 def training(
-    words: Sequence[str], folder: str, run: Mapping[str, Any], resources: Resources
+    words: Sequence[str], folder: str, run: Mapping[str, Any], given: RankResources
 ) -> Words:
     """Return the command of a run that resumes in `folder`.
 
@@ -237,20 +256,29 @@ def training(
     read the words of the command only.
     """
     out = () if _says(words, "--out") else ("--out", folder)
-    return ("train", *words, *_flags(("train", *words), run, resources), *out, *RESUME)
+    return ("train", *words, *_flags(("train", *words), run, given), *out, *RESUME)
 
 
-def _flags(command: Words, run: Mapping[str, Any], resources: Resources) -> Words:
-    """Return flags for device "cuda" and comm that `run` sets and `command` does not.
+def _flags(command: Words, run: Mapping[str, Any], given: RankResources) -> Words:
+    """Return flags for device "cuda", comm and threads that `command` does not set.
 
-    If `run` sets no device, that of the resources decides.
+    Device and comm are those of `run`; if `run` sets no device, that of the resources
+    decides. Threads are the cores of a rank, unless `run` sets them.
     """
-    on_gpus = resources.device_of(run) == "cuda" and not _says(command, "--device")
+    on_gpus = given.resources.device_of(run) == "cuda" and not _says(
+        command, "--device"
+    )
     comm = str(run.get("comm", "auto"))
     gives_comm = comm != "auto" and leaves_comm_open(command)
+    sets_threads = "threads" in run or _says(command, "--threads")
     return (
         *(("--device", "cuda") if on_gpus else ()),
         *(("--comm", comm) if gives_comm else ()),
+        *(
+            ()
+            if sets_threads or given.threads == 1
+            else ("--threads", f"{given.threads}")
+        ),
     )
 
 
@@ -276,7 +304,7 @@ def _run_table_of(command: Words) -> Mapping[str, Any] | None:
     return table if isinstance(table, dict) else {}
 
 
-def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+def _sweep(arguments: argparse.Namespace, given: RankResources) -> tuple[Step, ...]:
     """Return a step for every combination of varied values, each with its folder."""
     _refuse_out(arguments)
     if not arguments.vary:
@@ -299,7 +327,7 @@ def _sweep(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, .
         point_run = {**run, "device": varied[-1]} if varied else run
         words = (*arguments.words, *_sets(point))
         folder = _folder(arguments, number)
-        steps.append(Step(training(words, folder, point_run, resources)))
+        steps.append(Step(training(words, folder, point_run, given)))
     return tuple(steps)
 
 
@@ -319,14 +347,14 @@ def _sets(point: Sequence[str]) -> Words:
     return tuple(word for setting in point for word in ("--set", setting))
 
 
-def _scaling(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+def _scaling(arguments: argparse.Namespace, given: RankResources) -> tuple[Step, ...]:
     """Return a step of the same run for each number of ranks, each with its folder."""
     _refuse_out(arguments)
     steps = []
     run = _run_table(arguments)
     for ranks in ranks_of(arguments.ranks):
         folder = _folder(arguments, f"ranks-{ranks}")
-        steps.append(Step(training(arguments.words, folder, run, resources), ranks))
+        steps.append(Step(training(arguments.words, folder, run, given), ranks))
     return tuple(steps)
 
 
@@ -337,30 +365,30 @@ def ranks_of(text: str) -> list[int]:
     return list(dict.fromkeys(int(part) for part in text.split(",")))
 
 
-def _convert(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+def _convert(arguments: argparse.Namespace, given: RankResources) -> tuple[Step, ...]:
     resume = () if _says(arguments.words, "--resume") else ("--resume",)
     return (Step(("data", "convert", *arguments.words, *resume)),)
 
 
-def _command(arguments: argparse.Namespace, resources: Resources) -> tuple[Step, ...]:
+def _command(arguments: argparse.Namespace, given: RankResources) -> tuple[Step, ...]:
     """Return one step: the command of the user.
 
     If it trains, device and comm of its table [run] are added as flags.
     """
     words = tuple(arguments.words)
     run = _run_table_of(words) if words else None
-    return (Step(words if run is None else (*words, *_flags(words, run, resources))),)
+    return (Step(words if run is None else (*words, *_flags(words, run, given))),)
 
 
 def _smoke_command(
-    arguments: argparse.Namespace, resources: Resources
+    arguments: argparse.Namespace, given: RankResources
 ) -> tuple[Step, ...]:
     """Return one step: the smoke test in the folder of the job.
 
     It runs on GPUs if the job requests some, unless its words contain --device.
     """
     folder = ("--folder", arguments.out)
-    is_open = resources.gpus and not _says(arguments.words, "--device")
+    is_open = given.resources.gpus and not _says(arguments.words, "--device")
     device = ("--device", "cuda") if is_open else ()
     return (Step(("jobs", "smoke", *folder, *device, *arguments.words)),)
 
@@ -416,7 +444,8 @@ COUNTS = {
     "nodes": "nodes of the job",
     "tasks": "ranks of the job, over all nodes",
     "gpus": "GPUs of each node",
-    "cpus": "cores of each rank",
+    "cpus": "cores of each rank, as Slurm counts them; compiled kernels use all of them"
+    " (--threads), and BLAS one, because its sums depend on the number of threads",
 }
 TEXTS = {
     "memory": ("SIZE", "memory of each node, as 64G"),
@@ -559,9 +588,30 @@ def _add_place(parser: Any) -> None:
     )
     parser.add_argument(
         "--python",
-        default=sys.executable,
+        default="",
         metavar="PATH",
-        help="Python interpreter on the nodes; by default the one of this command",
+        help="Python interpreter on the nodes; by default the one of the site, or else"
+        " the one of this command",
+    )
+    parser.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="any other option of sbatch, as --sbatch=--reservation=night; may be given"
+        " several times",
+    )
+    parser.add_argument(
+        "--export",
+        metavar="NONE|ALL|NAMES",
+        help="variables of this shell that the job inherits; without the flag those of"
+        " the site, or else all",
+    )
+    parser.add_argument(
+        "--wrapper",
+        metavar="COMMAND",
+        help="words before the Python interpreter, as 'apptainer exec --nv image.sif';"
+        " without the flag those of the site",
     )
 
 
@@ -576,12 +626,18 @@ def _add_resources(parser: Any) -> None:
         parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
     for name, (metavar, text) in TEXTS.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
+    parser.add_argument(
+        "--exclusive",
+        action="store_const",
+        const=True,
+        help="request nodes that no other job uses",
+    )
 
 
 def site_of(arguments: argparse.Namespace) -> Site:
     """Return the site of --site, or else that of the variable HPCSGD_SITE.
 
-    --mpi, if given, replaces its value of srun --mpi.
+    --mpi, --export and --wrapper, if given, replace its values; --sbatch adds to them.
     """
     name = arguments.site or os.environ.get(SITE)
     if not name:
@@ -590,14 +646,16 @@ def site_of(arguments: argparse.Namespace) -> Site:
             " shows those that are known"
         )
     site = load_site(name)
-    mpi = getattr(arguments, "mpi", None)  # a study has no such flag
-    return with_mpi(site, mpi) if mpi else site
+    if not hasattr(arguments, "mpi"):  # a study has no such flags
+        return site
+    site = with_options(site, arguments.sbatch, arguments.export, arguments.wrapper)
+    return with_mpi(site, arguments.mpi) if arguments.mpi else site
 
 
 def job_of(arguments: argparse.Namespace, site: Site) -> Job:
     """Return the job that the flags describe."""
     resources = _resources(arguments, site)
-    steps = steps_of(arguments, resources)
+    steps = steps_of(arguments, resources, site)
     is_one = len(steps) == 1 and arguments.template not in ("sweep", "scaling")
     return Job(
         template=arguments.template,
@@ -625,7 +683,8 @@ def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
         file_table = read_toml(arguments.resources)
         check_known(file_table, arguments.resources)
         table |= file_table
-    flags = {name: getattr(arguments, name) for name in (*COUNTS, *TEXTS)}
+    names = (*COUNTS, *TEXTS, "exclusive")
+    flags = {name: getattr(arguments, name) for name in names}
     table |= {name: value for name, value in flags.items() if value is not None}
     if arguments.template == "scaling" and arguments.tasks is None:
         table["tasks"] = max(ranks_of(arguments.ranks))
@@ -673,16 +732,17 @@ def warn(job: Job, site: Site) -> None:
         print(f"hpcsgd: warning: {text}", file=sys.stderr)
 
 
-# `hpcsgd jobs smoke`: checks of MPI, GPUs, files and clocks.
+# `hpcsgd jobs smoke`: checks of MPI, bindings, GPUs, files and clocks.
 
 
 def add_smoke_parser(actions: Any) -> None:
     """Add the parser of `hpcsgd jobs smoke`."""
     parser = actions.add_parser(
         "smoke",
-        help="check MPI, GPUs, files and clocks on all ranks",
-        description="Check MPI, GPUs, files and clocks on all ranks. To run them as a"
-        " job, use `hpcsgd jobs submit smoke`.",
+        help="check MPI, bindings, GPUs, files and clocks on all ranks",
+        description="Check MPI, GPUs, files and clocks on all ranks, and show the"
+        " cores, the NUMA node, the GPU and the network adapter of each rank. To run"
+        " the checks as a job, use `hpcsgd jobs submit smoke`.",
         example="hpcsgd jobs smoke --ranks 2",
     )
     parser.add_argument(
@@ -761,6 +821,8 @@ def _show(checks: "list[SmokeCheck]", as_json: bool) -> None:
     for check in checks:
         word = "good" if check.good else "bad"
         print(f"hpcsgd: {word:<4} {check.name:<8} {check.text}", file=sys.stderr)
+        for line in check.lines:
+            print(f"    {line}", file=sys.stderr)
     if as_json:
         report = {"good": all(c.good for c in checks), "verdict": verdict(checks)}
         print(json.dumps({**report, "checks": [vars(c) for c in checks]}, indent=2))
@@ -858,6 +920,22 @@ def add_submit_parser(actions: Any) -> None:
         add_json(template)
 
 
+def _warn_of_mpi(site: Site) -> None:
+    """Warn on standard error if srun does not list the PMI of the site."""
+    from hpcsgd.jobs.queue import mpi_plugins
+
+    if site.launcher.kind != "srun" or not site.launcher.mpi:
+        return
+    plugins = mpi_plugins()
+    if plugins and site.launcher.mpi not in plugins:
+        print(
+            f"hpcsgd: warning: srun --mpi={site.launcher.mpi} is not a PMI that srun"
+            f" lists here ({', '.join(plugins)}); name one of these with --mpi, or as"
+            " [launcher] mpi of the site file",
+            file=sys.stderr,
+        )
+
+
 def run_submit(arguments: argparse.Namespace, argv: list[str]) -> int:
     """Submit a job; print only its number on standard output, for the next --after.
 
@@ -868,6 +946,7 @@ def run_submit(arguments: argparse.Namespace, argv: list[str]) -> int:
     site = site_of(arguments)
     job = job_of(arguments, site)
     warn(job, site)
+    _warn_of_mpi(site)
     sent = submit(job, site, dry_run=arguments.dry_run, python=arguments.python)
     if arguments.json:
         report = {

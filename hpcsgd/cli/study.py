@@ -74,7 +74,8 @@ def add_where(parser: Any) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="resource of every job, as walltime=02:00:00 or partition=long; may be"
-        " given several times",
+        " given several times; the nodes of a study are exclusive, unless this flag"
+        " says exclusive=false",
     )
 
 
@@ -88,7 +89,9 @@ def job_options(arguments: argparse.Namespace) -> "JobOptions":
             "--ranks-per-node must be at least 0; 0 puts all ranks on one node"
         )
     site = site_of(arguments)
-    table = {k: v for k, v in site.defaults.items() if k not in SET_BY_STUDY}
+    # Jobs of others on the same nodes would be part of the times of a study.
+    table: dict[str, Any] = {"exclusive": True}
+    table |= {k: v for k, v in site.defaults.items() if k not in SET_BY_STUDY}
     if arguments.resources:
         resources = read_toml(arguments.resources)
         check_known(resources, arguments.resources)
@@ -110,13 +113,15 @@ def job_options(arguments: argparse.Namespace) -> "JobOptions":
 
 
 def _resource(text: str) -> tuple[str, Any]:
-    """Return name and value of NAME=VALUE; a count becomes a number."""
+    """Return name and value of NAME=VALUE; a count becomes a number, true a bool."""
     name, equals, value = text.partition("=")
     if not (equals and name and value):
         raise ConfigError(
             f"--ask {text}: write NAME=VALUE, for example walltime=02:00:00"
         )
     check_known({name: value}, "--ask")
+    if name == "exclusive" and value in ("true", "false"):
+        return name, value == "true"
     return name, int(value) if name in COUNTS and value.isdigit() else value
 
 
@@ -342,7 +347,9 @@ def add_study(actions: Any, kind: str, text: str) -> None:
         "--resume", action="store_true", help="resume the study in --out"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="show the plan and run nothing"
+        "--dry-run",
+        action="store_true",
+        help="show the plan, check its jobs, and run nothing",
     )
     parser_module.add_json(parser)
     parser_module.add_volume(parser)
@@ -367,6 +374,10 @@ def run_study(kind: str, arguments: argparse.Namespace, argv: list[str]) -> int:
         )
     plan, out = read_study_plan(kind, arguments)
     if arguments.dry_run:
+        if plan.on == "slurm":
+            from hpcsgd.studies.submit import check_jobs
+
+            check_jobs(plan, out or kind, job_options(arguments))
         print(plan_json(plan) if arguments.json else plan_text(plan))
         return 0
     if not out:

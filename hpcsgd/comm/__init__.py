@@ -1,6 +1,7 @@
 """Communicators: the collectives of ranks, the transports, and how a world opens."""
 
 import os
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -36,13 +37,68 @@ COMMUNICATORS = {
     "serial": "hpcsgd.comm.threads:SerialCommunicator",
     "mpi": "hpcsgd.comm.mpi:open_mpi_world",
 }
-STRANGERS = (
-    "the launcher in use does not belong to the MPI that mpi4py loads; use that MPI's"
-    " own launcher (the mpiexec beside this Python, if there is one, which --ranks N"
-    " takes; under Slurm srun --mpi=pmi2 for MPICH, pmix for Open MPI, cray_shasta for"
-    " Cray MPICH), name the launcher's library in MPI4PY_LIBMPI, or build mpi4py for it"
-    " (MPICC=mpicc pip install --no-binary mpi4py mpi4py)"
+REMEDIES = (
+    "use that MPI's own launcher (the mpiexec beside this Python, if there is one,"
+    " which --ranks N takes; under Slurm srun --mpi=pmi2 for MPICH, pmix for Open MPI,"
+    " cray_shasta for Cray MPICH), name the launcher's library in MPI4PY_LIBMPI, or"
+    " build mpi4py for it (MPICC=mpicc pip install --no-binary mpi4py mpi4py)"
 )
+# Part of the name of an MPI library -> what it is called, and its value of srun --mpi.
+# The first that is contained decides: Cray MPICH names MPICH, too.
+FAMILIES = {
+    "cray mpich": ("Cray MPICH", "cray_shasta"),
+    "open mpi": ("Open MPI", "pmix"),
+    "intel": ("Intel MPI", "pmi2"),
+    "mpich": ("MPICH", "pmi2"),
+}
+
+
+def mismatch(environment: Mapping[str, str], library: str) -> str:
+    """Return why a launcher and an MPI library did not connect ranks, and the remedies.
+
+    Parameters
+    ----------
+    environment : variables that the launcher has set
+    library : name of the MPI library that mpi4py has loaded; "" if it is not known
+    """
+    text = "the launcher in use does not belong to the MPI that mpi4py loads"
+    known = next((f for part, f in FAMILIES.items() if part in library.lower()), None)
+    if known is None:
+        return f"{text}; {REMEDIES}"
+    name, plugin = known
+    used = environment.get("SLURM_MPI_TYPE")
+    if "OMPI_COMM_WORLD_RANK" in environment:
+        text += f": mpi4py loads {name}, and the mpiexec of Open MPI started the ranks"
+    elif used == plugin:
+        text += (
+            f": mpi4py loads {name}, and srun used --mpi={used}, which fits it in"
+            " principle: that library was built without support for this PMI"
+        )
+    elif used:
+        text += (
+            f": mpi4py loads {name}, which needs srun --mpi={plugin}, and srun used"
+            f" --mpi={used}"
+        )
+    elif "PMI_RANK" in environment:
+        text += f": mpi4py loads {name}, and a mpiexec like MPICH's started the ranks"
+    elif "SLURM_PROCID" in environment:
+        text += (
+            f": mpi4py loads {name}, which needs srun --mpi={plugin}, and srun gave its"
+            " ranks no PMI"
+        )
+    else:
+        text += f": mpi4py loads {name}"
+    return f"{text}; {REMEDIES}"
+
+
+def loaded_library() -> str:
+    """Return the name of the MPI library that mpi4py has loaded; "" without one.
+
+    It is the first line of its version, as others may name compilers.
+    """
+    module = sys.modules.get("mpi4py.MPI")
+    text = str(module.Get_library_version()) if module is not None else ""
+    return next(iter(text.strip().splitlines()), "")
 
 
 def open_world(
@@ -144,7 +200,8 @@ def check_expected(size: int, expected: int | None) -> None:
     """
     if expected is not None and size != expected:
         raise TransportError(
-            f"{expected} ranks were asked for and MPI gives {size}: {STRANGERS}"
+            f"{expected} ranks were asked for and MPI gives {size}:"
+            f" {mismatch(os.environ, loaded_library())}"
         )
 
 
@@ -156,5 +213,5 @@ def check_number(size: int, number: int | None) -> None:
     if number is not None and number >= size:
         raise TransportError(
             f"the launcher started this process as rank {number} and MPI has {size}"
-            f" ranks only: {STRANGERS}"
+            f" ranks only: {mismatch(os.environ, loaded_library())}"
         )

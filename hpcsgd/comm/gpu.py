@@ -1,10 +1,14 @@
-"""Communicators whose arrays are on GPUs, and the protocol of a device."""
+"""Communicators whose arrays are on GPUs, the protocol of a device, and bindings."""
 
+import os
+import socket
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
@@ -523,6 +527,313 @@ def _none_visible(environment: Mapping[str, str]) -> str:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdigit() else None
+
+
+# The place of a rank in its node, from sysfs: cores, NUMA nodes, network adapters.
+
+ROOT = Path("/")  # of the file system that has sysfs
+FARTHEST = 255  # a distance of NUMA nodes for which the firmware states none
+NVIDIA = "0x10de"  # a vendor of PCI devices
+GRAPHICS = ("0x0300", "0x0302")  # classes of PCI devices: VGA and 3D controllers
+# Adapters of InfiniBand, RoCE and Omni-Path; those of Slingshot 11.
+ADAPTERS = ("sys/class/infiniband", "sys/class/cxi")
+
+
+@dataclass(frozen=True)
+class PciDevice:
+    """A GPU or a network adapter; `node` is its NUMA node, -1 if it is not known."""
+
+    name: str
+    node: int
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """The node of a rank, its cores, and the NUMA nodes that contain these cores.
+
+    Attributes
+    ----------
+    host : name of the node
+    cores : numbers of the cores that the rank may run on
+    nodes : NUMA nodes of these cores, of which there are `of_nodes` with cores
+    """
+
+    host: str
+    cores: tuple[int, ...]
+    nodes: tuple[int, ...]
+    of_nodes: int
+
+    @property
+    def is_bound(self) -> bool:
+        """Return whether some NUMA node with cores has none of this rank's cores."""
+        return 0 < len(self.nodes) < self.of_nodes
+
+
+def rank_place(root: Path = ROOT) -> RankPlace:
+    """Return the place of the calling thread, whose cores may be bound."""
+    own = set(own_cores())
+    nodes = {node: cores for node, cores in numa_nodes(root).items() if cores}
+    mine = tuple(node for node, cores in nodes.items() if own & cores)
+    return RankPlace(socket.gethostname(), tuple(sorted(own)), mine, len(nodes))
+
+
+def own_cores() -> Iterable[int]:
+    """Return the numbers of the cores that the calling thread may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def numa_nodes(root: Path = ROOT) -> dict[int, set[int]]:
+    """Return NUMA node -> its cores, in order of the nodes; {} without sysfs."""
+    nodes = {}
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        with suppress(OSError, ValueError):
+            cores = numbers_of((folder / "cpulist").read_text())
+            nodes[int(folder.name.removeprefix("node"))] = set(cores)
+    return dict(sorted(nodes.items()))
+
+
+def numbers_of(text: str) -> list[int]:
+    """Return the numbers of a list of sysfs such as "0-3,8"."""
+    numbers: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def as_ranges(numbers: Iterable[int]) -> str:
+    """Return sorted numbers as a list of sysfs.
+
+    >>> as_ranges([0, 1, 2, 3, 8])
+    '0-3,8'
+    """
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in ranges)
+
+
+def node_of_bus(bus: str, root: Path = ROOT) -> int:
+    """Return the NUMA node of a PCI address; -1 if sysfs does not state it."""
+    return _node_in(root / "sys/bus/pci/devices" / plain_bus(bus))
+
+
+def plain_bus(bus: str) -> str:
+    """Return a PCI address as sysfs writes it, from that of CUDA or nvidia-smi.
+
+    >>> plain_bus("00000000:3B:00.0")
+    '0000:3b:00.0'
+    """
+    domain, _, rest = bus.lower().partition(":")
+    return f"{domain[-4:]:0>4}:{rest}"
+
+
+def adapters(root: Path = ROOT) -> list[PciDevice]:
+    """Return the fast network adapters of the node, by name."""
+    folders = [path for kind in ADAPTERS for path in (root / kind).glob("*")]
+    return [
+        PciDevice(path.name, _node_in(path / "device"))
+        for path in sorted(folders, key=lambda path: path.name)
+    ]
+
+
+def gpus_in(root: Path = ROOT) -> list[PciDevice]:
+    """Return the NVIDIA GPUs of the node, visible or not, by PCI address."""
+    gpus = []
+    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
+        with suppress(OSError):
+            vendor = (folder / "vendor").read_text().strip()
+            kind = (folder / "class").read_text().strip()
+            if vendor == NVIDIA and kind.startswith(GRAPHICS):
+                gpus.append(PciDevice(folder.name, _node_in(folder)))
+    return gpus
+
+
+def _node_in(folder: Path) -> int:
+    with suppress(OSError, ValueError):
+        return int((folder / "numa_node").read_text())
+    return -1
+
+
+def distance(nodes: Iterable[int], node: int, root: Path = ROOT) -> int:
+    """Return the least distance of a NUMA node to one of `nodes`, 10 within a node.
+
+    It is that of the firmware, in sysfs; `FARTHEST` if there is none.
+    """
+    known = list(numa_nodes(root))  # in the order of the columns of the files
+    distances = [10 if one == node else FARTHEST for one in nodes]
+    for index, one in enumerate(nodes):
+        file = root / f"sys/devices/system/node/node{one}/distance"
+        with suppress(OSError, ValueError, IndexError):
+            distances[index] = int(file.read_text().split()[known.index(node)])
+    return min(distances, default=FARTHEST)
+
+
+def nearest(
+    devices: Iterable[PciDevice], nodes: Sequence[int], root: Path = ROOT
+) -> list[PciDevice]:
+    """Return the devices that are nearest to `nodes`, of those whose node is known."""
+    far = [(distance(nodes, d.node, root), d) for d in devices if d.node >= 0]
+    least = min((length for length, _ in far), default=0)
+    return [device for length, device in far if length == least]
+
+
+# The choice of the GPUs of a node: the nearest ones to the cores of its ranks.
+
+
+Slot = tuple[str, int]  # a GPU, and the number of a place on it
+
+
+@dataclass(frozen=True)
+class GpuRequest:
+    """The GPUs that a rank may use, as it reports them to the other ranks.
+
+    Attributes
+    ----------
+    host : name of the node
+    number : the GPU of its local number, among the visible ones
+    gpus : the visible GPUs, in the order of CUDA; name is the PCI address
+    distances : from the cores of the rank to each GPU; () if they are not known
+    why : why distances are not known, or do not matter; "" otherwise
+    is_far : whether the only visible GPU is farther from the cores than another one
+    """
+
+    host: str
+    number: int
+    gpus: tuple[PciDevice, ...]
+    distances: tuple[int, ...] = ()
+    why: str = ""
+    is_far: bool = False
+
+
+@dataclass(frozen=True)
+class GpuChoice:
+    """The number of a rank's GPU among the visible ones, and why it is this one."""
+
+    number: int
+    why: str
+    is_far: bool = False  # another GPU of the node is nearer to the rank's cores
+
+
+def gpu_request(
+    environment: Mapping[str, str],
+    buses: Sequence[str],
+    share_gpus: bool = False,
+    root: Path = ROOT,
+) -> GpuRequest:
+    """Return the request of this rank; raise ConfigError if it can have no GPU.
+
+    `buses` are the PCI addresses of the visible GPUs.
+    """
+    number = gpu_of_rank(environment, len(buses), share_gpus=share_gpus)
+    place = rank_place(root)
+    gpus = tuple(PciDevice(plain_bus(bus), node_of_bus(bus, root)) for bus in buses)
+    unknown = [gpu.name for gpu in gpus if gpu.node < 0]
+    is_far = False
+    if len(gpus) == 1:
+        why = "it is the only GPU that this rank sees"
+        if place.is_bound and not unknown:
+            near = nearest([*gpus_in(root), *gpus], place.nodes, root)
+            is_far = gpus[0].node not in {gpu.node for gpu in near}
+    elif unknown:
+        why = f"sysfs states no NUMA node of the GPU {unknown[0]}"
+    elif not place.nodes:
+        why = "sysfs lists no NUMA node of this rank's cores"
+    elif not place.is_bound:
+        why = "the rank may run on every NUMA node of its node"
+    else:
+        far = tuple(distance(place.nodes, gpu.node, root) for gpu in gpus)
+        return GpuRequest(place.host, number, gpus, far)
+    return GpuRequest(place.host, number, gpus, why=why, is_far=is_far)
+
+
+def choose_gpus(requests: Sequence[GpuRequest]) -> list[GpuChoice]:
+    """Return the GPU of each rank, from the requests of all ranks, in rank order.
+
+    On each node, as many ranks as possible have the GPU that is nearest to their cores,
+    and two ranks share a GPU only if there are fewer GPUs than ranks. Where distances
+    are equal or not known, a rank has the GPU of its local number. The result depends
+    on the requests only, so all ranks compute the same one.
+    """
+    choices: dict[int, GpuChoice] = {}
+    for host in dict.fromkeys(request.host for request in requests):
+        ranks = [rank for rank, r in enumerate(requests) if r.host == host]
+        choices |= zip(ranks, _choose([requests[r] for r in ranks]), strict=True)
+    return [choices[rank] for rank in range(len(requests))]
+
+
+def _choose(requests: Sequence[GpuRequest]) -> list[GpuChoice]:
+    """Return the GPUs of the ranks of one node."""
+    if not any(request.distances for request in requests):
+        return [GpuChoice(r.number, r.why, r.is_far) for r in requests]
+    # Slots of GPUs: as many of each as ranks must share it.
+    names = {gpu.name for request in requests for gpu in request.gpus}
+    layers = range(-(-len(requests) // len(names)))
+    wishes = [_by_distance(request) for request in requests]
+    owners: dict[Slot, int] = {}
+
+    def slots(rank: int, most: int) -> list[Slot]:
+        """Return the slots of the GPUs within `most` beyond the nearest one."""
+        gpus = requests[rank].gpus
+        near = [gpus[number].name for beyond, number in wishes[rank] if beyond <= most]
+        return [(name, layer) for name in near for layer in layers]
+
+    def seat(rank: int, tried: set[Slot]) -> bool:
+        """Give a rank a nearest GPU, for which other ranks may move to one of theirs.
+
+        (The augmenting paths of Kuhn's algorithm for bipartite matchings.)
+        """
+        near = slots(rank, 0)
+        for slot in [s for s in near if s not in owners]:
+            owners[slot] = rank
+            return True
+        for slot in near:
+            if slot not in tried:
+                tried.add(slot)
+                if seat(owners[slot], tried):
+                    owners[slot] = rank
+                    return True
+        return False
+
+    # 1. nearest GPUs, for as many ranks as possible  2. free GPUs for the others
+    for rank in [rank for rank in range(len(requests)) if not seat(rank, set())]:
+        free = [slot for slot in slots(rank, FARTHEST) if slot not in owners]
+        owners |= dict.fromkeys(free[:1], rank)
+    seats = {rank: name for (name, _), rank in owners.items()}
+    return [_choice(r, seats.get(rank)) for rank, r in enumerate(requests)]
+
+
+def _by_distance(request: GpuRequest) -> list[tuple[int, int]]:
+    """Return (distance beyond the nearest, number) of a rank's GPUs, in its order.
+
+    Of GPUs that are equally far, that of the local number comes first.
+    """
+    far = request.distances or (0,) * len(request.gpus)
+    own = request.number
+    pairs = [(length - min(far), number) for number, length in enumerate(far)]
+    return sorted(pairs, key=lambda pair: (pair[0], pair[1] != own, pair[1]))
+
+
+def _choice(request: GpuRequest, name: str | None) -> GpuChoice:
+    """Return the choice of the GPU `name`; that of the local number for None."""
+    names = [gpu.name for gpu in request.gpus]
+    if name is None or names[request.number] == name:
+        number = request.number
+    else:
+        number = names.index(name)
+    far = request.distances
+    if not far:
+        return GpuChoice(number, request.why, request.is_far)
+    if far[number] > min(far):
+        return GpuChoice(number, "nearer GPUs serve other ranks", is_far=True)
+    if min(far) == max(far):
+        return GpuChoice(number, "all GPUs are equally near to its cores")
+    return GpuChoice(number, "it is nearest to its cores")
 
 
 # How arrays of GPUs travel: one row each, and the one way to open them.

@@ -406,11 +406,14 @@ SAFER = {"NCCL_GRAPH_REGISTER": "0"}
 def pin(environment: MutableMapping[str, str]) -> None:
     """Set the variables that make NCCL add in one order.
 
-    ConfigError is raised if one of them already has a value that does not.
-    NCCL reads them once, before its first communicator.
+    ConfigError is raised if one of them already has a value that does not. A value that
+    excludes others only, as ^LL128, becomes the first of those that do. NCCL reads them
+    once, before its first communicator.
     """
     for name, allowed in PINNED.items():
         value = environment.setdefault(name, allowed[0])
+        if value[:1] == "^" and allowed[0] not in value[1:].split(","):
+            value = environment[name] = allowed[0]
         if value not in allowed:
             raise ConfigError(
                 f"{name}={value} is not reproducible; unset it or set it to"

@@ -63,6 +63,15 @@ def need(program: str) -> None:
         )
 
 
+def mpi_plugins() -> list[str]:
+    """Return the values that srun --mpi takes here; [] if srun does not list them."""
+    answer = run_command(["srun", "--mpi=list"])
+    if answer is None or answer.code:
+        return []
+    shown = f"{answer.out}\n{answer.err}"
+    return re.findall(r"(?m)^(?:srun: )?\s*([a-z][a-z0-9_]*)$", shown)
+
+
 def clean_environment(directives: Sequence[str]) -> dict[str, str]:
     """Return the environment for sbatch, without variables that override `directives`.
 

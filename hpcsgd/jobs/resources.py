@@ -243,6 +243,8 @@ class Resources:
         Time limit in any form of Slurm.
     account, partition, qos, constraint : str
         Options of Slurm with these names. Empty omits the option.
+    exclusive : bool
+        Whether no other job may use the nodes of the job.
 
     Examples
     --------
@@ -261,6 +263,7 @@ class Resources:
     partition: str = ""
     qos: str = ""
     constraint: str = ""
+    exclusive: bool = False
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
@@ -268,6 +271,8 @@ class Resources:
         for name in ("memory", "walltime", "account", "partition", "qos", "constraint"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} = {getattr(self, name)!r} must be text")
+        if not isinstance(self.exclusive, bool):
+            raise ConfigError(f"exclusive = {self.exclusive!r} must be true or false")
         if self.tasks < self.nodes:
             raise ConfigError(
                 f"tasks = {self.tasks} is less than nodes = {self.nodes}, and every"

@@ -10,6 +10,7 @@ from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.job import Job, Step
 from hpcsgd.jobs.resources import (
     JobDependency,
+    Resources,
     counted,
     file_pattern,
     mebibytes_of,
@@ -17,7 +18,7 @@ from hpcsgd.jobs.resources import (
     quote_all,
     seconds_of,
 )
-from hpcsgd.jobs.sites import Site
+from hpcsgd.jobs.sites import Site, wrapper_words
 
 if TYPE_CHECKING:  # the parsers of commands start without jinja2
     from jinja2 import Environment
@@ -35,10 +36,12 @@ def directives(job: Job, site: Site) -> list[str]:
     return [
         f"--job-name={job.name}",
         *_counts(job, site),
-        *_amounts(job),
+        *_amounts(job, site),
         *_ends(job, site),
         *_order(job),
+        *([f"--export={site.launcher.export}"] if site.launcher.export else []),
         f'--output="{_log(job)}"',
+        *(row.value for row in site.sbatch),
     ]
 
 
@@ -71,11 +74,17 @@ def _counts(job: Job, site: Site) -> list[str]:
     ]
 
 
-def _amounts(job: Job) -> list[str]:
+def _amounts(job: Job, site: Site) -> list[str]:
     resources = job.resources
     named = {name: getattr(resources, name) for name in NAMES}
+    gpus = {
+        "gpus-per-node": [f"--gpus-per-node={resources.gpus}"],
+        "gres": [f"--gres=gpu:{resources.gpus}"],
+        "none": [],
+    }[site.launcher.gpu_option]
     return [
-        *([f"--gpus-per-node={resources.gpus}"] if resources.gpus else []),
+        *(gpus if resources.gpus else []),
+        *(["--exclusive"] if resources.exclusive else []),
         *([f"--mem={resources.memory}"] if resources.memory else []),
         f"--time={resources.walltime}",
         *(f"--{name}={value}" for name, value in named.items() if value),
@@ -164,13 +173,20 @@ def leaves_comm_open(command: Sequence[str]) -> bool:
 
 def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
     """Return the words before the command of a step, a part for each script line."""
-    program = quote_all((python, "-m", "hpcsgd"))
+    program = interpreter_parts(site, python)
+    program[-1] += " -m hpcsgd"
     if not site.has_slurm:
-        return [program]
+        return program
     tasks = step.tasks or job.resources.tasks
     flags = [quote(row.value) for row in site.flags]
     words = _srun(job, site, tasks)
-    return [" ".join(["srun", *map(quote, words)]), *flags, program]
+    return [" ".join(["srun", *map(quote, words)]), *flags, *program]
+
+
+def interpreter_parts(site: Site, python: str) -> list[str]:
+    """Return the wrapper of a site, such as a container, and the interpreter in it."""
+    wrappers = [quote_all(wrapper_words(row.value)) for row in site.wrapper]
+    return [*wrappers, quote(python)]
 
 
 def _srun(job: Job, site: Site, tasks: int) -> list[str]:
@@ -182,6 +198,9 @@ def _srun(job: Job, site: Site, tasks: int) -> list[str]:
     launcher = site.launcher
     # A rank that has saved and ended must not end ranks that still save.
     common = ["--kill-on-bad-exit=0"]
+    if launcher.export not in ("", "ALL"):
+        # Ranks need the variables of the script, which sbatch --export would withhold.
+        common.append("--export=ALL")
     if launcher.kind == "task":
         cores = resources.tasks * resources.cpus
         # With the variables of a PMI, the task would start no ranks itself.
@@ -190,6 +209,15 @@ def _srun(job: Job, site: Site, tasks: int) -> list[str]:
     counts = [f"--nodes={nodes}", f"--ntasks={tasks}"]
     mpi = [f"--mpi={launcher.mpi}"] if launcher.mpi else []
     return [*mpi, *common, *counts, f"--cpus-per-task={resources.cpus}"]
+
+
+def threads_of(resources: Resources, site: Site) -> int:
+    """Return how many threads the compiled kernels of a rank may use.
+
+    They are the cores of the rank: of the hardware threads of a core, which Slurm may
+    count, one.
+    """
+    return max(1, resources.cpus // site.node.threads_per_core)
 
 
 # Requests of a job beyond the limits of a site are refused here, before it waits.
@@ -287,14 +315,14 @@ def _check_node(job: Job, site: Site) -> None:
 def _check_limits(job: Job, site: Site) -> None:
     resources = job.resources
     limits = site.limits
-    if resources.nodes > limits.nodes > 0:
+    most = limits.most_nodes(resources.partition)
+    if resources.nodes > most > 0:
         raise ConfigError(
             f"{resources.nodes} nodes were requested, and site {site.name} allows at"
-            f" most {limits.nodes}; ask for fewer --nodes"
+            f" most {most}; ask for fewer --nodes"
         )
-    longest = limits.longest(resources.qos)
+    longest, of = limits.longest(resources)
     if longest and resources.seconds > seconds_of(longest):
-        of = f"of qos {resources.qos} " if resources.qos in limits.qos else ""
         raise ConfigError(
             f"walltime = {resources.walltime} is more than {longest}, the limit {of}at"
             f" site {site.name}; ask for less: a train job that runs out of time"
@@ -305,7 +333,7 @@ def _check_limits(job: Job, site: Site) -> None:
 # A job and a site become a script, from the templates in slurm/.
 
 
-def render(job: Job, site: Site, python: str = sys.executable) -> str:
+def render(job: Job, site: Site, python: str = "") -> str:
     """Return the script of a job at a site, which `hpcsgd jobs submit` sends.
 
     Parameters
@@ -315,7 +343,8 @@ def render(job: Job, site: Site, python: str = sys.executable) -> str:
     site : Site
         Where to run it.
     python : str, optional
-        The interpreter that runs hpcsgd on the nodes; this one by default.
+        The interpreter that runs hpcsgd on the nodes. By default it is that of the
+        site, or else this one.
 
     Returns
     -------
@@ -342,17 +371,19 @@ def render(job: Job, site: Site, python: str = sys.executable) -> str:
     from hpcsgd.runs.result import Status  # the parsers of commands need no NumPy
 
     check(job, site)
+    python = python or site.launcher.python or sys.executable
+    lines = directives(job, site)
     template = _environment().get_template(f"{job.template}.sbatch")
     text: str = template.render(
         job=job,
         site=site,
-        directives=directives(job, site),
+        directives=lines[: len(lines) - len(site.sbatch)],
         out=str(job.path),
         workplace=job.workplace,
         array=job.is_array and site.has_slurm,
         restarting=job.restarting,
         finished="|".join(status.value for status in Status if not status.exit_code),
-        python=python,
+        interpreter=interpreter_parts(site, python),
         steps=_steps(job, site, python),
         launcher=launcher_parts(job, site, job.all_steps[0], python),
     )

@@ -1,8 +1,10 @@
 """Sites: nodes, limits and launchers of clusters."""
 
 import os
+import re
+import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from hpcsgd.errors import ConfigError, did_you_mean, reject_unknown
 from hpcsgd.files import parse_toml
 from hpcsgd.jobs.resources import (
     VARIABLE,
+    Resources,
     check_known,
     check_line,
     check_name,
+    counted,
     mebibytes_of,
     quote,
     seconds_of,
@@ -85,6 +89,19 @@ def new_site(name: str, source: str, path: str = "") -> str:
 
 LAUNCHERS = ("srun", "task", "mpiexec")
 GPUS = ("cuda", "rocm", "none")
+# Options of sbatch for the GPUs of each node; none where nodes come with all of them.
+GPU_OPTIONS = ("gpus-per-node", "gres", "none")
+EXPORTS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*")
+
+
+def check_export(value: str) -> str:
+    """Return a value of sbatch --export; raise ConfigError for one it would refuse."""
+    if not EXPORTS.fullmatch(value):
+        raise ConfigError(
+            f"--export {value!r} must be NONE, ALL, or names of variables separated by"
+            " commas; set values of variables by [[env]] of the site file"
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,30 @@ class NodeResources:
     gpus: int = 0
     memory: str = ""
     gpu: str = "none"  # cuda, rocm or none
+    threads_per_core: int = 1  # of those that `cpus`, and --cpus of a job, count
+
+
+@dataclass(frozen=True)
+class PartitionLimits:
+    """The limits of jobs in a partition; 0 or "" is no limit.
+
+    Attributes
+    ----------
+    nodes : most nodes of a job
+    walltime : longest time of a job
+    by_nodes : most nodes -> longest time of jobs up to that size, in ascending order
+    """
+
+    nodes: int = 0
+    walltime: str = ""
+    by_nodes: Mapping[int, str] = field(default_factory=dict)
+
+    def longest(self, nodes: int) -> str:
+        """Return the time limit of a job of `nodes` nodes; "" without one."""
+        for most, walltime in self.by_nodes.items():
+            if nodes <= most:
+                return walltime
+        return self.walltime
 
 
 @dataclass(frozen=True)
@@ -104,13 +145,27 @@ class Limits:
     nodes: int = 0
     walltime: str = ""
     qos: Mapping[str, str] = field(default_factory=dict)  # its own time limits
+    partition: Mapping[str, PartitionLimits] = field(default_factory=dict)
 
-    def longest(self, qos: str) -> str:
-        """Return the time limit of `qos`, or of the site if `qos` has none of its own.
+    def longest(self, resources: Resources) -> tuple[str, str]:
+        """Return the time limit of a job, and the words "of WHAT " that impose it.
 
-        Without a limit, it is "".
+        They are those of its qos, or else of its partition, or else of the site.
+        Without a limit, the result is ("", "").
         """
-        return self.qos.get(qos, self.walltime)
+        if resources.qos in self.qos:
+            return self.qos[resources.qos], f"of qos {resources.qos} "
+        limits = self.partition.get(resources.partition)
+        if limits is None:
+            return self.walltime, ""
+        size = counted(resources.nodes, "node") if limits.by_nodes else ""
+        of = f"of partition {resources.partition} {f'on {size} ' if size else ''}"
+        return limits.longest(resources.nodes), of
+
+    def most_nodes(self, partition: str) -> int:
+        """Return the most nodes of a job in `partition`; 0 without a limit."""
+        limits = self.partition.get(partition)
+        return (limits.nodes if limits else 0) or self.nodes
 
 
 @dataclass(frozen=True)
@@ -126,24 +181,75 @@ class Launcher:
     mpi: str = ""
     requeue: bool = True  # jobs may be started again under their number
     signal_seconds: int = 120  # between the signal and the end
+    export: str = ""  # of sbatch --export: NONE, ALL, or names; "" omits the option
+    gpu_option: str = "gpus-per-node"  # of sbatch, one of GPU_OPTIONS
+    python: str = ""  # interpreter of the ranks, in a container perhaps
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One line of a script, and the reason for it."""
+    """One line of a script, the reason for it, and where the reason is from."""
 
     value: str
     why: str
     name: str = ""  # of a variable
+    source: str = ""  # address of a page
+    first: bool = False  # of a shell line: before the modules, and not after variables
 
     def __post_init__(self) -> None:
-        for value in (self.value, self.why):
+        for value in (self.value, self.why, self.source):
             check_line(value, "a line of a site")
         if self.name and not VARIABLE.fullmatch(self.name):
             raise ConfigError(
                 f"[[env]] name = {self.name!r} must be the name of a variable of a"
                 " shell: letters, digits and _"
             )
+
+    @property
+    def comment(self) -> str:
+        """Return the reason, with its source in brackets if it has one."""
+        return f"{self.why} ({self.source})" if self.source else self.why
+
+
+# Options of sbatch that a job sets itself, or that would change what submit expects.
+SET_BY_JOBS = (
+    *("job-name", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "array"),
+    *("gpus-per-node", "mem", "time", "account", "partition", "qos", "constraint"),
+    *("signal", "requeue", "no-requeue", "open-mode", "output", "dependency"),
+    *("kill-on-invalid-dep", "export", "exclusive", "chdir", "wrap", "wait"),
+    *("parsable", "test-only", "help", "usage", "version"),
+)
+
+
+# sbatch splits a line at spaces outside quotes, and reads nothing behind a #.
+SBATCH_OPTION = re.compile(r"--([a-z][a-z-]*)(=(\"[^\"#\\]*\"|[^\s\"'#\\]*))?")
+
+
+def check_sbatch(value: str) -> str:
+    """Return an option of sbatch if a site may set it; else raise ConfigError."""
+    match = SBATCH_OPTION.fullmatch(value)
+    if not match:
+        raise ConfigError(
+            f"[[sbatch]] value = {value!r} must be one long option of sbatch without #,"
+            ' with spaces in double quotes only, for example --comment="a b"'
+        )
+    if match[1] in SET_BY_JOBS:
+        raise ConfigError(
+            f"[[sbatch]] value = {value!r} would repeat an option that jobs set"
+            " themselves; use a flag of the job, [defaults] or [launcher]"
+        )
+    return value
+
+
+def wrapper_words(value: str) -> list[str]:
+    """Return the words of a wrapper; raise ConfigError for quotes without an end."""
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise ConfigError(
+            f"[[wrapper]] value = {value!r} is not a command line: {error}; close its"
+            " quotes"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -156,13 +262,22 @@ class Site:
     limits: Limits = field(default_factory=Limits)
     launcher: Launcher = field(default_factory=Launcher)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    flags: tuple[Reason, ...] = ()
+    flags: tuple[Reason, ...] = ()  # of srun
     modules: tuple[Reason, ...] = ()
     env: tuple[Reason, ...] = ()
+    sbatch: tuple[Reason, ...] = ()  # options of sbatch
+    commands: tuple[
+        Reason, ...
+    ] = ()  # [[shell]] lines, which the script runs as they are
+    wrapper: tuple[Reason, ...] = ()  # words before the interpreter, of a container
 
     def __post_init__(self) -> None:
         check_name(self.name, "the name of a site")
         check_line(self.summary, f"the summary of site {self.name}")
+        for row in self.sbatch:
+            check_sbatch(row.value)
+        for row in self.wrapper:
+            wrapper_words(row.value)
 
     @property
     def has_slurm(self) -> bool:
@@ -220,6 +335,29 @@ def load_site(name: str) -> Site:
         raise ConfigError(f"site {path}: {error}") from error
 
 
+def with_options(
+    site: Site, sbatch: Sequence[str], export: str | None, wrapper: str | None
+) -> Site:
+    """Return `site` with options of a command line.
+
+    Parameters
+    ----------
+    site : Site
+    sbatch : more options of sbatch, as "--reservation=night"
+    export : value of sbatch --export; None keeps that of the site
+    wrapper : words before the interpreter, in place of the site's; None keeps those
+    """
+    rows = tuple(Reason(value, "of the command line") for value in sbatch)
+    changed = replace(site, sbatch=(*site.sbatch, *rows))
+    if export is not None:
+        launcher = replace(site.launcher, export=check_export(export))
+        changed = replace(changed, launcher=launcher)
+    if wrapper is not None:
+        words = (Reason(wrapper, "of the command line"),) if wrapper else ()
+        changed = replace(changed, wrapper=words)
+    return changed
+
+
 def with_mpi(site: Site, kind: str) -> Site:
     """Return `site` with the PMI `kind` for srun; raise ConfigError without srun."""
     if site.launcher.kind != "srun":
@@ -244,6 +382,9 @@ def parse_site(path: Path, tables: Mapping[str, Any]) -> Site:
         flags=_reasons("flag", rows, ("value", "why")),
         modules=_reasons("module", rows, ("value", "why")),
         env=_reasons("env", rows, ("name", "value", "why")),
+        sbatch=_reasons("sbatch", rows, ("value", "why")),
+        commands=_reasons("shell", rows, ("value", "why"), {"first": bool}),
+        wrapper=_reasons("wrapper", rows, ("value", "why")),
     )
 
 
@@ -256,6 +397,9 @@ TOP = {
     "flag": list,
     "module": list,
     "env": list,
+    "sbatch": list,
+    "shell": list,
+    "wrapper": list,
 }
 
 
@@ -273,8 +417,13 @@ def _table(
 
 
 def _node(table: Mapping[str, Any]) -> NodeResources:
-    kinds = {"cpus": int, "gpus": int, "memory": str, "gpu": str}
+    kinds: dict[str, type] = {"cpus": int, "gpus": int, "memory": str, "gpu": str}
+    kinds["threads_per_core"] = int
     node = NodeResources(**_table("[node]", table, kinds))
+    if node.threads_per_core < 1:
+        raise ConfigError(
+            f"[node] threads_per_core = {node.threads_per_core} must be at least 1"
+        )
     if node.gpu not in GPUS:
         raise ConfigError(f"[node] gpu = {node.gpu!r} must be one of {', '.join(GPUS)}")
     if node.memory:
@@ -284,22 +433,50 @@ def _node(table: Mapping[str, Any]) -> NodeResources:
 
 
 def _limits(table: Mapping[str, Any]) -> Limits:
-    kinds = {"nodes": int, "walltime": str, "qos": dict}
-    limits = Limits(**_table("[limits]", table, kinds))
-    for text in (limits.walltime, *limits.qos.values()):
-        if not isinstance(text, str):
-            raise ConfigError(
-                f"[limits] has {text!r} for a time; write a time in quotes, for example"
-                ' "02:00:00"'
-            )
-        if text:
-            seconds_of(text)
+    kinds = {"nodes": int, "walltime": str, "qos": dict, "partition": dict}
+    rows = _table("[limits]", table, kinds)
+    partitions = {
+        name: _partition_limits(f"[limits.partition.{name}]", row)
+        for name, row in rows.get("partition", {}).items()
+    }
+    limits = Limits(**{**rows, "partition": partitions})
+    _check_times("[limits]", (limits.walltime, *limits.qos.values()))
     _check_at_least_0("[limits]", {"nodes": limits.nodes})
     return limits
 
 
+def _partition_limits(name: str, table: Any) -> PartitionLimits:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name} = {table!r}: write it as a table {name}")
+    kinds = {"nodes": int, "walltime": str, "by_nodes": dict}
+    rows = _table(name, table, kinds)
+    steps = rows.get("by_nodes", {})
+    if not all(re.fullmatch(r"[1-9]\d*", most, re.ASCII) for most in steps):
+        raise ConfigError(
+            f"{name} by_nodes = {steps} must have numbers of nodes and their longest"
+            ' times, for example { 64 = "02:00:00" }'
+        )
+    by_nodes = {int(most): steps[most] for most in sorted(steps, key=int)}
+    limits = PartitionLimits(**{**rows, "by_nodes": by_nodes})
+    _check_times(name, (limits.walltime, *by_nodes.values()))
+    _check_at_least_0(name, {"nodes": limits.nodes})
+    return limits
+
+
+def _check_times(name: str, times: Iterable[Any]) -> None:
+    for text in times:
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"{name} has {text!r} for a time; write a time in quotes, for example"
+                ' "02:00:00"'
+            )
+        if text:
+            seconds_of(text)
+
+
 def _launcher(table: Mapping[str, Any]) -> Launcher:
-    kinds = {"kind": str, "mpi": str, "requeue": bool, "signal_seconds": int}
+    kinds: dict[str, type] = {"kind": str, "mpi": str, "requeue": bool}
+    kinds |= {"signal_seconds": int, "export": str, "gpu_option": str, "python": str}
     launcher = Launcher(**_table("[launcher]", table, kinds))
     if launcher.kind not in LAUNCHERS:
         raise ConfigError(
@@ -307,6 +484,14 @@ def _launcher(table: Mapping[str, Any]) -> Launcher:
         )
     if launcher.mpi:
         check_name(launcher.mpi, "[launcher] mpi")
+    if launcher.export:
+        check_export(launcher.export)
+    if launcher.gpu_option not in GPU_OPTIONS:
+        raise ConfigError(
+            f"[launcher] gpu_option = {launcher.gpu_option!r} must be one of"
+            f" {', '.join(GPU_OPTIONS)}"
+        )
+    check_line(launcher.python, "[launcher] python")
     seconds = {"signal_seconds": launcher.signal_seconds}
     _check_at_least_0("[launcher]", seconds)
     return launcher
@@ -318,16 +503,26 @@ def _defaults(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reasons(
-    key: str, rows: Mapping[str, Any], names: tuple[str, ...]
+    key: str,
+    rows: Mapping[str, Any],
+    names: tuple[str, ...],
+    more: Mapping[str, type] | None = None,
 ) -> tuple[Reason, ...]:
-    """Return the tables [[key]] of a site's file, which must have the keys `names`."""
-    return tuple(_reason(key, row, names) for row in rows.get(key, []))
+    """Return the tables [[key]] of a site's file, which must have the keys `names`.
+
+    They may have the keys `more`, which maps them to their types, and `source`.
+    """
+    kinds: dict[str, type] = {**dict.fromkeys(names, str), "source": str}
+    kinds |= more or {}
+    return tuple(_reason(key, row, names, kinds) for row in rows.get(key, []))
 
 
-def _reason(key: str, row: Any, names: tuple[str, ...]) -> Reason:
+def _reason(
+    key: str, row: Any, names: tuple[str, ...], kinds: Mapping[str, type]
+) -> Reason:
     if not isinstance(row, dict):
         raise ConfigError(f"{key} = {row!r}: write it as a table [[{key}]]")
-    table = _table(f"[[{key}]]", row, dict.fromkeys(names, str))
+    table = _table(f"[[{key}]]", row, kinds)
     missing = [name for name in names if not table.get(name, "").strip()]
     # The value of a variable may be empty; a word of srun or a module may not.
     if missing and (missing != ["value"] or key != "env" or "value" not in table):

@@ -1,4 +1,4 @@
-"""The smoke job: checks of ranks, sums, versions, GPUs, files and clocks at a site."""
+"""The smoke job: checks of ranks, sums, bindings, GPUs, files and clocks at a site."""
 
 import os
 import platform
@@ -6,16 +6,28 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import hpcsgd
 from hpcsgd.backends import compiled_calls
 from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.gpu import (
+    ROOT,
+    GpuChoice,
+    GpuRequest,
+    adapters,
+    as_ranges,
+    nearest,
+    numbers_of,
+    rank_place,
+)
 from hpcsgd.comm.mpi import mpi_facts
 from hpcsgd.errors import DataError, HpcsgdError, TransportError
 from hpcsgd.files import replace_file
@@ -104,18 +116,19 @@ SHORT = 8  # bytes of the sum whose latency is measured
 LONG = 8 * 2**20  # bytes of the sum whose bandwidth is measured
 REPEATS = {SHORT: 101, LONG: 7}  # timed sums, after WARM_UP others
 WARM_UP = 3
-Facts = dict[str, str | int | float]
-Look = Callable[[], str | tuple[str, Facts]]
+Facts = dict[str, Any]
+Look = Callable[[], str | tuple[str, Facts] | tuple[str, Facts, list[str]]]
 
 
 @dataclass(frozen=True)
 class SmokeCheck:
-    """The result of one check: whether it passed, a sentence, and figures."""
+    """The result of one check: whether it passed, a sentence, figures, and a table."""
 
     name: str
     good: bool
     text: str
     facts: Facts = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)  # of a table for the terminal
 
 
 def smoke(
@@ -139,6 +152,7 @@ def smoke(
         "sums": lambda: check_sums(world),
         "speed": lambda: measure_speed(world),
         "versions": lambda: check_versions(world),
+        "binding": lambda: check_binding(world, device),
         "gpus": lambda: check_gpus(world, device, transport),
         "files": lambda: check_files(world, folder),
         "clocks": lambda: check_clocks(world),
@@ -158,8 +172,7 @@ def _check(name: str, look: Look) -> SmokeCheck:
     """Run the check `look`; an error that all ranks raise becomes a bad result."""
     try:
         seen = look()
-        text, facts = (seen, {}) if isinstance(seen, str) else seen
-        return SmokeCheck(name, True, text, facts)
+        return SmokeCheck(name, True, *((seen,) if isinstance(seen, str) else seen))
     except HpcsgdError as error:
         return SmokeCheck(name, False, str(error))
 
@@ -272,6 +285,144 @@ def check_versions(world: Communicator) -> str:
             )
     shown = ("hpcsgd", "python", "kernels")
     return ", ".join(f"{name} {rank_versions[0][name]}" for name in shown)
+
+
+@dataclass(frozen=True)
+class RankBinding:
+    """The cores of a rank, and the devices that are near to them.
+
+    Attributes
+    ----------
+    host : name of the node
+    cores, nodes : the cores and their NUMA nodes, as ranges; "" if not known
+    gpu, gpu_node : PCI address and NUMA node of its GPU; "" and -1 without one
+    gpu_why : why it has this GPU
+    gpu_is_far : whether another GPU of the node is nearer to its cores
+    nics : the adapters that are nearest to its GPU, or else to its cores
+    """
+
+    host: str
+    cores: str
+    nodes: str
+    gpu: str = ""
+    gpu_node: int = -1
+    gpu_why: str = ""
+    gpu_is_far: bool = False
+    nics: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Return cores, NUMA nodes, GPU and adapters in one line."""
+        parts = [f"cores {self.cores}", f"NUMA {self.nodes or 'not known'}"]
+        if self.gpu:
+            where = f"NUMA {self.gpu_node}" if self.gpu_node >= 0 else "NUMA not known"
+            far = "far, " if self.gpu_is_far else ""
+            parts.append(f"GPU {self.gpu} ({far}{where})")
+        if self.nics:
+            parts.append(f"NIC {'/'.join(self.nics)}")
+        return ", ".join(parts)
+
+
+def check_binding(
+    world: Communicator,
+    device: str,
+    environment: Mapping[str, str] = os.environ,
+    root: Path = ROOT,
+) -> tuple[str, Facts, list[str]]:
+    """Return cores, NUMA node, GPU and network adapter of each rank. Collective.
+
+    The result is a sentence that warns of ranks that share cores and of GPUs that are
+    far from the cores of their ranks, the bindings of all ranks, and a table.
+    """
+    chosen = None
+    if device == "cuda":
+        from hpcsgd.runs.gpu import choose_gpu
+
+        with suppress(HpcsgdError):  # raised on all ranks; `check_gpus` reports it
+            chosen = choose_gpu(world, False, environment, root)
+    bindings = world.exchange_objects(binding_of(chosen, root))
+    facts = {"ranks": [asdict(binding) for binding in bindings]}
+    return "; ".join(_on_bindings(bindings)), facts, binding_table(bindings)
+
+
+def binding_of(
+    chosen: tuple[GpuRequest, GpuChoice] | None, root: Path = ROOT
+) -> RankBinding:
+    """Return the binding of the calling rank, which has `chosen` its GPU."""
+    place = rank_place(root)
+    cores = as_ranges(place.cores)
+    nodes = as_ranges(place.nodes)
+    near_nodes: Sequence[int] = place.nodes
+    if chosen is None:
+        nics = nearest(adapters(root), near_nodes, root)
+        return RankBinding(place.host, cores, nodes, nics=tuple(n.name for n in nics))
+    request, choice = chosen
+    gpu = request.gpus[choice.number]
+    if gpu.node >= 0:
+        near_nodes = (gpu.node,)
+    nics = nearest(adapters(root), near_nodes, root)
+    return RankBinding(
+        place.host,
+        cores,
+        nodes,
+        gpu.name,
+        gpu.node,
+        choice.why,
+        choice.is_far,
+        tuple(nic.name for nic in nics),
+    )
+
+
+def _on_bindings(bindings: Sequence[RankBinding]) -> list[str]:
+    """Return sentences on cores that ranks share, and on GPUs far from their ranks."""
+    sharing = [rank for rank, shares in enumerate(_share_cores(bindings)) if shares]
+    text = "ranks have cores of their own"
+    if sharing:
+        text = (
+            f"{counted(len(sharing), 'rank')} may run on cores of other ranks, as rank"
+            f" {sharing[0]} (srun --cpu-bind=cores binds ranks)"
+        )
+    if len(bindings) == 1:
+        text = f"cores {bindings[0].cores}"
+    far = [rank for rank, binding in enumerate(bindings) if binding.gpu_is_far]
+    if far:
+        one = bindings[far[0]]
+        return [
+            text,
+            f"warning: {counted(len(far), 'rank')} far from their GPUs, as rank"
+            f" {far[0]} on {one.host} with cores on NUMA node {one.nodes} and its GPU"
+            f" on {one.gpu_node} (bind each rank to the cores beside one GPU)",
+        ]
+    whys = dict.fromkeys(binding.gpu_why for binding in bindings if binding.gpu)
+    return [text, *(f"GPUs: {why}" for why in whys)]
+
+
+def _share_cores(bindings: Sequence[RankBinding]) -> list[bool]:
+    """Return for each rank whether another rank of its node may use a core of it."""
+    users: Counter[tuple[str, int]] = Counter()
+    own = [[(b.host, core) for core in numbers_of(b.cores)] for b in bindings]
+    for cores in own:
+        users.update(cores)
+    return [any(users[core] > 1 for core in cores) for cores in own]
+
+
+MOST_KINDS = 4  # nodes with different bindings that a table shows
+
+
+def binding_table(bindings: Sequence[RankBinding]) -> list[str]:
+    """Return the lines of a table of bindings, in which equal nodes appear once."""
+    nodes: dict[str, list[tuple[int, str]]] = {}
+    for rank, binding in enumerate(bindings):
+        nodes.setdefault(binding.host, []).append((rank, binding.describe()))
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for host, ranks in nodes.items():
+        kinds.setdefault(tuple(text for _, text in ranks), []).append(host)
+    lines = []
+    for hosts in list(kinds.values())[:MOST_KINDS]:
+        others = f", and {counted(len(hosts) - 1, 'node')} like it"
+        lines.append(f"{hosts[0]}{others if len(hosts) > 1 else ''}:")
+        lines.extend(f"  rank {rank}: {text}" for rank, text in nodes[hosts[0]])
+    left = len(kinds) - MOST_KINDS
+    return [*lines, *([f"{left} other kinds of nodes, see --json"] if left > 0 else [])]
 
 
 def check_gpus(world: Communicator, device: str, transport: str) -> str:

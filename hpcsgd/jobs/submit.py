@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ class SubmittedJob:
 
 
 def submit(
-    job: Job, site: Site, dry_run: bool = False, python: str = sys.executable
+    job: Job, site: Site, dry_run: bool = False, python: str = ""
 ) -> SubmittedJob:
     """Send `job` to Slurm at `site`.
 
@@ -54,7 +53,8 @@ def submit(
     ----------
     job, site : what `render` takes
     dry_run : whether to write and submit nothing
-    python : the interpreter that runs hpcsgd on the nodes
+    python : the interpreter that runs hpcsgd on the nodes; "" takes that of the site,
+        or else this one
 
     Returns
     -------

@@ -3,14 +3,22 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcsgd.agreements.gradient import Gradient
 from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.gpu import open_transport
+from hpcsgd.comm.gpu import (
+    ROOT,
+    GpuChoice,
+    GpuRequest,
+    choose_gpus,
+    gpu_request,
+    open_transport,
+)
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.shard import Matrix
@@ -34,15 +42,37 @@ BY_HOST = "mpi-host"
 SHARED = "NCCL needs a GPU for each rank, and share_gpus = true; leave share_gpus out"
 
 
-def take_gpu(share_gpus: bool) -> "Device":
-    """Return the GPU of this rank; raise ConfigError or MissingPackage on failure."""
-    from hpcsgd.backends.cuda.device import device_of_rank
-    from hpcsgd.backends.cuda.driver import count_gpus
-    from hpcsgd.backends.cuda.kernels import build_of
-    from hpcsgd.comm.gpu import gpu_of_rank
+def choose_gpu(
+    world: Communicator,
+    share_gpus: bool,
+    environment: Mapping[str, str] = os.environ,
+    root: Path = ROOT,
+) -> tuple[GpuRequest, GpuChoice]:
+    """Return the GPUs that this rank sees, and the one that it takes. Collective.
 
-    number = gpu_of_rank(os.environ, count_gpus(), share_gpus=share_gpus)
-    device = device_of_rank(number)
+    An error on one rank, as too few GPUs or a missing package, is raised on all.
+    `environment` has the variables of the launcher, `root` the folder sys.
+    """
+    from hpcsgd.backends.cuda.driver import gpu_buses
+
+    request = world.together(
+        lambda: gpu_request(environment, gpu_buses(), share_gpus, root)
+    )
+    choices = choose_gpus(world.exchange_objects(request))
+    return request, choices[world.rank]
+
+
+def take_gpu(world: Communicator, share_gpus: bool) -> "Device":
+    """Return the GPU of this rank, near its cores if possible. Collective.
+
+    Raise ConfigError or MissingPackage on failure.
+    """
+    from hpcsgd.backends.cuda.device import device_of_rank
+    from hpcsgd.backends.cuda.kernels import build_of
+
+    _, choice = choose_gpu(world, share_gpus)
+    log.debug("this rank takes GPU %d, because %s", choice.number, choice.why)
+    device = device_of_rank(choice.number)
     # Every exchange needs this kernel: NVRTC fails now, on all ranks, or not at all.
     device.kernel(build_of("sample", "fp32", device.arch))
     return device
@@ -64,7 +94,7 @@ def open_gpu(
             "--emulate-members cannot be used with --device cuda, because it times the"
             " kernels of a CPU; use --device cpu"
         )
-    device = world.together(lambda: take_gpu(run.share_gpus))
+    device = world.together(lambda: take_gpu(world, run.share_gpus))
     device.is_shared |= run.share_gpus
     if world.size == 1:
         return device, world

@@ -11,7 +11,7 @@ from hpcsgd.files import own_folder, parse_json, read_entry_text
 from hpcsgd.jobs.job import Job, Step
 from hpcsgd.jobs.queue import LOG, submitted
 from hpcsgd.jobs.resources import Resources
-from hpcsgd.jobs.script import check
+from hpcsgd.jobs.script import check, threads_of
 from hpcsgd.jobs.sites import Site
 from hpcsgd.jobs.status import ACTIVE, JobState, states
 from hpcsgd.jobs.submit import submit
@@ -93,6 +93,18 @@ def send(plan: StudyPlan, folder: StudyFolder, options: JobOptions) -> list[str]
         for point in points:
             folder.configure(point, data_of(point, folder))
     return [_send(job, options) for job in jobs]
+
+
+def check_jobs(plan: StudyPlan, out: str | Path, options: JobOptions) -> None:
+    """Raise ConfigError if the site cannot run a job of the plan; submit nothing."""
+    plan = on_site(plan, options)
+    check_plan(plan)
+    points: dict[int, list[StudyPoint]] = {}
+    for point in plan.settings():
+        points.setdefault(point.launched, []).append(point)
+    for ranks, own in points.items():
+        job = _job(plan, StudyFolder(out), options, ranks, own)
+        _check(job, options.site)
 
 
 def _check(job: Job, site: Site) -> None:
@@ -312,15 +324,22 @@ def begin(
 
 
 def on_site(plan: StudyPlan, options: JobOptions) -> StudyPlan:
-    """Return the plan with device cuda if its jobs have GPUs and it sets no device.
+    """Return the plan with the device and the threads of its jobs.
 
-    Emulated ranks compute on processors, and a job of theirs with GPUs is refused.
+    Unless the plan sets them, the device is cuda if the jobs have GPUs, and the threads
+    are the cores of a rank. Emulated ranks compute on processors, and a job of theirs
+    with GPUs is refused.
     """
-    run = plan.base.get("run", {})
+    run = dict(plan.base.get("run", {}))
+    threads = threads_of(options.resources, options.site)
+    if threads > 1:
+        run.setdefault("threads", threads)
     device = options.resources.device_of(run)
-    if plan.emulated or device == run.get("device", "cpu"):
+    if not plan.emulated and device != run.get("device", "cpu"):
+        run["device"] = device
+    if run == plan.base.get("run", {}):
         return plan
-    return replace(plan, base={**plan.base, "run": {**run, "device": device}})
+    return replace(plan, base={**plan.base, "run": run})
 
 
 def collect(out: str | Path) -> tuple[Account, int]:

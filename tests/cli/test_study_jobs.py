@@ -144,3 +144,32 @@ def test_a_late_point_ends_itself(command, tmp_path, susy):
     assert late.returncode == 1, late.stderr
     end = json.loads((tmp_path / "s" / "ends" / f"{point.name}.json").read_text())
     assert end["status"] == "timeout" and "2 s of --point-timeout" in end["error"]
+
+
+def test_jobs_of_a_study_share_no_node_unless_that_is_asked_for(
+    hpcsgd, tmp_path, slurm, asked
+):
+    """Jobs of others on its nodes would be part of its times."""
+    (slurm / "hold").touch()
+    for out, more, found in (("s", (), 1), ("t", ("--ask", "exclusive=false"), 0)):
+        begun = hpcsgd(*asked, "--out", out, "--ranks", "1", *more)
+        assert begun.returncode == 0, begun.stderr
+        script = (tmp_path / out / "jobs" / "p1" / "job.sbatch").read_text()
+        assert script.count("#SBATCH --exclusive\n") == found
+    wrong = hpcsgd(*asked, "--ranks", "1", "--ask", "exclusive=maybe")
+    assert wrong.returncode == 2 and "exclusive = 'maybe'" in wrong.stderr
+
+
+def test_a_dry_run_of_a_study_checks_its_jobs(hpcsgd, tmp_path, slurm, asked):
+    """Site, resources and limits, before anything is written."""
+    site = (*asked[:-1], "perlmutter-cpu", "--ranks", "1,2", "--dry-run")
+    good = hpcsgd(*site)
+    assert good.returncode == 0 and not (tmp_path / "s").exists(), good.stderr
+    for more, said in (
+        (("--ask", "walltime=90:00:00"), "is more than 48:00:00"),
+        (("--ask", "gpus=2"), "has no GPUs"),
+        (("--ranks", "512"), "1024 cores"),
+    ):
+        bad = hpcsgd(*site, *more)
+        assert bad.returncode == 2 and said in bad.stderr, bad.stderr
+    assert hpcsgd(*asked[:-1], "nowhere", "--dry-run").returncode == 2

@@ -94,7 +94,7 @@ def give_gpus(world):
     from tests.helpers.kernels.fake_device import FakeDevice
 
     place = f"GPU of rank {world.rank}"
-    gpu.take_gpu = lambda share_gpus: FakeDevice(Node(), world.rank + 1, place)
+    gpu.take_gpu = lambda world, share_gpus: FakeDevice(Node(), world.rank + 1, place)
 
 
 def refused(world, row, sections):

@@ -162,7 +162,7 @@ def test_sparse_rows_train_the_model_of_dense_ones(device, update, family, kind)
 @pytest.mark.parametrize("d", [137, 5000])
 def test_members_that_share_a_gpu(device, monkeypatch, kind, d):
     """Two ranks that are threads, each with a stream of its own."""
-    take = lambda share_gpus: CudaDevice()  # noqa: E731
+    take = lambda world, share_gpus: CudaDevice()  # noqa: E731
     monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     problem = make_problem("logistic", n=1001, d=d)
     sections = {
@@ -240,7 +240,7 @@ AGREED = {
 @pytest.mark.parametrize("case", AGREED)
 def test_gradients_are_agreed_on_as_on_the_host(device, monkeypatch, replicas, case):
     """One replica alone, and two that share this GPU by way of the host."""
-    take = lambda share_gpus: CudaDevice()  # noqa: E731
+    take = lambda world, share_gpus: CudaDevice()  # noqa: E731
     monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     problem = make_problem("logistic", n=1001, d=137)
     tables = {**AGREED[case], "grid": {"replicas": replicas}}

@@ -1,15 +1,23 @@
 """Jobs that tests render: one of each template."""
 
+from pathlib import Path
+
 from hpcsgd.jobs.job import Job, Step
 from hpcsgd.jobs.resources import Resources
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "jobs"
 PYTHON = "/opt/hpcsgd/bin/python"
 SITES = (
     "generic-cpu",
     "generic-gpu",
     "perlmutter-cpu",
     "perlmutter-gpu",
-    "frontier-like",
+    "frontier-cpu",
+    "lumi-c",
+    "alps-gh200",
+    "juwels-booster",
+    "leonardo-booster",
+    "marenostrum5-acc",
     "workstation",
 )
 DATA = ("--data", "epsilon.h5")

@@ -3,7 +3,6 @@
 import difflib
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +10,8 @@ from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.script import render
 from hpcsgd.jobs.sites import load_site
 from tests.helpers.limits import HANG
-from tests.jobs.examples import COMMANDS, PYTHON, SITES, STEPS, example
+from tests.jobs.examples import COMMANDS, GOLDEN, PYTHON, SITES, STEPS, example
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "jobs"
 ACCEPT = "python -m tests.jobs.test_golden"
 GPU = Resources(
     nodes=2,
@@ -26,6 +24,8 @@ GPU = Resources(
     constraint="gpu&hbm80g",
 )
 TEMPLATES = (*COMMANDS, *STEPS)
+GENERIC = ("generic-cpu", "generic-gpu", "workstation")
+CENTRES = [site for site in SITES if site not in GENERIC]
 
 
 def cases():
@@ -33,19 +33,33 @@ def cases():
     found = {
         f"{name}.generic-cpu": (example(name), "generic-cpu") for name in TEMPLATES
     }
-    for site in SITES[1:]:
+    for site in ("generic-gpu", "workstation"):
         found[f"train.{site}"] = (example("train"), site)
     found["sweep.workstation"] = (example("sweep"), "workstation")
+    for site in CENTRES:
+        found[f"train.{site}"] = (at_home(site), site)
     found["train.perlmutter-gpu"] = (on_gpus(), "perlmutter-gpu")
     found["train.one-task"] = (example("train"), str(GOLDEN / "one-task.toml"))
     found["train.waiting"] = (waiting(), "generic-cpu")
+    everything = str(GOLDEN / "everything.toml")
+    found["train.everything"] = (on_gpus(exclusive=True), everything)
+    found["sweep.everything"] = (example("sweep"), everything)
     return found
 
 
-def on_gpus():
+def at_home(name):
+    """Two nodes of a centre, with the cores, GPUs and partition of its file."""
+    site = load_site(name)
+    table = {"nodes": 2, "tasks": 8, "account": "m1234", **site.defaults}
+    gpus = ("--device", "cuda") if table.get("gpus") else ()
+    command = (*COMMANDS["train"], *gpus)
+    return example("train", command=command, resources=Resources.parse(table))
+
+
+def on_gpus(**changes):
     """Eight ranks on eight cards."""
     command = (*COMMANDS["train"], "--device", "cuda")
-    return example("train", command=command, resources=GPU)
+    return example("train", command=command, resources=GPU.with_(**changes))
 
 
 def waiting():

@@ -188,7 +188,7 @@ ON_GPU = (*COMMANDS["train"], "--device", "cuda")
 
 def test_a_site_without_cuda_refuses_gpus_in_a_sentence():
     for wanted in ({"gpus": 1}, {"command": ON_GPU}):
-        said = at("frontier-like", **wanted)
+        said = at("frontier-cpu", **wanted)
         assert "GPUs without CUDA" in said and "--device cpu" in said
     assert "has no GPUs" in at("perlmutter-cpu", gpus=1)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 
 import numpy as np
@@ -13,7 +14,14 @@ from hpcsgd.comm.mpi import provider_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import TransportError
 from hpcsgd.jobs import smoke as smoke_files
-from hpcsgd.jobs.smoke import content_of, measure_speed, smoke, verdict
+from hpcsgd.jobs.smoke import (
+    check_binding,
+    content_of,
+    measure_speed,
+    smoke,
+    verdict,
+)
+from tests.helpers.fake_sysfs import CROSSED, sysfs
 
 RANKS = 3
 
@@ -187,10 +195,12 @@ def test_the_command_prints_one_verdict(words, code, tmp_path, capsys):
     assert main(["jobs", "smoke", "--folder", str(tmp_path), *words]) == code
     out, err = capsys.readouterr()
     assert out.startswith("smoke: bad: ranks" if code else "smoke: good: ")
-    assert len(out.splitlines()) == 1 and len(err.splitlines()) == 7
+    checks = [line for line in err.splitlines() if line.startswith("hpcsgd: ")]
+    assert len(out.splitlines()) == 1 and len(checks) == 8
+    assert "  rank 0: cores " in err
     assert main(["jobs", "smoke", "--folder", str(tmp_path), "--json", *words]) == code
     said = json.loads(capsys.readouterr().out)
-    assert said["good"] == (not code) and len(said["checks"]) == 7
+    assert said["good"] == (not code) and len(said["checks"]) == 8
     assert os.listdir(tmp_path) == []
 
 
@@ -206,3 +216,95 @@ def test_ranks_that_never_meet_have_one_verdict(rank, monkeypatch, capsys):
     assert main(["jobs", "smoke"]) == 1
     said = "smoke: bad: ranks: 4 ranks were asked for and MPI gives 1\n"
     assert capsys.readouterr().out == (said if rank == 0 else "")
+
+
+# Bindings: cores, NUMA nodes, GPUs and adapters of ranks, from a played sysfs.
+
+NICS = {"cxi/cxi0": 0, "cxi/cxi1": 1, "cxi/cxi2": 2, "cxi/cxi3": 3}
+
+
+def bindings(monkeypatch, root, cpusets, hosts=None, gpus=0):
+    """What ranks see that are threads, each bound to cores on a node."""
+    local = threading.local()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(local.cores))
+    monkeypatch.setattr("socket.gethostname", lambda: local.host)
+    buses = list(CROSSED["gpus"])[:gpus]
+    monkeypatch.setattr("hpcsgd.backends.cuda.driver.gpu_buses", lambda: buses)
+
+    def on_rank(world):
+        local.cores = cpusets[world.rank]
+        local.host = hosts[world.rank] if hosts else "n1"
+        here = hosts.index(local.host) if hosts else 0
+        own = {"LOCAL_RANK": str(world.rank - here)}
+        device = "cuda" if gpus else "cpu"
+        return check_binding(world, device, own, root)
+
+    said = run_ranks(len(cpusets), on_rank)
+    assert all(one == said[0] for one in said)
+    return said[0]
+
+
+def test_crossed_gpus_and_adapters_are_shown(monkeypatch, tmp_path):
+    root = sysfs(tmp_path, **CROSSED, nics=NICS)
+    cores = [range(16 * n, 16 * n + 16) for n in range(4)]
+    text, facts, lines = bindings(monkeypatch, root, cores, gpus=4)
+    assert text == "ranks have cores of their own; GPUs: it is nearest to its cores"
+    assert lines == [
+        "n1:",
+        "  rank 0: cores 0-15, NUMA 0, GPU 0000:c1:00.0 (NUMA 0), NIC cxi0",
+        "  rank 1: cores 16-31, NUMA 1, GPU 0000:82:00.0 (NUMA 1), NIC cxi1",
+        "  rank 2: cores 32-47, NUMA 2, GPU 0000:41:00.0 (NUMA 2), NIC cxi2",
+        "  rank 3: cores 48-63, NUMA 3, GPU 0000:03:00.0 (NUMA 3), NIC cxi3",
+    ]
+    assert [row["gpu"] for row in facts["ranks"]] == list(reversed(CROSSED["gpus"]))
+    json.dumps(facts)
+
+
+def test_ranks_that_cross_to_their_gpus_are_a_warning(monkeypatch, tmp_path):
+    """Both on NUMA node 0: one of them has the GPU of another node."""
+    root = sysfs(tmp_path, **CROSSED)
+    text, _, lines = bindings(monkeypatch, root, [range(8), range(8, 16)], gpus=4)
+    assert "warning: 1 rank far from their GPUs, as rank 1 on n1" in text
+    assert "cores on NUMA node 0 and its GPU on" in text
+    assert "(far, NUMA" in lines[2] and "far" not in lines[1]
+
+
+def test_ranks_that_share_cores_are_counted(monkeypatch, tmp_path):
+    """Ranks of other nodes have other cores of the same numbers."""
+    root = sysfs(tmp_path, **CROSSED)
+    text, _, lines = bindings(monkeypatch, root, [range(4), range(3, 6), range(8, 9)])
+    assert text.startswith("2 ranks may run on cores of other ranks, as rank 0 (srun")
+    apart = bindings(monkeypatch, root, [range(4)] * 2, ["n1", "n2"])
+    assert apart[0] == "ranks have cores of their own"
+    assert apart[2] == ["n1, and 1 node like it:", "  rank 0: cores 0-3, NUMA 0"]
+
+
+def test_why_gpus_go_by_local_numbers_is_said(monkeypatch, tmp_path):
+    root = sysfs(tmp_path, CROSSED["nodes"], dict.fromkeys(CROSSED["gpus"], -1))
+    text, facts, _ = bindings(monkeypatch, root, [range(8), range(16, 24)], gpus=2)
+    assert "GPUs: sysfs states no NUMA node of the GPU 0000:03:00.0" in text
+    assert [row["gpu"] for row in facts["ranks"]] == list(CROSSED["gpus"])[:2]
+
+
+def test_a_table_of_many_nodes_shows_each_kind_once(monkeypatch, tmp_path):
+    root = sysfs(tmp_path, **CROSSED)
+    kinds = 6
+    cores = [range(n, n + 1) for n in range(kinds)] + [range(1)] * 3
+    hosts = [f"n{n}" for n in range(len(cores))]
+    _, facts, lines = bindings(monkeypatch, root, cores, hosts)
+    assert lines[0] == "n0, and 3 nodes like it:" and len(facts["ranks"]) == 9
+    assert lines[-1] == "2 other kinds of nodes, see --json"
+    assert len(lines) == 2 * 4 + 1
+
+
+def test_a_gpu_that_slurm_bound_to_another_numa_node_is_a_warning(
+    monkeypatch, tmp_path
+):
+    """One visible GPU, as by --gpus-per-task: the others are seen in sysfs alone."""
+    root = sysfs(tmp_path, **CROSSED)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    text, _, lines = bindings(monkeypatch, root, [range(8)], gpus=1)
+    assert "warning: 1 rank far from their GPUs, as rank 0 on n1" in text
+    assert "GPU 0000:03:00.0 (far, NUMA 3)" in lines[1]
+    text, _, lines = bindings(monkeypatch, root, [range(48, 56)], gpus=1)
+    assert "warning" not in text and "(NUMA 3)" in lines[1]

@@ -227,7 +227,7 @@ def test_the_file_says_where_it_runs(fakes, workplace, capsys):
         assert jobs("submit", "train", "--out", name, *words, *REST[1:]) == 0
         command = records(workplace / name)[0]["steps"][0]["command"]
         assert ("cuda" in command) == (name == "b")
-    words = ["--site", "frontier-like", "--out", "d", "--", "cuda.toml", *REST[1:]]
+    words = ["--site", "frontier-cpu", "--out", "d", "--", "cuda.toml", *REST[1:]]
     assert jobs("submit", "train", *words) == 2
     assert "GPUs without CUDA" in capsys.readouterr().err
 
@@ -260,7 +260,7 @@ def test_resources_from_a_file_and_defaults_of_a_site(fakes, workplace):
     "words, said",
     [
         (["train", "--out", "a", *REST], "no site"),
-        (["train", "--site", "nowhere", "--out", "a", *REST], "known: frontier-like"),
+        (["train", "--site", "nowhere", "--out", "a", *REST], "known: alps-gh200"),
         (["train", *TRAIN, "--", "--data", "x", "--baatch", "3"], "--baatch"),
         (["train", *TRAIN, "--", "--batch", "3"], "no data"),
         (["train", *TRAIN, "--", "gone.toml"], "gone.toml"),
@@ -411,3 +411,34 @@ def test_warnings_go_to_standard_error(fakes, capsys):
     assert jobs("render", "train", *TRAIN, "--walltime", "3", *REST) == 0
     out, err = capsys.readouterr()
     assert "hpcsgd: warning" in err and "hpcsgd: warning" not in out
+
+
+LISTS = {  # on standard error with a prefix, or on standard output
+    "22.05": (
+        "",
+        "srun: MPI types are...\nsrun: cray_shasta\nsrun: none\nsrun: pmi2\n",
+    ),
+    "output": ("MPI plugin types are...\n\tnone\n\tcray_shasta\n\tpmi2\n", ""),
+}
+
+
+@pytest.mark.parametrize("version", LISTS)
+@pytest.mark.parametrize("kind, warned", [("pmi2", False), ("pmix", True)])
+def test_a_pmi_that_srun_does_not_list_is_a_warning(
+    kind, warned, version, fakes, capsys
+):
+    out, err = LISTS[version]
+    fakes.answer("srun", out=out, err=err)
+    words = ["submit", "train", *TRAIN, "--mpi", kind, "--dry-run", *REST]
+    assert jobs(*words) == 0
+    said = capsys.readouterr().err
+    expected = "srun --mpi=pmix is not a PMI that srun lists here (cray_shasta"
+    if version == "output":
+        expected = expected.replace("(cray_shasta", "(none, cray_shasta, pmi2)")
+    assert (expected in said) == warned
+
+
+def test_a_srun_that_lists_nothing_is_no_warning(fakes, capsys):
+    fakes.answer("srun", code=1, err="srun: error: no\n")
+    assert jobs("submit", "train", *TRAIN, "--dry-run", *REST) == 0
+    assert "PMI" not in capsys.readouterr().err

@@ -26,7 +26,7 @@ def devices(monkeypatch):
     given, node = [], Node()
     lock = Lock()  # ranks are threads, and no two of them get one place
 
-    def take(share_gpus):
+    def take(world, share_gpus):
         with lock:
             number = len(given)
             given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))

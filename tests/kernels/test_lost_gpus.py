@@ -29,7 +29,7 @@ def breaking(monkeypatch):
     """Say which GPU is lost when: the so manieth that is opened, or of a thread."""
     given, node, plan = [], Node(), {}
 
-    def take(share_gpus):
+    def take(world, share_gpus):
         number = len(given)
         given.append(FakeDevice(node, number + 1, f"node 0000:{number:02}"))
         node.faults.clear()  # of an earlier run
@@ -191,7 +191,7 @@ def cupys(monkeypatch):
     """Runs are on our code for CuPy, each on a fake one of this list."""
     given = []
 
-    def take(share_gpus):
+    def take(world, share_gpus):
         return CudaDevice(0, given.pop(0))
 
     monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)

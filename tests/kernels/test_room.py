@@ -35,7 +35,7 @@ def devices(monkeypatch):
     """Those that ranks are given, to be filled in."""
     given, left = [], []
 
-    def take(share_gpus):
+    def take(world, share_gpus):
         given.append(left.pop(0))
         return given[-1]
 

@@ -69,7 +69,7 @@ def kvikio(monkeypatch):
 def devices(monkeypatch):
     given, node = [], Node()
 
-    def take(share_gpus):
+    def take(world, share_gpus):
         given.append(FakeDevice(node, 1, f"node 0000:{len(given):02}"))
         return given[-1]
 

@@ -31,7 +31,7 @@ def test_memory_is_that_of_the_table(monkeypatch, stage, name, kept):
     for columns in (96, 192):
         given, node = [], Node()
 
-        def take(share_gpus, given=given, node=node):
+        def take(world, share_gpus, given=given, node=node):
             given.append(Counting(2**30, f"GPU {len(given)}", node))
             return given[-1]
 

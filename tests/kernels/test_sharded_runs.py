@@ -155,7 +155,7 @@ def test_what_slices_refuse_they_refuse_here(devices, stage, sections, remedy):
 def test_what_cupy_is_asked_for(monkeypatch, stage):
     """Its names and no others, on the stream of the run; replicas that share a GPU."""
     strict_cupy.install(monkeypatch)
-    take = lambda share_gpus: CudaDevice()  # noqa: E731
+    take = lambda world, share_gpus: CudaDevice()  # noqa: E731
     monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     stored, _ = make_sparse("logistic", n=13, d=37)
     run = {"transport": "mpi-host", "share_gpus": True}

@@ -24,10 +24,10 @@ from tests.helpers.kernels.fake_device import FakeDevice
 rank, (what, count), arguments = open_world().rank, sys.argv[1:3], sys.argv[3:]
 if what == "driver":
     if rank != 1:
-        gpu.take_gpu = lambda share: FakeDevice(place=f"node {rank}")
+        gpu.take_gpu = lambda world, share: FakeDevice(place=f"node {rank}")
     driver.driver_major = lambda: None
 else:
-    def take(share):
+    def take(world, share):
         device = FakeDevice(place=f"node {rank}")
         if rank == 1:
             device.layer.break_at(what, int(count))

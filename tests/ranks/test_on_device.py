@@ -108,7 +108,7 @@ def test_gradients_of_devices_are_shared(comm, monkeypatch):
         pytest.skip("no C++ compiler")
     monkeypatch.setattr(gpu_mpi, "check_support", lambda: None)
     place = f"GPU of rank {comm.rank}"
-    take = lambda share_gpus: FakeDevice(Node(), comm.rank, place)  # noqa: E731
+    take = lambda world, share_gpus: FakeDevice(Node(), comm.rank, place)  # noqa: E731
     monkeypatch.setattr("hpcsgd.runs.gpu.take_gpu", take)
     problem, members = make_problem("logistic", n=13, d=13), comm.size // 2
     alone = {"grid": {"replicas": comm.size, "members": 1}}  # no members

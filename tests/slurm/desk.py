@@ -48,11 +48,12 @@ class Desk:
         command = [sys.executable, "-m", "hpcsgd", *words]
         return self.cluster.call(*command, code=code, cwd=self.folder, **variables)
 
-    def submit(self, template, name, *words, flags=(), site=SITE):
+    def submit(self, template, name, *words, flags=(), site=SITE, **variables):
         """`hpcsgd jobs submit`, and the job that it made."""
         out = self.folder / name
         place = ["--site", site, "--out", out, *flags]
-        said = self.hpcsgd("jobs", "submit", template, *place, "--", *words)
+        submit = ("jobs", "submit", template, *place, "--", *words)
+        said = self.hpcsgd(*submit, **variables)
         assert re.fullmatch(r"\d+\n", said), said
         return Sent(self, said.strip(), out)
 

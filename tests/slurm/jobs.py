@@ -35,6 +35,63 @@ def sweep(desk, sent):
     return desk.submit("sweep", "sweep", desk.run, *SLOW, flags=flags)
 
 
+SITE = """
+summary = "generic-cpu, with every kind of line that a site may add"
+[launcher]
+mpi = "pmi2"
+export = "NONE"
+[[sbatch]]
+value = '--comment="of a site"'
+why = "as a reservation would be"
+[[shell]]
+value = "ulimit -c 7 && cd ."
+why = "a limit that ranks inherit"
+[[shell]]
+value = 'export CAST="{text}.cast" && sbcast --force "{text}" "$CAST"'
+why = "a file on each node"
+[[wrapper]]
+value = "{wrapper} 'one word'"
+why = "a container starts the interpreter"
+[[env]]
+name = "MPIR_CVAR_CH4_NETMOD"
+value = "ofi"
+why = "as generic-cpu"
+[[env]]
+name = "PYTHONPATH"
+value = "{path}"
+why = "the sender's variables stay behind"
+[[env]]
+name = "SLURM_CONF"
+value = "{conf}"
+why = "this Slurm is not the one of /etc"
+"""
+# It notes what reached it, and becomes what is behind its own word.
+WRAPPER = """#!/bin/bash
+echo "$1|$(ulimit -c)|$([ -f "$CAST" ] && echo cast)|${{SENDER-none}}" >> "{seen}"
+exec "${{@:2}}"
+"""
+
+
+def sited(desk, sent):
+    """Several launches, on nodes of their own, at a site of one's own."""
+    wrapper = desk.folder / "wrapper"
+    wrapper.write_text(WRAPPER.format(seen=desk.folder / "seen.txt"))
+    wrapper.chmod(0o755)
+    site = desk.folder / "ours.toml"
+    own = desk.cluster.environment
+    site.write_text(
+        SITE.format(
+            text=desk.text,
+            wrapper=wrapper,
+            path=own["PYTHONPATH"],
+            conf=own["SLURM_CONF"],
+        )
+    )
+    flags = ("--ranks", "1,2", "--exclusive")
+    scaling = ("scaling", "sited", desk.run)
+    return desk.submit(*scaling, flags=flags, site=site, SENDER="not for the job")
+
+
 def train(desk, sent):
     """Four ranks on two nodes, to the goal."""
     return desk.submit("train", "train", desk.run, flags=ACROSS)
@@ -138,7 +195,7 @@ ORDER = (
     converted,
     trained,
 )
-ORDER += (reported, failing, unwanted, train, smoke)
+ORDER += (reported, failing, unwanted, train, smoke, sited)
 JOBS = {send.__name__: send for send in ORDER}
 BEFORE = {  # what a job waits for
     "trained": {"converted"},

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+from hpcsgd.jobs.queue import mpi_plugins
 from tests.slurm.desk import LONGEST
 
 
@@ -43,7 +44,16 @@ def test_tasks_whose_mpi_is_not_that_of_srun_fail_at_once(cluster, tmp_path):
     said = cluster.call(*start, *words, code=1, limit=LONGEST, cwd=tmp_path)
     (verdict,) = said.splitlines()
     assert verdict.startswith("smoke: bad: ranks: 2 ranks were asked for and MPI gives")
+    cause = "loads MPICH, which needs srun --mpi=pmi2, and srun gave its ranks no PMI"
+    assert cause in verdict
     assert "srun --mpi=pmi2 for MPICH" in verdict
+
+
+def test_the_plugins_that_srun_lists_are_read(cluster, monkeypatch):
+    """As this Slurm writes them."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    assert {"none", "pmi2"} <= set(mpi_plugins())
 
 
 def test_tasks_without_a_pmi_are_refused_by_their_variables(cluster, desk, tmp_path):
@@ -89,3 +99,14 @@ def test_the_folder_knows_where_slurm_does_not(train, cluster, tmp_path):
     (state,) = json.loads(train.desk.hpcsgd(*words, PATH=str(tmp_path)))
     for said in (known, state):
         assert (said["state"], said["code"], said["restarts"]) == ("completed", 0, 0)
+
+
+def test_lines_of_a_site_reach_sbatch_the_script_and_the_ranks(sited):
+    """Options, shell, a container, exclusive nodes, and no variables of the sender."""
+    record = sited.ends("COMPLETED")
+    assert record["OverSubscribe"] == "NO" and record["Comment"] == "of"
+    for ranks in (1, 2):
+        result = sited.result(f"runs/ranks-{ranks}")
+        assert (result["status"], result["ranks"]) == ("completed", ranks)
+    seen = (sited.desk.folder / "seen.txt").read_text().splitlines()
+    assert seen == ["one word|7|cast|none"] * 3

@@ -1,22 +1,43 @@
 """Which GPU a rank uses, as a table of launchers; what opens a layer without a GPU."""
 
+import os
+import shutil
 import sys
+import threading
+from dataclasses import replace
 from importlib.abc import MetaPathFinder
+from itertools import permutations
 from threading import get_ident
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpcsgd.backends.cuda import driver as device_layer
 from hpcsgd.backends.cuda.device import CudaDevice
 from hpcsgd.backends.cuda.driver import DeviceLayer, count_gpus, load_cupy
 from hpcsgd.backends.cuda.kernels import build_of
-from hpcsgd.comm.gpu import check_own_gpu, gpu_of_rank, local_place
+from hpcsgd.cli import info
+from hpcsgd.comm.gpu import (
+    GpuRequest,
+    PciDevice,
+    adapters,
+    as_ranges,
+    check_own_gpu,
+    choose_gpus,
+    gpu_of_rank,
+    gpu_request,
+    local_place,
+    nearest,
+    numbers_of,
+    rank_place,
+)
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError, MissingPackage
-from hpcsgd.runs.gpu import open_gpu
+from hpcsgd.runs.gpu import choose_gpu, open_gpu
 from tests.helpers.fake_cupy import (
     CompileException,
     CUDADriverError,
@@ -24,7 +45,9 @@ from tests.helpers.fake_cupy import (
     FakeCupy,
     OutOfMemoryError,
 )
+from tests.helpers.fake_sysfs import BOOSTER, CROSSED, sysfs
 
+FEW = settings(max_examples=60, deadline=None)
 OMPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 HYDRA = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_LOCALID": "3", "SLURM_GPUS_ON_NODE": "4"}
@@ -364,7 +387,7 @@ def test_a_missing_nccl_names_the_command(monkeypatch):
 
 def test_what_is_missing_on_one_rank_is_heard_by_all(monkeypatch):
     """A GPU is tried with one kernel when it is taken: later others would wait."""
-    monkeypatch.setattr(device_layer, "count_gpus", lambda: 1)
+    monkeypatch.setattr(device_layer, "gpu_buses", lambda: ["0000:3B:00.0"])
     good, bad = FakeCupy(), FakeCupy()
 
     def refuse(entry):
@@ -388,3 +411,271 @@ def test_what_is_missing_on_one_rank_is_heard_by_all(monkeypatch):
     run_ranks(3, on_rank)
     assert len(heard) == 3 and len(set(heard)) == 1
     assert "libnvrtc-builtins.so" in heard[0][0] and heard[0][1]
+
+
+# The GPU of a rank by NUMA node, from a played sysfs.
+
+
+def requests(monkeypatch, root, buses, cpusets, environment=None, share=False):
+    """What ranks of one node report, each with its cores."""
+    found = []
+    for rank, cores in enumerate(cpusets):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, c=cores: set(c))
+        own = {"SLURM_LOCALID": str(rank), "SLURM_NTASKS_PER_NODE": str(len(cpusets))}
+        own |= environment(rank) if environment else {}
+        seen = buses(rank) if callable(buses) else buses
+        found.append(gpu_request(own, seen, share, root))
+    return found
+
+
+def chosen(asked):
+    return [(choice.number, choice.is_far) for choice in choose_gpus(asked)]
+
+
+def test_crossed_gpus_are_the_nearest_ones(monkeypatch, tmp_path):
+    """On Perlmutter rank 0 takes GPU 3, and not that of its local number."""
+    root = sysfs(tmp_path, **CROSSED)
+    buses = [bus.upper() for bus in CROSSED["gpus"]]
+    cores = [range(16 * n, 16 * n + 16) for n in range(4)]
+    asked = requests(monkeypatch, root, buses, cores)
+    assert chosen(asked) == [(3, False), (2, False), (1, False), (0, False)]
+    assert {c.why for c in choose_gpus(asked)} == {"it is nearest to its cores"}
+    assert chosen(asked[:2]) == [(3, False), (2, False)], "of two ranks alone"
+
+
+def test_ranks_of_several_nodes_do_not_mix(monkeypatch, tmp_path):
+    root = sysfs(tmp_path, **CROSSED)
+    cores = [range(16 * n, 16 * n + 16) for n in range(4)]
+    asked = requests(monkeypatch, root, list(CROSSED["gpus"]), cores)
+    mixed = [replace(r, host=host) for r in asked for host in ("n1", "n2")]
+    assert [n for n, _ in chosen(mixed)] == [3, 3, 2, 2, 1, 1, 0, 0]
+
+
+def test_a_numa_node_without_a_gpu_takes_one_of_its_socket(monkeypatch, tmp_path):
+    root = sysfs(tmp_path, **BOOSTER)
+    buses = list(BOOSTER["gpus"])
+    cores = [range(0, 6), range(12, 18), range(24, 30), range(36, 42)]  # 0, 2, 4, 6
+    # Both of a socket are equally near: those of the local numbers.
+    assert chosen(requests(monkeypatch, root, buses, cores)) == [
+        (n, False) for n in range(4)
+    ]
+    crossed = [range(24, 30), range(36, 42), range(0, 6), range(12, 18)]
+    found = choose_gpus(requests(monkeypatch, root, buses, crossed))
+    assert [c.number for c in found] == [2, 3, 0, 1]
+
+
+def test_no_gpu_is_taken_twice_where_all_want_the_same(monkeypatch, tmp_path):
+    """All ranks on one NUMA node: one has its GPU, and those of the others are far."""
+    root = sysfs(tmp_path, **CROSSED)
+    cores = [range(4 * n, 4 * n + 4) for n in range(4)]  # all of node 0
+    found = choose_gpus(requests(monkeypatch, root, list(CROSSED["gpus"]), cores))
+    assert sorted(c.number for c in found) == [0, 1, 2, 3]
+    assert [c.number for c in found if not c.is_far] == [3]
+    assert {c.why for c in found if c.is_far} == {"nearer GPUs serve other ranks"}
+
+
+def test_a_rank_moves_for_one_that_has_no_other_choice(monkeypatch, tmp_path):
+    """Rank 0 may have either of its socket, rank 1 only that of its NUMA node."""
+    root = sysfs(tmp_path, **BOOSTER)
+    asked = requests(
+        monkeypatch, root, list(BOOSTER["gpus"]), [range(0, 6), range(18, 24)]
+    )
+    assert [c.number for c in choose_gpus(asked)] == [1, 0]
+
+
+def test_shared_gpus_are_near_and_evenly_used(monkeypatch, tmp_path):
+    root = sysfs(tmp_path, **CROSSED)
+    cores = [range(8 * n, 8 * n + 8) for n in range(8)]
+    buses = list(CROSSED["gpus"])
+    asked = requests(monkeypatch, root, buses, cores, share=True)
+    assert [c.number for c in choose_gpus(asked)] == [3, 3, 2, 2, 1, 1, 0, 0]
+
+
+def test_gpus_that_slurm_has_bound_stay(monkeypatch, tmp_path):
+    """--gpus-per-task shows each rank one GPU, wherever it is."""
+    root = sysfs(tmp_path, **CROSSED)
+    cores = [range(16 * n, 16 * n + 16) for n in range(4)]
+    bound = lambda rank: {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "4"}  # noqa: E731
+    buses = list(CROSSED["gpus"])
+    asked = requests(monkeypatch, root, lambda rank: [buses[rank]], cores, bound)
+    found = choose_gpus(asked)
+    assert [choice.number for choice in found] == [0] * 4
+    assert "only GPU that this rank sees" in found[0].why
+    assert all(choice.is_far for choice in found), "by local number, as Slurm does it"
+    near = requests(monkeypatch, root, lambda rank: [buses[3 - rank]], cores, bound)
+    assert chosen(near) == [(0, False)] * 4
+
+
+def test_ranks_that_slurm_shows_two_gpus_take_the_nearer(monkeypatch, tmp_path):
+    root = sysfs(tmp_path, **CROSSED)
+    buses = list(CROSSED["gpus"])
+    seen = lambda rank: buses[2:] if rank == 0 else buses[:2]  # noqa: E731
+    own = lambda rank: {"SLURM_NTASKS_PER_NODE": "2"}  # noqa: E731
+    asked = requests(monkeypatch, root, seen, [range(0, 16), range(48, 64)], own)
+    assert chosen(asked) == [(1, False), (0, False)]
+
+
+UNKNOWN = "sys/bus/pci/devices/0000:82:00.0/numa_node"
+
+
+@pytest.mark.parametrize("spoil, why", [
+    (lambda root: (root / UNKNOWN).write_text("-1"),
+     "sysfs states no NUMA node of the GPU 0000:82:00.0"),
+    (lambda root: shutil.rmtree(root / "sys/bus"),
+     "sysfs states no NUMA node of the GPU 0000:03:00.0"),
+    (lambda root: shutil.rmtree(root / "sys/devices"),
+     "sysfs lists no NUMA node of this rank's cores"),
+])  # fmt: skip
+def test_the_local_number_where_sysfs_tells_nothing(spoil, why, monkeypatch, tmp_path):
+    root = sysfs(tmp_path, **CROSSED)
+    spoil(root)
+    cores = [range(16 * n, 16 * n + 16) for n in range(4)]
+    found = choose_gpus(requests(monkeypatch, root, list(CROSSED["gpus"]), cores))
+    assert [c.number for c in found] == [0, 1, 2, 3]
+    assert {c.why for c in found} == {why}
+
+
+def test_ranks_that_are_not_bound_keep_their_local_numbers(monkeypatch, tmp_path):
+    root = sysfs(tmp_path, **CROSSED)
+    buses = list(CROSSED["gpus"])
+    found = choose_gpus(requests(monkeypatch, root, buses, [range(128)] * 4))
+    assert [c.number for c in found] == [0, 1, 2, 3]
+    assert {c.why for c in found} == {"the rank may run on every NUMA node of its node"}
+
+
+@FEW
+@given(data=st.data())
+def test_the_choice_is_a_law(data):
+    """Any distances: GPUs differ, all ranks agree, and none could move nearer alone."""
+    gpus = data.draw(st.integers(1, 5))
+    ranks = data.draw(st.integers(1, gpus))
+    far = st.lists(st.sampled_from([10, 12, 32]), min_size=gpus, max_size=gpus)
+    table = [tuple(data.draw(far)) for _ in range(ranks)]
+    names = tuple(PciDevice(f"0000:{n:02x}:00.0", 0) for n in range(gpus))
+    asked = [GpuRequest("n", r, names, row) for r, row in enumerate(table)]
+    found = choose_gpus(asked)
+    taken = [choice.number for choice in found]
+    assert len(set(taken)) == ranks and found == choose_gpus(asked)
+    most = max(  # the number of ranks with a nearest GPU, by trying every assignment
+        sum(row[n] == min(row) for row, n in zip(table, order, strict=True))
+        for order in permutations(range(gpus), ranks)
+    )
+    near = [row[n] == min(row) for row, n in zip(table, taken, strict=True)]
+    assert sum(near) == most and [not c.is_far for c in found] == near
+    free = set(range(gpus)) - set(taken)
+    for row, number in zip(table, taken, strict=True):
+        assert all(row[number] <= row[other] for other in free)
+
+
+def test_a_run_takes_the_gpu_that_ranks_have_agreed_on(monkeypatch, tmp_path):
+    """Through CuPy: four ranks that are threads, each bound as srun would do it."""
+    root = sysfs(tmp_path, **CROSSED)
+    cupy = fake_cupy(monkeypatch, 13, gpus=4)
+    driver(monkeypatch, 13)
+    buses = [bus.upper() for bus in CROSSED["gpus"]]
+    cupy.cuda.Device = lambda number: SimpleNamespace(pci_bus_id=buses[number])
+    local = threading.local()
+    cores = lambda process: set(range(16 * local.rank, 16 * local.rank + 16))  # noqa: E731
+    monkeypatch.setattr(os, "sched_getaffinity", cores)
+
+    def on_rank(world):
+        local.rank = world.rank
+        own = {"MPI_LOCALRANKID": str(world.rank), "MPI_LOCALNRANKS": "4"}
+        request, choice = choose_gpu(world, False, own, root)
+        return request.gpus[choice.number].name, choice.number
+
+    taken = run_ranks(4, on_rank)
+    assert [number for _, number in taken] == [3, 2, 1, 0]
+    assert [name for name, _ in taken] == list(reversed(CROSSED["gpus"]))
+
+
+def test_adapters_and_the_nearest_of_them(tmp_path):
+    nics = {"infiniband/mlx5_0": 3, "infiniband/mlx5_1": 1, "cxi/cxi0": 0}
+    root = sysfs(tmp_path, {n: str(n) for n in range(4)}, nics=nics)
+    found = adapters(root)
+    assert [(nic.name, nic.node) for nic in found] == [
+        ("cxi0", 0), ("mlx5_0", 3), ("mlx5_1", 1),
+    ]  # fmt: skip
+    assert [nic.name for nic in nearest(found, [3], root)] == ["mlx5_0"]
+    assert [nic.name for nic in nearest(found, [2], root)] == [
+        nic.name for nic in found
+    ]
+    lost = [PciDevice("a", -1)]
+    assert nearest(lost, [0], root) == [] and adapters(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-3", "0-3,8", "1,3,5-6,9-10"])
+def test_lists_of_cores(text):
+    assert as_ranges(numbers_of(f"{text}\n")) == text
+
+
+def test_this_machine_can_be_asked():
+    place = rank_place()
+    assert set(place.cores) == set(os.sched_getaffinity(0)) and place.host
+    assert len(place.nodes) <= place.of_nodes
+
+
+# What `hpcsgd info` shows of it: one process, the GPUs of nvidia-smi.
+
+SMI = """00000000:03:00.0, GPU-aa, NVIDIA A100-SXM4-40GB, 40960 MiB
+00000000:41:00.0, GPU-bb, NVIDIA A100-SXM4-40GB, 40960 MiB
+00000000:82:00.0, GPU-cc, NVIDIA A100-SXM4-40GB, 40960 MiB
+00000000:C1:00.0, GPU-dd, NVIDIA A100-SXM4-40GB, 40960 MiB
+"""
+
+
+def program(folder, name, text, code=0):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\ncat << 'END'\n{text}END\nexit {code}\n")
+    path.chmod(0o755)
+
+
+def test_info_shows_the_nearest_gpu_and_adapter(monkeypatch, tmp_path):
+    root = sysfs(tmp_path / "root", **CROSSED, nics={"cxi/cxi0": 0, "cxi/cxi3": 3})
+    program(tmp_path, "nvidia-smi", SMI)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(48, 64)))
+    cards = info.query_gpus()
+    assert [card.label for card in cards] == ["NVIDIA A100-SXM4-40GB, 40960 MiB"] * 4
+    facts = info.binding_facts(cards, {}, root)
+    assert facts == {
+        "cores": "48-63",
+        "numa": "3 of 4",
+        "adapters": {"cxi0": 0, "cxi3": 3},
+        "nearest_adapter": "cxi3",
+        "gpus": CROSSED["gpus"],
+        "gpu": "0000:03:00.0 because it is nearest to its cores",
+    }
+    shown = info.binding_facts(cards, {"CUDA_VISIBLE_DEVICES": "3"}, root)
+    assert shown["gpu"] == "0000:c1:00.0 because it is the only GPU that this rank sees"
+
+
+def test_info_says_why_it_is_the_local_number(monkeypatch, tmp_path):
+    root = sysfs(tmp_path, CROSSED["nodes"], dict.fromkeys(CROSSED["gpus"], -1))
+    cards = [
+        info.GpuCard("A100", bus, f"GPU-{n}") for n, bus in enumerate(CROSSED["gpus"])
+    ]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    facts = info.binding_facts(cards, {"LOCAL_RANK": "2"}, root)
+    why = "sysfs states no NUMA node of the GPU 0000:03:00.0"
+    assert facts["gpu"] == f"0000:82:00.0 because {why}"
+
+
+@pytest.mark.parametrize("variable, seen", [
+    (None, "aa bb"), ("1,0", "bb aa"), ("GPU-bb", "bb"), ("", ""), ("1,x,0", "bb"),
+    ("7", ""),
+])  # fmt: skip
+def test_gpus_that_cuda_visible_devices_leaves(variable, seen):
+    cards = [info.GpuCard("A100", "", f"GPU-{name}") for name in ("aa", "bb")]
+    own = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    found = [card.uuid.removeprefix("GPU-") for card in info.visible_cards(cards, own)]
+    assert " ".join(found) == seen
+
+
+def test_a_slurm_that_does_not_answer_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert info.slurm() == "not found"
+    program(tmp_path, "sinfo", "", code=1)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert info.slurm() == "sinfo --version does not answer, in job 7"

@@ -6,7 +6,7 @@ import pytest
 
 from hpcsgd import comm
 from hpcsgd.cli import launch
-from hpcsgd.comm import choose, open_world
+from hpcsgd.comm import choose, mismatch, open_world
 from hpcsgd.comm.launchers import SLEEP, launch_refusal, launched, sleep_where_crowded
 from hpcsgd.comm.mpi import why_not_loaded
 from hpcsgd.errors import ConfigError, MissingPackage, TransportError
@@ -185,3 +185,32 @@ def test_ranks_sleep_while_they_wait_where_they_are_more_than_cores(
     environment = {**before, "MPI_LOCALNRANKS": ranks}
     sleep_where_crowded(environment)
     assert environment.get(SLEEP) == after
+
+
+OMPI, MPICH = "Open MPI v5.0.11, package: x", "MPICH Version: 5.0.2\nMPICH Device: ch4"
+CRAY_MPICH = "MPI VERSION    : CRAY MPICH version 8.1.30 (ANL base 3.4a2)"
+INTEL = "Intel(R) MPI Library 2021.10 for Linux* OS"
+
+
+@pytest.mark.parametrize("variables, library, said", [
+    ({"SLURM_MPI_TYPE": "pmi2"}, OMPI,
+     "loads Open MPI, which needs srun --mpi=pmix, and srun used --mpi=pmi2"),
+    ({"SLURM_MPI_TYPE": "pmix"}, MPICH,
+     "loads MPICH, which needs srun --mpi=pmi2, and srun used --mpi=pmix"),
+    ({"SLURM_MPI_TYPE": "none"}, CRAY_MPICH,
+     "loads Cray MPICH, which needs srun --mpi=cray_shasta, and srun used --mpi=none"),
+    ({"SLURM_MPI_TYPE": "none"}, INTEL, "loads Intel MPI, which needs srun --mpi=pmi2"),
+    ({"SLURM_MPI_TYPE": "pmix"}, OMPI, "built without support for this PMI"),
+    ({"OMPI_COMM_WORLD_RANK": "0"}, MPICH,
+     "loads MPICH, and the mpiexec of Open MPI started the ranks"),
+    ({"PMI_RANK": "0"}, OMPI,
+     "loads Open MPI, and a mpiexec like MPICH's started the ranks"),
+    ({"SLURM_PROCID": "0"}, MPICH,
+     "loads MPICH, which needs srun --mpi=pmi2, and srun gave its ranks no PMI"),
+    ({"PMIX_RANK": "0"}, MPICH, "mpi4py loads MPICH; use that"),
+    ({}, "", "the MPI that mpi4py loads; use that"),
+    ({"SLURM_MPI_TYPE": "pmi2"}, "Some MPI 1.0", "the MPI that mpi4py loads; use that"),
+])  # fmt: skip
+def test_the_cause_of_ranks_that_do_not_meet_is_named(variables, library, said):
+    text = mismatch(variables, library)
+    assert said in text and "MPI4PY_LIBMPI" in text and "\n" not in text

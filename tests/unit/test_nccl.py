@@ -136,6 +136,18 @@ def test_what_is_pinned():
 
 
 @pytest.mark.parametrize(
+    "value, found", [("^LL128", "Simple"), ("^LL,LL128", "Simple")]
+)
+def test_an_exclusion_of_other_protocols_is_narrowed(value, found):
+    """As the site file of Alps sets it, whatever --reproducible needs."""
+    environment = {"NCCL_PROTO": value}
+    pin(environment)
+    assert environment["NCCL_PROTO"] == found
+    with pytest.raises(ConfigError, match="is not reproducible"):
+        pin({"NCCL_PROTO": "^Simple,LL"})
+
+
+@pytest.mark.parametrize(
     "error", [RuntimeError("NCCL_ERROR_SYSTEM_ERROR"), KeyError(6)]
 )
 @pytest.mark.parametrize("moment", ["call", "async"])

@@ -12,7 +12,7 @@ from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.sites import load_site
 from hpcsgd.solvers.callbacks import Callback, Request
 from hpcsgd.studies.run import make_plan, train_point
-from hpcsgd.studies.submit import JobOptions, begin, collect
+from hpcsgd.studies.submit import JobOptions, begin, collect, on_site
 
 SBATCH = """#!/bin/bash
 number=$(( $(ls {folder}/*.job 2> /dev/null | wc -l) + 101 ))
@@ -179,7 +179,7 @@ def test_a_job_that_nobody_knows_is_no_failure(tmp_path, study, queue):
 def test_gpus_are_refused_where_there_is_no_cuda(tmp_path, study):
     """The commands of a study do not say where they run; its plan does."""
     asked = plan(tmp_path, base={"run": {"device": "cuda"}})
-    site = JobOptions(load_site("frontier-like"), Resources())
+    site = JobOptions(load_site("frontier-cpu"), Resources())
     with pytest.raises(ConfigError, match="GPUs without CUDA"):
         begin(asked, study, site)
     short = JobOptions(load_site("generic-gpu"), Resources())
@@ -200,7 +200,20 @@ def test_a_site_without_slurm_is_refused(tmp_path, study):
 def test_no_job_is_sent_where_another_is_refused(tmp_path, study, queue):
     """128 ranks do not fit onto a node of 56 cores: said before 1 rank is queued."""
     asked = plan(tmp_path, ranks=(1, 128), batch=[128])
-    site = JobOptions(load_site("frontier-like"), Resources())
+    site = JobOptions(load_site("frontier-cpu"), Resources())
     with pytest.raises(ConfigError, match="of 128 ranks is .*--ranks-per-node"):
         begin(asked, study, site)
     assert list(queue.folder.glob("*.job")) == []
+
+
+@pytest.mark.parametrize("site, cpus, base, found", [
+    ("generic-cpu", 4, {}, 4),
+    ("generic-cpu", 4, {"run": {"threads": 2}}, 2),
+    ("generic-cpu", 1, {}, None),
+    ("perlmutter-cpu", 8, {}, 4),
+])  # fmt: skip
+def test_cores_of_a_rank_are_its_threads(site, cpus, base, found, tmp_path):
+    """As in other jobs: of the hardware threads of a core one."""
+    options = JobOptions(load_site(site), Resources(cpus=cpus))
+    run = on_site(plan(tmp_path, base=base), options).base.get("run", {})
+    assert run.get("threads") == found

@@ -452,6 +452,12 @@ def count_gpus() -> int:
         ) from error
 
 
+def gpu_buses() -> list[str]:
+    """Return the PCI address of each GPU that this process can use, in their order."""
+    device = load_cupy().cuda.Device
+    return [str(device(number).pci_bus_id) for number in range(count_gpus())]
+
+
 def check_arch(arch: str, built: int) -> None:
     """Raise ConfigError if CUDA, or our kernels, do not support a GPU of sm_`arch`.
 

@@ -430,7 +430,8 @@ def run_fit(
         grid = world.together(
             lambda: grid_on(world.size, arguments.grid, arguments.config)
         )
-        arguments = replace(arguments, verbose=is_shown, grid=grid)
+        if (is_shown, grid) != (arguments.verbose, arguments.grid):
+            arguments = replace(arguments, verbose=is_shown, grid=grid)
         matrix = world.together(lambda: to_matrix(rows.X))
         # Alike on all ranks, one of which may have no rows.
         is_wide_somewhere = bool(world.max_flag(int(is_wide(matrix.X))))

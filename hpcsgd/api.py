@@ -410,7 +410,9 @@ def settle_opening(
     if recorded is not None:
         now = overlay_tables(config.tables(), {"precision": vars(precision)})
         values |= fallback_values(now, recorded)
-    return RunSettings(config.with_values(values), recorded, notes, reasons)
+    if values:
+        config = config.with_values(values)
+    return RunSettings(config, recorded, notes, reasons)
 
 
 def open_data(

@@ -54,6 +54,7 @@ from hpcsgd.settings import (
     declarations,
     refuse,
     refuse_together,
+    remembered,
     setting,
     why_retired,
     without_retired,
@@ -805,7 +806,7 @@ class RunConfig:
             except ConfigError as error:
                 wrong.append(error)
         refuse_together(wrong)
-        return replace(self, **sections)
+        return replace(self, **sections) if sections else self
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Return section -> key -> value, without the settings that are None.
@@ -816,13 +817,11 @@ class RunConfig:
         -------
         dict of dict
         """
-        tables = {name: table_of(section) for name, section in vars(self).items()}
-        # A file names the settings of all kinds of agreement, as `defaults.toml` does.
-        tables["agreement"] = {
-            **shipped_defaults()["agreement"],
-            **tables["agreement"],
-            **dict(self.agreement.foreign),
-        }
+        tables = {}
+        for name, (table, lists) in _tables(self).items():
+            tables[name] = table.copy()
+            for key in lists:
+                tables[name][key] = table[key].copy()
         return tables
 
     def toml(self) -> str:
@@ -837,6 +836,25 @@ class RunConfig:
             lines = [f"{key} = {toml_literal(value)}" for key, value in table.items()]
             parts.append("\n".join([f"[{name}]", *lines]))
         return "\n\n".join(parts) + "\n"
+
+
+@remembered
+def _tables(config: RunConfig) -> dict[str, tuple[dict[str, Any], list[str]]]:
+    """Return name -> (table, keys of its lists) of each section.
+
+    The tables are remembered: only copies of them may be changed.
+    """
+    tables = {name: table_of(section) for name, section in vars(config).items()}
+    # A file names the settings of all kinds of agreement, as `defaults.toml` does.
+    tables["agreement"] = {
+        **shipped_defaults()["agreement"],
+        **tables["agreement"],
+        **dict(config.agreement.foreign),
+    }
+    return {
+        name: (table, [key for key, value in table.items() if type(value) is list])
+        for name, table in tables.items()
+    }
 
 
 def rehearsal(

@@ -2,14 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from hpcsgd.errors import ConfigError, NameTable
 from hpcsgd.formats import formats_of, get_format
-from hpcsgd.settings import Resolved, RunFacts, Settings, declarations, setting
+from hpcsgd.settings import (
+    Resolved,
+    RunFacts,
+    Settings,
+    declarations,
+    remembered,
+    setting,
+)
 
 # What stores the matrix may be more formats than the others.
 
@@ -82,9 +88,9 @@ class Precision(Settings, section="precision"):
         return np.dtype("float64" if "fp64" in needed else "float32")
 
 
-@lru_cache
+@remembered
 def _arithmetic(precision: Precision) -> frozenset[str]:
-    """Return the formats in which a rank computes, cached: runs read them often."""
+    """Return the formats in which a rank computes; runs read them often."""
     stored = {"matrix", "margin", "gram_wire"}
     return frozenset(getattr(precision, f) for f in FIELDS if f not in stored)
 

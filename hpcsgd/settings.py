@@ -9,8 +9,8 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any, ClassVar
+from functools import cache, wraps
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from hpcsgd.errors import ConfigError, did_you_mean
 
@@ -306,6 +306,43 @@ def refuse_together(errors: Iterable[ConfigError]) -> None:
         for error in errors
         for sentence in getattr(error, "sentences", [str(error)])
     )
+
+
+# Pure functions of settings, which many short runs in one process call again and again.
+
+MOST_REMEMBERED = 64  # results of one function
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C")
+
+
+def remembered(
+    function: Callable[Concatenate[C, P], R],
+) -> Callable[Concatenate[C, P], R]:
+    """Return a pure function of settings that remembers its latest results.
+
+    The first argument, the settings, is frozen, and is told by its identity: to compare
+    some hundred values would take as long as many a function. The other arguments are
+    compared; if one has no hash, nothing is remembered. Errors are not remembered, and
+    a caller must not change a result.
+    """
+    results: dict[Any, tuple[C, R]] = {}
+
+    @wraps(function)
+    def remembering(settings: C, /, *others: P.args, **named: P.kwargs) -> R:
+        key = (id(settings), *others, *named.items())
+        try:
+            entry = results.get(key)
+        except TypeError:  # an argument without a hash
+            return function(settings, *others, **named)
+        if entry is None:
+            entry = settings, function(settings, *others, **named)
+            if len(results) >= MOST_REMEMBERED:
+                results.clear()
+            results[key] = entry  # with the settings: no others get their identity
+        return entry[1]
+
+    return remembering
 
 
 # Settings, and values of settings, that earlier versions had.

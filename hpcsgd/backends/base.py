@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ from hpcsgd.glm.families import Family
 from hpcsgd.glm.unrolling import Blocks, PlainSteps, UnrolledSteps
 from hpcsgd.glm.updates import ColumnViews, Rule, Turn
 from hpcsgd.precision import FIELDS, Precision
+from hpcsgd.settings import remembered
 
 # Powers of two that bring the columns of a matrix into the range of a narrow format.
 #
@@ -313,16 +313,20 @@ def emulated_fields(precision: Precision) -> dict[str, str]:
 
     Emulated results are those of a machine with the format; their speed is not.
     """
+    return _ways(precision).copy()
+
+
+@remembered
+def _ways(precision: Precision) -> dict[str, str]:
     return {name: _way(precision, name) for name in FIELDS}
 
 
 def emulated(precision: Precision) -> dict[str, str]:
     """Return field -> format of the fields that are emulated."""
-    how = emulated_fields(precision)
+    how = _ways(precision)
     return {n: getattr(precision, n) for n in FIELDS if how[n] == EMULATED}
 
 
-@cache
 def _way(precision: Precision, name: str) -> str:
     form = get_format(getattr(precision, name))
     if name == "gram_wire":

@@ -796,6 +796,8 @@ class Communicator(Transport):
             if raised.was_told:
                 raise
             error = raised
+        if error is None and self.size == 1:
+            return result  # type: ignore[return-value]
         errors = [e for e in self.exchange_objects(error) if e is not None]
         if errors:
             errors[0].on_all_ranks = errors[0].was_told = True

@@ -100,6 +100,9 @@ class Entry:
     seconds: float = 0.0  # spent in the calls
 
 
+UNUSED = Entry()
+
+
 @dataclass(frozen=True)
 class SentWords:
     """The words and bytes that a ledger counts for one rank in one collective.
@@ -138,7 +141,7 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.entries = {purpose: Entry() for purpose in PURPOSES}
+        self.clear()
         self.place = ThreadLocation()  # what is under way now, for the watchdog
         # Called before this thread waits for a gradient, for other threads to compute.
         self.gives_way: Callable[[], None] | None = None
@@ -180,7 +183,7 @@ class Ledger:
 
     def clear(self) -> None:
         """Set all counts to zero."""
-        self.entries = Ledger().entries
+        self.entries = {purpose: Entry() for purpose in PURPOSES}
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -188,12 +191,14 @@ class Ledger:
 
         In the context the ledger counts what is sent there alone.
         """
-        earlier = self.as_dict()
+        earlier = self.entries
         self.clear()
         try:
             yield
         finally:
-            self.add(earlier)
+            for purpose, entry in earlier.items():
+                if entry != UNUSED:
+                    self.add({purpose: vars(entry)})
 
     def add(self, earlier: Mapping[str, Mapping[str, Any]]) -> None:
         """Add the entries that `as_dict` returned in a run that was interrupted."""

@@ -29,7 +29,7 @@ class Fingerprint:
     """The checksum of the blocks that one rank reads; `total` adds those of all."""
 
     def __init__(self, weigh: Weigh | None = None) -> None:
-        self.value = np.uint64(0)
+        self.value = 0  # below 2**64
         self.weigh = weigh or _weigh
 
     def add(self, block: Array, first_row: int, first_col: int) -> None:
@@ -41,8 +41,10 @@ class Fingerprint:
         for start in range(0, len(block), ROWS_AT_ONCE):
             bits = _bits(block[start : start + ROWS_AT_ONCE])
             row = odd_numbers(ROWS + first_row + start, len(bits))
-            with np.errstate(over="ignore"):
-                self.value += self.weigh(bits, row, column)
+            self._add(self.weigh(bits, row, column))
+
+    def _add(self, part: np.uint64) -> None:
+        self.value = (self.value + int(part)) % 2**64
 
     def add_sparse(self, block: Csr, first_row: int, first_col: int) -> None:
         """Add a sparse block of X to the checksum; zeros of a dense block add nothing.
@@ -61,7 +63,8 @@ class Fingerprint:
                     else column[part.indices]
                 )
                 weight = np.repeat(row, part.lengths) * column_weights
-                self.value += np.einsum("i,i->", weight, _bits(part.data))
+                total = np.einsum("i,i->", weight, _bits(part.data))
+            self._add(total)
 
     def add_column(self, number: int, values: Array | None, first_row: int) -> None:
         """Add side column 0 (y), 1 (sample_weight) or 2 (offset), unless it is None.
@@ -76,7 +79,7 @@ class Fingerprint:
 
         `exchange` returns the values of all ranks for that of this rank.
         """
-        whole = sum(exchange(int(self.value))) % 2**64
+        whole = sum(exchange(self.value)) % 2**64
         return f"{rows}x{cols}-{whole:016x}"
 
 

@@ -287,6 +287,8 @@ def split_range(n: int, parts: int, index: int) -> slice:
 
 def lengths(n: int, parts: int) -> tuple[int, ...]:
     """Return the lengths of all `parts` of range(n) that `split_range` returns."""
+    if parts == 1:
+        return (n,)
     ranges = (split_range(n, parts, index) for index in range(parts))
     return tuple(part.stop - part.start for part in ranges)
 
@@ -349,7 +351,10 @@ class SmallValues(Fingerprint):
         is_of_rows = first_col + block.shape[1] <= self.columns.stop  # and no side
         if block.dtype == np.float64 and is_of_rows and len(block):
             # Most columns have a large first value: only the others are checked.
-            rest = np.flatnonzero(np.abs(block[0]) < self.limit)
+            is_small = np.abs(block[0]) < self.limit
+            if not is_small.any():
+                return
+            rest = np.flatnonzero(is_small)
             peaks = np.abs(block[:, rest]).max(axis=0, initial=0.0)
             small = rest[(peaks > 0.0) & (peaks < self.limit)]
             self.found.update((first_col + small).tolist())

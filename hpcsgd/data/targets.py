@@ -34,7 +34,7 @@ def encode_targets(
     those of the whole data and those in `known`; all ranks raise the same DataError.
     `first_row` is the number of the first row in `y`. Collective.
     """
-    local_labels = np.unique(y)[: MOST_CLASSES + 1] if kind in LABELLED else None
+    local_labels = _labels_in(y) if kind in LABELLED else None
     # A fault takes precedence.
     reports = exchange(_fault(y, kind, first_row) or local_labels)
     for report in reports:
@@ -46,10 +46,23 @@ def encode_targets(
     fault = _label_fault(labels, kind)
     if fault:
         raise DataError(fault, on_all_ranks=True)
-    encoded = np.searchsorted(labels, y).astype(np.float64).reshape(-1, 1)
+    place = y == labels[1] if len(labels) == 2 else np.searchsorted(labels, y)
+    encoded = place.astype(np.float64).reshape(-1, 1)
     if kind == "signed":
         encoded = 2 * encoded - 1
     return encoded, Targets(kind, tuple(labels.tolist()))
+
+
+def _labels_in(y: Array) -> Array:
+    """Return the distinct values of y in ascending order, at most one too many.
+
+    Two labels, as of most data, are found without sorting.
+    """
+    if len(y):
+        ends = np.array([y.min(), y.max()])
+        if ends[0] < ends[1] and ((y == ends[0]) | (y == ends[1])).all():
+            return ends
+    return np.unique(y)[: MOST_CLASSES + 1]
 
 
 def encode_known(y: Array, targets: Targets, first_row: int) -> Array:

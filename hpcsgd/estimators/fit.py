@@ -431,7 +431,8 @@ def run_fit(
         grid = world.together(
             lambda: grid_on(world.size, arguments.grid, arguments.config)
         )
-        arguments = replace(arguments, verbose=is_shown, grid=grid)
+        if (is_shown, grid) != (arguments.verbose, arguments.grid):
+            arguments = replace(arguments, verbose=is_shown, grid=grid)
         matrix = world.together(lambda: to_matrix(rows.X))
         facts = facts_of_fit(matrix, layout, world)
         settings = world.together(lambda: arguments.run_config(facts))

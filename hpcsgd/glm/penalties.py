@@ -35,23 +35,31 @@ class Penalty:
     upper: Any = np.inf
 
     @property
+    def _is_one_for_all(self) -> bool:
+        return type(self.lower) is float and type(self.upper) is float
+
+    @property
     def is_nothing(self) -> bool:
         """Return whether l1 and l2 are 0; there may be bounds."""
         return self.l1 == 0.0 and self.l2 == 0.0
 
-    @property
+    @cached_property
     def is_bounded(self) -> bool:
-        """Return whether some column has a bound."""
+        """Whether some column has a bound."""
+        if self._is_one_for_all:
+            return bool(self.lower != -np.inf or self.upper != np.inf)
         free = np.all(np.equal(self.lower, -np.inf)) and np.all(self.upper == np.inf)
         return not free
 
-    @property
+    @cached_property
     def is_smooth(self) -> bool:
-        """Return whether there is neither l1 nor a bound, so that s steps are exact."""
+        """Whether there is neither l1 nor a bound, so that s steps are exact."""
         return self.l1 == 0.0 and not self.is_bounded
 
     def of(self, columns: Any) -> "Penalty":
         """Return this penalty for some columns; `columns` indexes its bounds."""
+        if self._is_one_for_all:
+            return self
         lower, upper = (
             bound if np.ndim(bound) == 0 else np.asarray(bound)[columns]
             for bound in (self.lower, self.upper)

@@ -1,7 +1,7 @@
 """Observers, which act at events of a run; the proximal step is one of them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,6 +13,12 @@ from hpcsgd.glm.penalties import Penalty
 # snapshots of SVRG, recordings, checks of members, copies to fall back to.
 
 
+EVENTS = (
+    *("prepare", "start", "before_epoch", "before_exchange", "after_steps"),
+    *("after_exchange", "after_poll", "after_evaluation", "at_end"),
+)
+
+
 class Observer:
     """Base class of observers, which the loop of a run calls; its methods do nothing.
 
@@ -20,6 +26,15 @@ class Observer:
     from 1, epochs from 0. What has to outlive a checkpoint is kept in `state.memory` or
     in the state itself.
     """
+
+    # The events for which a class has a method of its own.
+    events: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.events = tuple(
+            name for name in EVENTS if getattr(cls, name) is not getattr(Observer, name)
+        )
 
     def prepare(self, state: State) -> None:
         """Allocate arrays in the state, before a checkpoint is read into it."""
@@ -71,27 +86,21 @@ class Observers(Observer):
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.observers = tuple(observers)
-        self._prepare = self._methods("prepare")
-        self._start = self._methods("start")
-        self._before_epoch = self._methods("before_epoch")
-        self._before_exchange = self._methods("before_exchange")
-        self._after_steps = self._methods("after_steps")
-        self._after_exchange = self._methods("after_exchange")
-        self._after_poll = self._methods("after_poll")
-        self._after_evaluation = self._methods("after_evaluation")
-        self._at_end = self._methods("at_end")
-
-    def _methods(self, event: str) -> list[Callable[..., None]]:
-        """Return the methods of the observers that override `event`.
-
-        Other observers take no time of an exchange.
-        """
-        idle = getattr(Observer, event)
-        return [
-            getattr(observer, event)
-            for observer in self.observers
-            if getattr(type(observer), event) is not idle
-        ]
+        # Event -> the methods of the observers that override it: the others take no
+        # time of an exchange.
+        methods: dict[str, list[Callable[..., None]]] = {name: [] for name in EVENTS}
+        for observer in self.observers:
+            for event in observer.events:
+                methods[event].append(getattr(observer, event))
+        self._prepare = methods["prepare"]
+        self._start = methods["start"]
+        self._before_epoch = methods["before_epoch"]
+        self._before_exchange = methods["before_exchange"]
+        self._after_steps = methods["after_steps"]
+        self._after_exchange = methods["after_exchange"]
+        self._after_poll = methods["after_poll"]
+        self._after_evaluation = methods["after_evaluation"]
+        self._at_end = methods["at_end"]
 
     def prepare(self, state: Any) -> None:
         for call in self._prepare:

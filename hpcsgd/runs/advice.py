@@ -639,10 +639,9 @@ def _known(gap: Any) -> str:
 
 # A fit warns of a goal that is not reached; the same line in the log is left out.
 
-SPEAKERS = (
-    "hpcsgd.solvers.evaluation",
-    "hpcsgd.solvers.newton",
-    "hpcsgd.runs.coordinate",
+SPEAKERS = tuple(
+    logging.getLogger(f"hpcsgd.{name}")
+    for name in ("solvers.evaluation", "solvers.newton", "runs.coordinate")
 )
 _fits: ContextVar[bool] = ContextVar("fits", default=False)
 
@@ -664,8 +663,8 @@ def suppress_repeated_logs() -> Iterator[None]:
     They are those of the modules in `SPEAKERS`. The context is for a run whose status
     is judged and reported afterwards.
     """
-    for name in SPEAKERS:
-        logging.getLogger(name).addFilter(_ONCE)
+    for speaker in SPEAKERS:
+        speaker.addFilter(_ONCE)
     before = _fits.set(True)
     try:
         yield

@@ -199,8 +199,10 @@ class AssembledRun(PlannedRun):
         """Compute scores and residuals of one batch with weights 0; a local call.
 
         It loads libraries, so that later timings do not include the time to load them.
-        A run whose weights are on disk computes nothing.
+        A run without a step of SGD, or whose weights are on disk, computes nothing.
         """
+        if not self.config.schedule.epochs:
+            return
         task = self.task
         shard = self.task.shard
         height = min(shard.height, self.config.schedule.batch)

@@ -98,7 +98,8 @@ def assemble(
     feed = _feed(config, opened, task)
     # The monitor compares residuals with one score each; anchored steps have two.
     watched = None if task.anchored else _monitor(config, name, feed)
-    task = replace(task, monitor=watched)
+    if watched is not None:
+        task = replace(task, monitor=watched)
     if config.agreement.shares_gradients:
         gradient = make_gradient(config, opened, task, feed, name)
         task = replace(task, gradient=gradient)

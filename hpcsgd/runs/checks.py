@@ -26,7 +26,7 @@ from hpcsgd.products import get_product
 from hpcsgd.products.base import product_facts
 from hpcsgd.products.observers import Observer, Proximal
 from hpcsgd.runs.auto_rate import ignores_length
-from hpcsgd.settings import refuse
+from hpcsgd.settings import refuse, remembered
 from hpcsgd.solvers.coordinate import COORDINATE, grid_of_form
 from hpcsgd.solvers.evaluation import Columns, Evaluation, SvrgSnapshots
 
@@ -193,6 +193,12 @@ def refusals(config: RunConfig) -> Iterator[str]:
     yield from _of_open_steps(config)
     yield from _of_agreement(config, config.precision.resolve())
     yield from _of_sweep(config)
+
+
+@remembered
+def refuse_combinations(config: RunConfig) -> None:
+    """Raise ConfigError if there are `refusals` of these settings."""
+    refuse(refusals(config))
 
 
 def _of_epochs(config: RunConfig) -> Iterator[str]:

@@ -70,10 +70,10 @@ def grid_on(ranks: int, grid: Any, config: Any) -> Any:
 
     `grid` is also returned on one rank, and if `config` has a section [grid].
     """
-    name = _agreement(config).get("kind", AUTO)
-    kind = _kind(config)
     if ranks == 1 or grid is not None or has_section(config, "grid"):
         return grid
+    name = _agreement(config).get("kind", AUTO)
+    kind = _kind(config)
     if name == AUTO or kind.works_alone:
         return grid
     message = (
@@ -225,8 +225,8 @@ class FitArguments:
         won a race. Fits with the same arguments, as those of a search, have the same
         settings, which are made once.
         """
-        arguments = ((type(value), value) for value in vars(self).values())
-        key = (*arguments, facts, record, overrides)
+        values = tuple(vars(self).values())
+        key = (*values, *map(type, values), facts, record, overrides)
         try:
             config = _run_configs.get(key)
         except TypeError:  # an argument that is a mapping, a list or an array

@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -61,6 +63,7 @@ def _check(nvml: Any, code: int, what: str) -> None:
 
 POWERCAP = Path("/sys/class/powercap")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+PACKAGE = re.compile("intel-rapl.*:.*")  # folders of processors and their parts
 # 2^32 counts of 61 microjoules are over after a quarter of an hour at 300 W.
 OFTEN = 20.0  # seconds between two readings, at most
 
@@ -249,7 +252,11 @@ def rapl(node: str, powercap: Path = POWERCAP) -> list[Counter]:
     OSError is raised if there are none, or if they cannot be read.
     """
     counters: dict[str, Counter] = {}
-    for domain in sorted(powercap.glob("intel-rapl*:*")):
+    try:
+        names = sorted(os.listdir(powercap))
+    except OSError:
+        names = []
+    for domain in (powercap / name for name in names if PACKAGE.fullmatch(name)):
         name = _text(domain / "name")
         # A second interface to the same packages must not count them twice.
         if name.startswith("package") and name not in counters:
@@ -285,6 +292,7 @@ def _text(path: Path) -> str:
         return ""
 
 
+@cache
 def _node() -> str:
     """Return a name of the node, equal for containers that share its counters."""
     return _text(BOOT) or os.uname().nodename

@@ -13,6 +13,7 @@ from hpcsgd.formats import get_format, wider
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import product_facts
 from hpcsgd.products.observers import Observer
+from hpcsgd.settings import remembered
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Evaluation
 from hpcsgd.solvers.snapshot import Snapshot
@@ -41,6 +42,7 @@ class FallbackLevel:
         return f"{name} {self.before} -> {self.after}"
 
 
+@remembered
 def next_fallback_level(config: RunConfig, product: str) -> FallbackLevel | None:
     """Return the next fallback level of a run with `config`; None if there is none.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from hpcsgd.data.shard import Shard, split_range
 from hpcsgd.data.stream import StreamedMatrix
 from hpcsgd.formats import Array
 from hpcsgd.glm.penalties import Models
-from hpcsgd.glm.updates import RateConfig, make_rate
+from hpcsgd.glm.updates import Rate, RateConfig, make_rate
 from hpcsgd.products.base import Planner
 from hpcsgd.products.direct import Stream
 
@@ -150,25 +151,35 @@ def rates_of(
     return lambda first, count: np.multiply.outer(shape.at(first, count), values)
 
 
-def last_rate(config: RunConfig, rows: int) -> Callable[[int], float]:
-    """Return a function of k that returns the rate of the last step of exchange k.
+@dataclass(frozen=True)
+class LastRate:
+    """A function of k that returns the rate of the last step of exchange k, from 1 on.
 
-    k counts from 1 on, and `rows` are those of the largest replica. The rates of
-    several models differ by constant factors; the result is that for `[rate] value`, or
-    for a first rate of 1 if the value is automatic.
+    `rows` are those of the largest replica. The rates of several models differ by
+    constant factors; the result is that for `[rate] value`, or for a first rate of 1 if
+    the value is automatic.
     """
-    schedule = config.schedule
-    value = config.rate.value or 1.0
-    plans = plan_groups(rows, schedule.batch, schedule.steps)
-    each = steps_in(plans)
-    rate = make_rate(replace(config.rate, value=value), schedule.epochs * each)
 
-    def after(exchanges: int) -> float:
+    config: RunConfig
+    rows: int
+
+    @cached_property
+    def _plans(self) -> list[tuple[int, ...]]:
+        schedule = self.config.schedule
+        return plan_groups(self.rows, schedule.batch, schedule.steps)
+
+    @cached_property
+    def _rate(self) -> Rate:
+        config = self.config
+        settings = replace(config.rate, value=config.rate.value or 1.0)
+        return make_rate(settings, config.schedule.epochs * steps_in(self._plans))
+
+    def __call__(self, exchanges: int) -> float:
+        """Return the rate of the last step of exchange number `exchanges`."""
+        plans = self._plans
         epoch, index = divmod(exchanges - 1, len(plans))
-        steps = epoch * each + steps_in(plans[: index + 1])
-        return float(rate.at(steps - 1, 1)[0])
-
-    return after
+        steps = epoch * steps_in(plans) + steps_in(plans[: index + 1])
+        return float(self._rate.at(steps - 1, 1)[0])
 
 
 def steps_in(plans: list[tuple[int, ...]]) -> int:

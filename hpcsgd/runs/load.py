@@ -338,7 +338,10 @@ def load(
     )
     parts = column_parts(grid, reader, config.data.partition)
     columns = parts[grid.member]
-    log.debug("reads rows %s and columns %s", *map(_ends, (rows, columns)))
+    log.debug(
+        "reads rows %d to %d and columns %d to %d",
+        *(rows.start, rows.stop, columns.start, columns.stop),
+    )
     sides = _read_sides(grid, reader, rows, config.split, family, precision.working)
     labels = getattr(reader, "labels", ())  # that the rows may lack
     encoded, targets = encode_targets(
@@ -384,10 +387,6 @@ def load(
             fingerprint=seen.total(reader.rows, reader.cols, world.exchange_objects),
         ),
     )
-
-
-def _ends(part: slice) -> str:
-    return f"{part.start} to {part.stop}"
 
 
 @dataclass(frozen=True)
@@ -574,10 +573,11 @@ def finite_column(values: Array | None, rows: slice, name: str) -> Any:
     """Return `values` of these rows; raise DataError if one of them is not finite."""
     if values is None:
         return None
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
+    is_good = np.isfinite(values)
+    if not is_good.all():
+        bad = int(np.argmin(is_good))
         raise DataError(
-            f"{name} has {values[bad[0]]} at row {rows.start + bad[0]};"
+            f"{name} has {values[bad]} at row {rows.start + bad};"
             " clean the file or drop that row"
         )
     return values

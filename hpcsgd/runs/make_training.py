@@ -20,7 +20,7 @@ from hpcsgd.runs.assembled_run import Parts, poll_every
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore, Saver, TiledCapture
 from hpcsgd.runs.checks import penalty_of, proximal_observers, snapshot_observers
 from hpcsgd.runs.fall_back import GoodStates, next_fallback_level
-from hpcsgd.runs.feed import last_rate
+from hpcsgd.runs.feed import LastRate
 from hpcsgd.runs.gpu import on_gpu
 from hpcsgd.runs.loop import PollSchedule, Training, TrainingLoop
 from hpcsgd.runs.recording import NAME, MemberCheck, Recorder, choose_exchanges
@@ -441,16 +441,16 @@ def _agreement(parts: Parts) -> Agreement:
         return parts.task.gradient
     config = parts.config
     replicas = parts.grid.replicas.size
-    total = parts.loaded.shard.total_rows
+    rows = lengths(parts.loaded.shard.total_rows, replicas)
     terms = AgreementInputs(
         grid=parts.grid,
-        rows=lengths(total, replicas),
+        rows=rows,
         classes=parts.task.columns,
         period=config.schedule.period,
         exchanges_per_epoch=parts.feed.exchanges_per_epoch,
         seed=config.sampling.seed,
         settings=config.agreement,
-        last_rate=last_rate(config, lengths(total, replicas)[0]),
+        last_rate=LastRate(config, rows[0]),
     )
     return get_agreement(parts.words.agreement).of(terms)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcsgd.agreements.base import MIB, StateShape, bucket_count, get_agreement
 from hpcsgd.backends.numpy_rows import dense_gram_workspace, sparse_gram_workspace
@@ -28,9 +28,12 @@ from hpcsgd.products import get_product
 from hpcsgd.products.base import GramSize, MemoryShape, ReplicaSize, product_facts
 from hpcsgd.products.cost import CACHE_BUDGET, OF_SEVERAL, ProductsConfig
 from hpcsgd.runs.load import SCAN_BYTES, TILE_BYTES, bytes_of_filling
+from hpcsgd.settings import remembered
 from hpcsgd.solvers.lbfgs import bytes_of_lbfgs
 from hpcsgd.solvers.newton import bytes_of_sample
 from hpcsgd.solvers.objective import bytes_of_losses
+
+T = TypeVar("T")
 
 # What agreements and their codecs hold: states, and what lies beside them.
 
@@ -528,12 +531,14 @@ def predict(
     config: RunConfig,
     precision: Precision,
     states: int,
+    process: int | None = None,
 ) -> MemoryNeed:
     """Return the most memory that this rank will need, from sizes and its process now.
 
     Product and steps of `config` may be open. The stored values of a sparse matrix are
     assumed to be spread evenly over its rows and columns. `states` is the number of
-    words of weights and optimizer state of a column.
+    words of weights and optimizer state of a column. `process` are the
+    `process_bytes`; None: they are read.
     """
     form = get_format(precision.matrix)
     rows, cols = _block(grid, reader)
@@ -545,37 +550,67 @@ def predict(
     else:
         density = None
         matrix, reading = bytes_of_block(reader, rows, cols, form)
+    training = _training_bytes(
+        config,
+        precision,
+        ReplicaSize(rows, reader.cols, cols, grid.members.size),
+        states,
+        density,
+        (grid.replicas.size, reader.rows),
+    )
+    return MemoryNeed(
+        process=process_bytes() if process is None else process,
+        matrix=matrix,
+        columns=bytes_of_sides(rows, precision.working.itemsize),
+        reading=reading,
+        losses=losses,
+        **training,
+    )
+
+
+@remembered
+def _training_bytes(
+    config: RunConfig,
+    precision: Precision,
+    replica: ReplicaSize,
+    states: int,
+    density: float | None,
+    replicas_and_rows: tuple[int, int],
+) -> dict[str, int]:
+    """Return the bytes of a rank in training, by use; `reading` and data are apart.
+
+    `replica` has the sizes of this rank, `replicas_and_rows` the number of replicas and
+    of all rows. The other arguments are those of `predict`, and the density of sparse
+    rows.
+    """
+    replicas, total_rows = replicas_and_rows
+    cols = replica.local_columns
     epoch = MemoryShape(
-        replica=ReplicaSize(
-            rows=rows,
-            columns=reader.cols,
-            local_columns=cols,
-            members=grid.members.size,
-        ),
+        replica=replica,
         gram=GramSize(
             itemsize=get_format(precision.gram_wire).carrier.itemsize,
             wire=precision.gram_wire,
         ),
         states=states,
         working=precision.working.itemsize,
-        matrix=form.dtype.itemsize,
+        matrix=get_format(precision.matrix).dtype.itemsize,
         density=density,
     )
     exchanges = ExchangeSizes(config, precision, epoch)
     kind = config.products.kind
     on_disk = config.agreement.on_disk
     gathers = product_facts(kind).holds_all_columns
-    width = reader.cols if gathers else cols  # of the weights
+    width = replica.columns if gathers else cols  # of the weights
     again = config.sampling.mode == "shuffle-once" and config.schedule.most_epochs > 1
     cache = 0 if kind == "auto" else exchanges.kept(kind)
-    if kind == "auto" and again and grid.members.size > 1:
+    if kind == "auto" and again and replica.members > 1:
         cache = min(max(map(exchanges.kept, OF_SEVERAL)), CACHE_BUDGET)
     shape = StateShape(
         config,
         precision,
         columns=width,
         states=states,
-        sparse=is_sparse(reader),
+        sparse=density is not None,
         # Good states, the one that a checkpoint is made of, and the walk of a check.
         copies=2 + 4 * config.run.fall_back + 3 * exchanges.is_monitored,
     )
@@ -585,21 +620,15 @@ def predict(
     of_epoch = exchanges.peak(tile_of(config, width, precision))
     finisher = 0
     if config.polish.kind != "none":
-        replicas = grid.replicas.size
-        finisher = bytes_of_lbfgs(rows, cols, reader.cols)
-        finisher += bytes_of_sample(reader.rows, reader.cols, cols, replicas)
-    return MemoryNeed(
-        process=process_bytes(),
-        matrix=matrix,
-        columns=bytes_of_sides(rows, epoch.working),
-        exchange=of_tile if on_disk else of_epoch,
-        kept=cache,
+        finisher = bytes_of_lbfgs(replica.rows, cols, replica.columns)
+        finisher += bytes_of_sample(total_rows, replica.columns, cols, replicas)
+    return {
+        "exchange": of_tile if on_disk else of_epoch,
+        "kept": cache,
         # Beside states in memory there are the model, and a checkpoint on its way.
-        weights=weights if on_disk else weights + 2 * reader.cols * states * 8,
-        reading=reading,
-        losses=losses,
-        finisher=finisher,
-    )
+        "weights": weights if on_disk else weights + 2 * replica.columns * states * 8,
+        "finisher": finisher,
+    }
 
 
 def _block(grid: Grid, reader: RowReader) -> tuple[int, int]:
@@ -656,7 +685,17 @@ def check_memory(
     """
     schedule = config.schedule
     sampling = config.sampling
-    need = grid.world.together(lambda: predict(grid, reader, config, precision, states))
+    is_alone = grid.world.size == 1 and not config.run.memory
+    need = grid.world.together(
+        lambda: predict(
+            grid,
+            reader,
+            config,
+            precision,
+            states,
+            process=_in_this_second(process_bytes) if is_alone else None,
+        )
+    )
     on_gpu = config.run.device == "cuda"
     on_disk = config.agreement.on_disk
     by_blocks = sampling.mode == "blocks" and not (on_gpu or on_disk)
@@ -690,18 +729,24 @@ def check_memory(
 SMALL = 64 * 2**20
 
 
-@lru_cache(maxsize=1)
-def _limits_in(second: int, read: Callable[[], list[Limit]]) -> list[Limit]:
-    """Return what `read` returned when it was first called in this second."""
+@lru_cache(maxsize=2)
+def _read_in(second: int, read: Callable[[], T]) -> T:
     return read()
+
+
+def _in_this_second(read: Callable[[], T]) -> T:
+    """Return what `read` returned when it was first called in this second."""
+    value: T = _read_in(int(monotonic()), read)
+    return value
 
 
 def _tightest(
     grid: Grid, need: MemoryNeed, config: RunConfig, share: float
 ) -> MemoryBudget:
     """Return the budget of the limit under which this rank lacks most. Collective."""
-    if grid.world.size == 1 and need.claim < SMALL:
-        limits = _limits_in(int(monotonic()), system_limits)
+    claimed = need.claim
+    if grid.world.size == 1 and claimed < SMALL:
+        limits = _in_this_second(system_limits)
     else:
         limits = system_limits()
     if config.run.memory:
@@ -711,7 +756,7 @@ def _tightest(
     claim = Claim(
         node=socket.gethostname(),
         process=os.getpid(),
-        need=need.claim,
+        need=claimed,
         limits=limits,
         holds=need.process,
     )

@@ -31,11 +31,10 @@ from hpcsgd.glm.penalties import Models
 from hpcsgd.glm.updates import LinearUpdate
 from hpcsgd.precision import AUTO, Precision
 from hpcsgd.products.base import make_clip
-from hpcsgd.runs.checks import refusals, warn_of_one_replica
+from hpcsgd.runs.checks import refuse_combinations, warn_of_one_replica
 from hpcsgd.runs.gpu import open_gpu
 from hpcsgd.runs.load import LoadedRows, load
 from hpcsgd.runs.memory import check_memory
-from hpcsgd.settings import refuse
 
 if TYPE_CHECKING:  # a run without a GPU needs none of it
     from hpcsgd.backends.cuda.device import Device
@@ -61,7 +60,7 @@ class ResolvedNames:
 
 def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
     """Return the objects that `config` names; refuse unknown or unfit names."""
-    refuse(refusals(config))
+    refuse_combinations(config)
     world = _as_many(config, world)
     replicas = config.grid.replicas
     members = config.grid.members or max(world.size // max(replicas, 1), 1)

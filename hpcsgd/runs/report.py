@@ -391,11 +391,15 @@ def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
 
 def _where() -> dict[str, Any]:
     """Return the host, processor, cores and software versions of this rank."""
+    return {**_machine(), "versions": _versions()}
+
+
+@cache
+def _machine() -> dict[str, Any]:
     return {
         "host": platform.node(),
         "processor": processor(),
         "cores": os.cpu_count() or 1,
-        "versions": _versions(),
     }
 
 
@@ -414,16 +418,20 @@ def processor() -> str:
 
 
 def _versions() -> dict[str, str]:
-    import scipy
-
     from hpcsgd.backends import compiled_calls
+
+    return {**_packages(), "kernels": compiled_calls.instructions() or "NumPy"}
+
+
+@cache
+def _packages() -> dict[str, str]:
+    import scipy
 
     return {
         "hpcsgd": hpcsgd.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "scipy": scipy.__version__,
-        "kernels": compiled_calls.instructions() or "NumPy",
     }
 
 

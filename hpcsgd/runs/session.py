@@ -110,13 +110,13 @@ def best_constant(live: AssembledRun) -> Array:
     """
     shard = live.task.shard
     family = live.task.family
-    y = shard.targets.astype(np.float64)
-    c = np.ones_like(y) if shard.weights is None else shard.weights.astype(np.float64)
-    c = c[:, :1]
-    o = np.zeros_like(y) if shard.offsets is None else shard.offsets.astype(np.float64)
     kind = family.targets
     if kind in ("signed",) or family.name == "probit":
         return np.zeros(live.task.columns)
+    y = shard.targets.astype(np.float64, copy=False)
+    c = np.ones_like(y) if shard.weights is None else shard.weights.astype(np.float64)
+    c = c[:, :1]
+    o = np.zeros(1) if shard.offsets is None else shard.offsets.astype(np.float64)
     own_sums = _sums(kind, c, y, o, live.task.columns)
     grid = live.grid
     total = sum(grid.world.exchange_objects(own_sums * (grid.member == 0)))
@@ -134,7 +134,7 @@ def _sums(kind: str, c: Array, y: Array, o: Array, columns: int) -> Array:
         return _by_class(c, y, columns)
     if kind == "real":
         return np.array([c.sum(), (c * (y - o)).sum()])
-    exposed = np.exp(o) if kind in LOG_LINK_TARGETS else np.ones_like(o)
+    exposed = np.exp(o) if kind in LOG_LINK_TARGETS else 1.0
     return np.array([(c * exposed).sum(), (c * y).sum()])
 
 
@@ -185,7 +185,8 @@ def check_settings(config: RunConfig, world: Communicator) -> None:
 
 def check_live(live: AssembledRun) -> None:
     """Raise an error if replicas planned agreements differently. Collective."""
-    check_plan(live.grid, live.agreement.plan_in_words(live.state))
+    if live.grid.world.size > 1:
+        check_plan(live.grid, live.agreement.plan_in_words(live.state))
 
 
 def settings_of(config: RunConfig) -> dict[str, str]:
@@ -457,7 +458,8 @@ class Session:
             # At once: what is on disk was made with the settings that failed.
             live.save()
         live.open()
-        log.info(*_chosen(live), extra=ONCE)
+        if log.isEnabledFor(logging.INFO):
+            log.info(*_chosen(live), extra=ONCE)
         made_up = emulated(live.task.precision)
         if made_up:
             log.info(

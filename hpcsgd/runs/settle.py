@@ -34,6 +34,7 @@ from hpcsgd.runs.checks import takes_one_step
 from hpcsgd.runs.gpu import BY_HOST
 from hpcsgd.runs.machine import MachineFile, MeasuredFigures, measure_machine
 from hpcsgd.runs.opened_run import OpenedRun, make_task, score_columns
+from hpcsgd.settings import remembered
 
 log = logging.getLogger(__name__)
 WORTH_MEASURING = 2.0  # seconds of training from which a tenth of one is no matter
@@ -195,6 +196,7 @@ def find_facts(
     return replace(facts, job=job, machine=machine_facts)
 
 
+@remembered
 def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
     """Return the plan of a run, in which every open setting is decided."""
     epochs = epochs_of(config, facts)

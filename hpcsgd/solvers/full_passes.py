@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from hpcsgd.formats import Array
 from hpcsgd.glm.families import SQUARED, Family, least_losses
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.solvers.objective import Objective, block_rows
+
+EPS = float(np.finfo(np.float64).eps)
+TINY = float(np.finfo(np.float64).tiny)
 
 # All rows of the data as two products, in float64 on their exact values.
 #
@@ -31,8 +35,7 @@ class WeightedMoments:
     total: Array  # Σ h, (K,)
 
 
-@dataclass(frozen=True)
-class LossTerms:
+class LossTerms(NamedTuple):
     """The losses of the local rows at some scores, and their derivatives."""
 
     loss: float  # Σ p ℓ
@@ -79,7 +82,7 @@ class AllRows:
             sums, residuals, bends = compiled_calls.loss_terms(
                 family, scores, self.targets, self.share, along
             )
-            loss, slope, size = (float(word) for word in sums)
+            loss, slope, size = sums.tolist()
             return LossTerms(loss, slope, size, residuals, bends)
         losses = self.share * family.loss(scores, self.targets)
         residuals = family.residual(scores, self.targets)
@@ -104,17 +107,20 @@ class AllRows:
         """Return Σ c ℓ of the local rows, divided by Σc of all rows."""
         return self.terms(scores).loss
 
-    def value(self, scores: Array, weights: Array) -> tuple[float, int]:
+    def value(
+        self, scores: Array, weights: Array, terms: LossTerms | None = None
+    ) -> tuple[float, int]:
         """Return F, and how many exponents were clipped. Collective.
 
-        `weights` are those of this member, `scores` those of all columns. No pass over
-        the rows, and one message of two words.
+        `weights` are those of this member, `scores` those of all columns, and `terms`
+        the loss terms at these scores if they are known. No pass over the rows, and one
+        message of two words.
         """
         words = np.zeros(2)
         grid = self.grid
         if grid.member == 0:
             clips = self.objective.family.clipped(scores)
-            words[:] = self.terms(scores).loss, clips
+            words[:] = (terms or self.terms(scores)).loss, clips
         if grid.replica == 0:
             words[0] += self.objective.penalty.value(weights)
         grid.world.sum(words, "evaluate")
@@ -138,8 +144,9 @@ class AllRows:
         One pass over the rows, and one message over members, of nK words and those of
         `words`.
         """
-        buffer = np.empty(self.height * self.columns + words.size)
-        scores = buffer[: self.height * self.columns].reshape(self.height, -1)
+        height = self.height
+        buffer = np.empty(height * self.columns + words.size)
+        scores = buffer[: height * self.columns].reshape(height, self.columns)
         for rows, block in self.read_blocks():
             scores[rows] = exact_scores(block, weights)
         buffer[scores.size :] = words
@@ -176,12 +183,12 @@ class AllRows:
         """
         read = self.objective.read
         if self.objective.shard.matrix.is_in_memory:
-            for rows in self.blocks():
+            for rows in self.blocks:
                 yield rows, read(rows)
             return
         with ThreadPoolExecutor(1, "read-ahead") as ahead:
             expected: deque[tuple[slice, Future[Any]]] = deque()
-            for rows in self.blocks():
+            for rows in self.blocks:
                 expected.append((rows, ahead.submit(read, rows)))
                 if len(expected) > 1:
                     before, block = expected.popleft()
@@ -189,12 +196,15 @@ class AllRows:
             for before, block in expected:
                 yield before, block.result()
 
-    def blocks(self) -> Iterator[slice]:
-        """Yield the range of local rows of each block."""
+    @cached_property
+    def blocks(self) -> list[slice]:
+        """The range of local rows of each block."""
         objective = self.objective
         step = objective.block or block_rows(objective.shard.total_columns)
-        for start in range(0, self.height, step):
-            yield slice(start, min(start + step, self.height))
+        return [
+            slice(start, min(start + step, self.height))
+            for start in range(0, self.height, step)
+        ]
 
 
 def open_rows(objective: Objective) -> AllRows:
@@ -240,13 +250,15 @@ class _LevelTrial:
     worth: float  # what rounding leaves of a slope that is 0
 
 
-def level(rows: AllRows, scores: Array) -> InterceptLevel:
+def level(
+    rows: AllRows, scores: Array, terms: LossTerms | None = None
+) -> InterceptLevel:
     """Return the shift of all scores (n, K) by K numbers at which F is least.
 
-    Collective.
+    `terms` are the loss terms at these scores, if they are known. Collective.
     """
     shift = np.zeros(scores.shape[1])
-    first = here = _look(rows, scores, shift)
+    first = here = _look(rows, scores, shift, terms)
     reach = REACH
     for _ in range(LOOKS):
         if _is_flat(here):
@@ -290,21 +302,35 @@ def _newton(look: _LevelTrial, reach: float) -> Array:
     if not look.bend.any():  # all residuals are saturated: the longest step
         downhill: Array = -look.slope * (reach / np.abs(look.slope).max())
         return downhill
-    step = -np.linalg.pinv(look.bend, SINGULAR, hermitian=True) @ look.slope
-    return np.clip(step, -reach, reach)
+    if look.bend.size == 1:
+        inverse = 1.0 / look.bend
+    else:
+        inverse = np.linalg.pinv(look.bend, SINGULAR, hermitian=True)
+    return np.clip(-inverse @ look.slope, -reach, reach)
 
 
-def _look(rows: AllRows, scores: Array, shift: Array) -> _LevelTrial:
+def _look(
+    rows: AllRows, scores: Array, shift: Array, terms: LossTerms | None = None
+) -> _LevelTrial:
+    """Return F and its derivatives by β at `scores` plus `shift`. Collective.
+
+    `terms` are the loss terms there, if they are known.
+    """
     columns = len(shift)
-    moved = scores + shift
     words = np.zeros(2 + columns + columns * columns)
     if rows.grid.member == 0:
-        terms = rows.terms(moved)
+        moved = scores + shift
+        terms = terms or rows.terms(moved)
         residuals = rows.share * terms.residuals
+        slope = residuals.sum(axis=0)
+        worth = 10 * DONE * np.abs(residuals).sum() + _cancelled(rows)
+        if rows.grid.world.size == 1 and np.abs(slope).max() <= worth:
+            # The slope is 0 up to rounding: nobody needs its derivatives.
+            return _LevelTrial(terms.loss, slope, np.zeros((columns, columns)), worth)
         bend, rounding = _bend(rows, moved, terms)
         words[0] = terms.loss
-        words[1] = 10 * DONE * np.abs(residuals).sum() + rounding + _cancelled(rows)
-        words[2 : 2 + columns] = residuals.sum(axis=0)
+        words[1] = worth + rounding
+        words[2 : 2 + columns] = slope
         words[2 + columns :] = bend.reshape(-1)
     rows.grid.world.sum(words, "evaluate")
     bend = words[2 + columns :].reshape(columns, columns)
@@ -320,7 +346,7 @@ def _cancelled(rows: AllRows) -> float:
     """
     is_label = rows.objective.family.targets == "classes"  # whose y are indicators
     size = 1.0 if is_label else np.abs(rows.targets)
-    return float(np.finfo(float).eps * (rows.share * size).sum())
+    return float(EPS * (rows.share * size).sum())
 
 
 def _bend(rows: AllRows, scores: Array, terms: LossTerms) -> tuple[Array, float]:
@@ -395,7 +421,7 @@ class VariableScaling:
 
         The move of β is less by the sum of these parts.
         """
-        taken: Array = np.sum(self.centers * weights, axis=0)
+        taken: Array = (self.centers * weights).sum(axis=0)
         return taken
 
 
@@ -403,7 +429,7 @@ def make_scaling(
     moments: WeightedMoments, l2: float, has_intercept: bool
 ) -> VariableScaling:
     """Return the scaling for these moments of curvature-weighted columns."""
-    total = np.maximum(moments.total, np.finfo(float).tiny)
+    total = np.maximum(moments.total, TINY)
     centers = moments.first / total * has_intercept
     second = moments.second - total * np.square(centers)
     spread = np.maximum(second, FLOOR * moments.second) + l2
@@ -567,67 +593,140 @@ def gap_of(objective: Objective, weights: Array, intercept: Array | None) -> Opt
     return gap_at(rows, weights, intercept, rows.start(weights, intercept))
 
 
+@dataclass(frozen=True)
+class Tangents:
+    """The tangents of all losses at scores t̂, which bound F from below."""
+
+    scores: Array  # t̂ of the local rows, (n, K)
+    residuals: Array  # r there, (n, K)
+    slope: Array  # Σ p_i r_i a_i by this member's columns, (d_c, K)
+    best: InterceptLevel | None  # from which t̂ has the best intercept, if there is one
+
+
+def tangents_at(
+    rows: AllRows,
+    scores: Array,
+    terms: LossTerms,
+    slope: Array,
+    has_intercept: bool,
+) -> Tangents:
+    """Return the tangents at `scores` with the best intercept. Collective.
+
+    `terms` are the loss terms at `scores`, and `slope` is Σ p_i r_i a_i there. If the
+    intercept is the best one already there is no pass over the rows, else one.
+    """
+    best = level(rows, scores, terms) if has_intercept else None
+    if best is None or not best.shift.any():
+        return Tangents(scores, terms.residuals, slope, best)
+    touched = scores + best.shift
+    residuals = rows.terms(touched).residuals
+    slope, _ = rows.gradient(rows.share * residuals)
+    return Tangents(touched, residuals, slope, best)
+
+
 def gap_at(
     rows: AllRows,
     weights: Array,
     intercept: Array | None,
     scores: Array,
-    exact: Array | None = None,
     best: InterceptLevel | None = None,
 ) -> Optimality:
     """Return gradient and gap where the local scores (n, K) are known: one pass.
 
-    `exact` are the scores of the weights, if `scores` were added up step by step and
-    differ from them by rounding. The gradient that is returned is the one at `exact`.
-    Huge rows multiply rounding errors in it, so the gap is bounded by the tangents at
-    t̂, which are `scores` with the best intercept; for this the bound grows by Σ p_i
-    [ℓ_i(t_i) − ℓ_i(t̂_i) − r_i (t_i − t̂_i)] alone. `best` is the level of `scores`, if
-    it is known.
+    `best` is the level of `scores`, if it is known.
     """
-    objective = rows.objective
+    terms = rows.terms(scores)
     if best is None and intercept is not None:
-        best = level(rows, scores)
-    both = [rows.residuals(scores if exact is None else exact)]
-    if best is not None and (exact is not None or best.shift.any()):
-        both.append(rows.residuals(scores + best.shift))
-    elif exact is not None:
-        both.append(rows.residuals(scores))
-    slope, drift = rows.gradient(np.hstack(both))
-    penalty = objective.penalty
+        best = level(rows, scores, terms)
+    residuals = terms.residuals
+    touched = scores
+    both = rows.share * residuals
+    if best is not None and best.shift.any():
+        touched = scores + best.shift
+        residuals = rows.terms(touched).residuals
+        both = np.hstack([both, rows.share * residuals])
+    slope, drift = rows.gradient(both)
     columns = weights.shape[1]
-    exact_slope = slope[:, :columns]
-    tangent_slope = slope[:, -columns:]
-    smooth = exact_slope + penalty.l2 * weights
+    tangents = Tangents(touched, residuals, slope[:, -columns:], best)
+    gradient = slope[:, :columns], None if intercept is None else drift[:columns]
+    gain = 0.0 if best is None else best.gain
+    return _optimality(rows, weights, gradient, tangents, lambda: gain)
+
+
+def gap_above(
+    rows: AllRows,
+    weights: Array,
+    intercept: Array | None,
+    exact: tuple[Array, LossTerms],
+    tangents: Tangents,
+) -> Optimality:
+    """Return gradient and gap by the tangents at other scores: one pass.
+
+    `exact` are the scores of the weights, and the loss terms there. The tangents touch
+    at scores that were added up step by step, and differ from `exact` by rounding. The
+    gradient that is returned is the one at `exact`. Huge rows multiply rounding errors
+    in it, so the gap is bounded by the tangents, and grows for this by Σ p_i [ℓ_i(t_i)
+    − ℓ_i(t̂_i) − r_i (t_i − t̂_i)] alone.
+    """
+    scores, terms = exact
+    slope, drift = rows.gradient(rows.share * terms.residuals)
+    gradient = slope, None if intercept is None else drift
+    return _optimality(
+        rows, weights, gradient, tangents, lambda: _above(rows, scores, tangents)
+    )
+
+
+def gap_of_tangents(rows: AllRows, weights: Array, tangents: Tangents) -> float | None:
+    """Return the gap of weights at whose scores the tangents touch. Collective.
+
+    The intercept may be another one than the best. No pass over the rows.
+    """
+    gradient = tangents.slope, None
+    best = tangents.best
+    gain = 0.0 if best is None else best.gain
+    return _optimality(rows, weights, gradient, tangents, lambda: gain).gap
+
+
+def _optimality(
+    rows: AllRows,
+    weights: Array,
+    gradient: tuple[Array, Array | None],
+    tangents: Tangents,
+    above_tangents: Callable[[], float],
+) -> Optimality:
+    """Return the norm of a gradient, and the gap by tangents. Collective.
+
+    `gradient` is that of the losses by the weights and the intercept. `above_tangents`
+    returns how far the losses are above the tangents. No pass over the rows.
+    """
+    slope, drift = gradient
+    penalty = rows.objective.penalty
+    smooth = slope + penalty.l2 * weights
     least = penalty.least(weights, smooth)
     words = np.array(
-        [np.sum(np.square(least)), above_least(penalty, weights, tangent_slope)]
+        [np.sum(np.square(least)), above_least(penalty, weights, tangents.slope)]
     )
-    objective.grid.members.sum(words, "evaluate")
-    if intercept is not None:
-        words[0] += np.sum(np.square(drift[:columns]))
-    above = float(words[1])
-    touched = scores if best is None else scores + best.shift
-    if not np.isfinite(above):
-        above = _scaled_gap(rows, weights, touched, tangent_slope)
-    if exact is not None:
-        above += _above_tangents(rows, exact, touched)
-    elif best is not None:
-        above += best.gain
-    gap: float | None = above
-    if not np.isfinite(above) or (best is not None and not best.is_found):
-        gap = None
-    return Optimality(float(np.sqrt(words[0])), gap, smooth)
+    rows.grid.members.sum(words, "evaluate")
+    if drift is not None:
+        words[0] += np.sum(np.square(drift))
+    gap = float(words[1])
+    if not np.isfinite(gap):
+        gap = _scaled_gap(rows, weights, tangents.scores, tangents.slope)
+    gap += above_tangents()
+    best = tangents.best
+    is_known = np.isfinite(gap) and (best is None or best.is_found)
+    return Optimality(float(np.sqrt(words[0])), gap if is_known else None, smooth)
 
 
-def _above_tangents(rows: AllRows, exact: Array, scores: Array) -> float:
+def _above(rows: AllRows, exact: Array, tangents: Tangents) -> float:
     """Return Σ p [ℓ(t) − ℓ(t̂) − r(t̂)·(t − t̂)] of all rows, at least 0. One message."""
     word = np.zeros(1)
     if rows.grid.member == 0:
         family = rows.objective.family
         targets = rows.targets
+        scores = tangents.scores
         above = family.loss(exact, targets) - family.loss(scores, targets)
-        residuals = family.residual(scores, targets)
-        above -= (residuals * (exact - scores)).sum(axis=1, keepdims=True)
+        above -= (tangents.residuals * (exact - scores)).sum(axis=1, keepdims=True)
         word[0] = float((rows.share * np.maximum(above, 0.0)).sum())
     rows.grid.world.sum(word, "evaluate")
     return float(word[0])
@@ -666,6 +765,10 @@ def above_least(penalty: Penalty, weights: Array, slope: Array) -> float:
     Each term is at least 0. With u the minimum and v = g + λu a term is v(w − u) +
     l1(|w| − |u|) + (λ/2)(w − u)². Written so, small gaps keep their digits.
     """
+    if penalty.is_smooth and penalty.l2:  # v is 0, whatever rounding makes of it
+        away = weights + slope / penalty.l2
+        above = float((0.5 * penalty.l2 * np.square(away)).sum())
+        return above if np.isfinite(above) else float("inf")
     best = penalty.minimum(weights, slope)
     if not np.isfinite(best).all():
         return float("inf")
@@ -673,7 +776,7 @@ def above_least(penalty: Penalty, weights: Array, slope: Array) -> float:
     tangent = (slope + penalty.l2 * best) * away
     tangent += penalty.l1 * (np.abs(weights) - np.abs(best))
     if penalty.is_smooth:
-        tangent = np.zeros_like(away)  # v is 0 there, whatever rounding makes of it
+        tangent = np.zeros_like(away)
     return float(np.sum(np.maximum(tangent, 0.0) + 0.5 * penalty.l2 * np.square(away)))
 
 
@@ -689,7 +792,7 @@ def above_least(penalty: Penalty, weights: Array, slope: Array) -> float:
 # intercept. Sparse rows are left as they are: subtracting would fill them.
 
 FAR = 1e3  # standard deviations from zero: three digits of every score are lost
-CONSTANT = 16 * float(np.finfo(np.float64).eps)  # of |m|: a deviation of rounding
+CONSTANT = 16 * EPS  # of |m|: a deviation of rounding
 
 
 @dataclass(frozen=True)
@@ -722,7 +825,7 @@ def find_centers(rows: AllRows, moments: WeightedMoments) -> Centers | None:
     set a pass over the rows and a second flag.
     """
     world = rows.grid.world
-    total = np.maximum(moments.total, np.finfo(float).tiny)
+    total = np.maximum(moments.total, TINY)
     means = (moments.first / total)[:, 0]
     far = _are_far(means, (moments.second / total)[:, 0] - np.square(means))
     if not world.max_flag(int(far.any() and not rows.objective.shard.is_sparse)):

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import isfinite, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,18 +13,22 @@ from hpcsgd.glm.families import least_losses
 from hpcsgd.settings import Settings, setting
 from hpcsgd.solvers.callbacks import Request
 from hpcsgd.solvers.full_passes import (
+    EPS,
     LEAST,
+    TINY,
     AllRows,
     Centers,
     LossTerms,
+    Tangents,
     WeightedMoments,
     centre,
     curvatures,
     find_centers,
-    gap_at,
     gap_limit,
+    gap_of_tangents,
     level,
     make_scaling,
+    tangents_at,
 )
 
 # The two-loop recursion of L-BFGS on inner products alone.
@@ -86,7 +92,10 @@ class CurvaturePairs:
 
         The sums over all members are the new inner products.
         """
-        newest = self.vectors[[self.slot, self.depth + self.slot, -1], own]
+        vectors = self.vectors
+        newest = np.array(
+            [vectors[k, own] for k in (self.slot, self.depth + self.slot, -1)]
+        )
         parts: Array = self.vectors[:, own] @ newest.T
         return parts.reshape(-1)
 
@@ -97,7 +106,7 @@ class CurvaturePairs:
             self.products[number] = self.products[:, number] = new[:, column]
         s = self.slot
         y = self.depth + self.slot
-        size = np.sqrt(self.products[s, s] * self.products[y, y])
+        size = sqrt(self.products[s, s] * self.products[y, y])
         if self.products[s, y] > CURVED * size:
             self.order.append(s)
 
@@ -149,8 +158,7 @@ LONGER = 10.0  # at most so many times the step before
 MARGIN = 0.1  # of a bracket that the next trial keeps off its ends
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """The objective after a step a along a direction, at the scores t + a q."""
 
     step: float  # a
@@ -161,7 +169,7 @@ class Trial:
     @property
     def is_finite(self) -> bool:
         """Return whether the step was short enough that no number overflowed."""
-        return bool(np.isfinite(self.value) and np.isfinite(self.slope))
+        return isfinite(self.value) and isfinite(self.slope)
 
 
 def search(look: Callable[[float], Trial], begin: Trial) -> tuple[Trial | None, int]:
@@ -223,12 +231,12 @@ class RefinementPoint:
     intercept: Array  # β, (K,); zeros where there is none
     scores: Array  # t of the local rows, (n, K)
     terms: LossTerms  # of the local rows at these scores
+    data_slope: Array  # ∂F/∂w without the ridge
     slope: Array  # ∂F/∂w
     drift: Array  # ∂F/∂β; zeros where there is no intercept
 
 
-@dataclass(frozen=True)
-class SearchDirection:
+class SearchDirection(NamedTuple):
     """A direction: moves of weights, intercept and scores, and the ridge along it."""
 
     weights: Array  # p
@@ -241,12 +249,11 @@ NO_TERMS = LossTerms(0.0, 0.0, 0.0, np.empty(0), None)
 
 
 def _unevaluated(weights: Array, intercept: Array, scores: Array) -> RefinementPoint:
-    nothing = np.empty(0)
-    return RefinementPoint(weights, intercept, scores, NO_TERMS, nothing, nothing)
+    no = np.empty(0)
+    return RefinementPoint(weights, intercept, scores, NO_TERMS, no, no, no)
 
 
-@dataclass(frozen=True)
-class LookedAt:
+class LookedAt(NamedTuple):
     """The scores and the loss terms after one step along a direction."""
 
     direction: SearchDirection
@@ -310,8 +317,9 @@ class Landscape:
         `terms` are the loss terms at the scores of the point, if they are known.
         """
         point.terms = self.rows.terms(point.scores) if terms is None else terms
-        slope, drift = self.rows.gradient(point.terms.residuals * self.rows.share)
-        point.slope = slope + self.l2 * point.weights
+        residuals = point.terms.residuals * self.rows.share
+        point.data_slope, drift = self.rows.gradient(residuals)
+        point.slope = point.data_slope + self.l2 * point.weights
         point.drift = drift * self.has_intercept
 
     def along(
@@ -324,14 +332,17 @@ class Landscape:
         scores also contains the products for the ridge, and the move of β, to which one
         member alone adds `intercept`: all members have the same bits.
         """
-        own_products = [np.vdot(point.weights, v) for v in (point.weights, weights)]
-        own_shift = intercept * self.is_member_0 - pull
-        words = np.array([*own_products, np.vdot(weights, weights), *own_shift])
+        words = np.empty(3 + len(intercept))
+        words[0] = np.vdot(point.weights, point.weights)
+        words[1] = np.vdot(point.weights, weights)
+        words[2] = np.vdot(weights, weights)
+        words[3:] = intercept * self.is_member_0 - pull
         scores, total = self.rows.scores(weights, words)
         moved = total[3:] * self.has_intercept
         scores += moved
-        ridge = total[:3] * self.l2 * np.array([0.5, 1.0, 0.5])
-        return SearchDirection(weights, moved, scores, (ridge[0], ridge[1], ridge[2]))
+        still, first, second = (total[:3] * self.l2).tolist()
+        ridge = (0.5 * still, first, 0.5 * second)
+        return SearchDirection(weights, moved, scores, ridge)
 
     def look(
         self, point: RefinementPoint, direction: SearchDirection, step: float
@@ -352,7 +363,7 @@ class Landscape:
             words[1] += first + 2.0 * step * second
         # One sum over all ranks, so that all of them decide alike.
         self.world.sum(words, "evaluate")
-        value, slope, size = (float(word) for word in words)
+        value, slope, size = words.tolist()
         return Trial(step, value, slope, NOISE * (size + abs(value)))
 
     def go(
@@ -370,14 +381,24 @@ class Landscape:
         point.scores = point.scores + step * direction.scores
         self.evaluate_gradient(point)
 
-    def zero_direction(self, point: RefinementPoint) -> SearchDirection:
-        """Return a direction of no move, by which `look` evaluates F at the point."""
-        still = np.zeros_like(point.weights)
+    def at(self, point: RefinementPoint) -> Trial:
+        """Return F at a point, as a trial without a step. Collective, without a pass.
+
+        The loss terms of the point are computed if it has none yet.
+        """
+        if point.terms is NO_TERMS:
+            point.terms = self.rows.terms(point.scores)
         size = np.array([np.vdot(point.weights, point.weights)])
         self.rows.grid.members.sum(size, "evaluate")
-        none = np.zeros_like(point.intercept)
-        ridge = (0.5 * self.l2 * float(size[0]), 0.0, 0.0)
-        return SearchDirection(still, none, np.zeros_like(point.scores), ridge)
+        words = np.zeros(3)
+        if self.is_member_0:
+            words[0] = point.terms.loss
+            words[2] = point.terms.size
+        if self.is_first:
+            words[0] += 0.5 * self.l2 * float(size[0])
+        self.world.sum(words, "evaluate")
+        value, _, size_of_losses = words.tolist()
+        return Trial(0.0, value, 0.0, NOISE * (size_of_losses + abs(value)))
 
 
 # The settings of refinements.
@@ -416,7 +437,7 @@ class PolishConfig(Settings, section="polish"):
     )
     gap: bool = setting(
         True,
-        "end at a certified optimality gap if there is a ridge penalty, for 3 more"
+        "end at a certified optimality gap if there is a ridge penalty, for 2 more"
         " passes",
         read_if={"polish.kind": REFINES},
     )
@@ -455,18 +476,39 @@ class GapCertificate:
         self.gap: float | None = None  # at the point that was judged last
         self.limit: float | None = None  # that a gap there has to meet
         self._null_excess: float | None = None
+        self._last: tuple[Array, Tangents] | None = None  # of the scores of a point
 
     def judge(
         self, land: Landscape, point: RefinementPoint, loss: float
     ) -> bool | None:
         """Return whether the gap at a point meets its limit; None if no gap is known.
 
-        Collective. One pass over the rows, since the scores are known; the answer is
-        the same on all ranks.
+        Collective. The scores and the gradient are known: one pass over the rows if the
+        intercept is not the best one, else none. The answer is the same on all ranks.
         """
-        intercept = point.intercept if land.has_intercept else None
-        gap = gap_at(land.rows, point.weights, intercept, point.scores).gap
+        tangents = self.tangents(land, point)
+        gap = gap_of_tangents(land.rows, point.weights, tangents)
         return self.meets(land, gap, loss)
+
+    def tangents(self, land: Landscape, point: RefinementPoint) -> Tangents:
+        """Return the tangents at the scores of a point. Collective.
+
+        They are kept until `forget`.
+        """
+        if self._last is None or self._last[0] is not point.scores:
+            tangents = tangents_at(
+                land.rows,
+                point.scores,
+                point.terms,
+                point.data_slope,
+                land.has_intercept,
+            )
+            self._last = point.scores, tangents
+        return self._last[1]
+
+    def forget(self) -> None:
+        """Forget the tangents of a point that is about to move."""
+        self._last = None
 
     def meets(self, land: Landscape, gap: float | None, loss: float) -> bool | None:
         """Return whether `gap` meets its limit on every rank; None if there is no gap.
@@ -530,7 +572,6 @@ FORECAST = 0.7  # of that gradient
 TIGHTER = 0.1  # of a gradient that a refinement begins with
 SHRINKS = 0.5  # of the gap: a refinement that leaves more of it was the last
 STUCK = 1e-6  # of the residuals: a gradient above it is no matter of rounding
-EPS = float(np.finfo(np.float64).eps)
 
 
 class StopReason(Enum):
@@ -550,8 +591,7 @@ class StopReason(Enum):
         return self in (StopReason.CONVERGED, StopReason.ROUNDING)
 
 
-@dataclass(frozen=True)
-class LbfgsStatus:
+class LbfgsStatus(NamedTuple):
     """Loss, gradient and requests after an L-BFGS iteration, the same on all ranks."""
 
     passes: int
@@ -658,9 +698,7 @@ class Lbfgs:
             moments, self.landscape.l2, self.landscape.has_intercept
         )
         self._forget()
-        self.here = self.landscape.look(
-            self.point, self.landscape.zero_direction(self.point), 0.0
-        )
+        self.here = self.landscape.at(self.point)
 
     def _moments(self, floor: float = LEAST) -> WeightedMoments:
         """Return moments of the columns, weighted by curvatures at the point: one pass.
@@ -765,8 +803,8 @@ class Lbfgs:
         First are the entries of this member's weights, then those of the scaled
         intercept.
         """
-        parts = self.scaling.gradient(self.point.slope, self.point.drift)
-        return np.concatenate([part.reshape(-1) for part in parts])
+        weights, intercept = self.scaling.gradient(self.point.slope, self.point.drift)
+        return np.concatenate([weights.reshape(-1), intercept])
 
     def _step(self) -> bool:
         """Move the point to a lower F, and store the pair of the move.
@@ -774,6 +812,8 @@ class Lbfgs:
         Return False if no step lowers F by more than rounding.
         """
         self.passes += 1
+        if self.certificate is not None:
+            self.certificate.forget()
         for move, slope in self._directions():
             trial = self._walk(move, slope) if slope < 0.0 else None
             if trial is not None:
@@ -862,16 +902,18 @@ class Lbfgs:
         return square, residuals, scores
 
     def _judged(self, heard: Array) -> LbfgsStatus:
-        square, residuals, scores = (float(np.sqrt(max(v, 0.0))) for v in heard[:3])
-        size = max(residuals, np.finfo(float).tiny)
+        square, residuals, scores = (
+            sqrt(max(value, 0.0)) for value in heard[:3].tolist()
+        )
+        size = max(residuals, TINY)
         return LbfgsStatus(
             passes=self.passes,
             trials=self.trials,
             loss=self.here.value,
             gradient=square,
-            relative=float(np.sqrt(max(self.memory.square, 0.0))) / size,
+            relative=sqrt(max(self.memory.square, 0.0)) / size,
             floor=4.0 * EPS * (1.0 + scores / size),
-            requests=tuple(int(count) for count in heard[3:]),
+            requests=tuple(map(int, heard[3:].tolist())),
         )
 
     def _ending(self) -> StopReason | None:

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import import_module
 from time import perf_counter
 from typing import Any
 
@@ -21,17 +22,19 @@ from hpcsgd.glm.families import SQUARED
 from hpcsgd.solvers.callbacks import Callbacks, Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
 from hpcsgd.solvers.full_passes import (
+    EPS,
     NO_MINIMUM,
+    TINY,
     AllRows,
     VariableScaling,
     bends,
+    gap_above,
     gap_at,
     is_separated,
     may_lack_minimum,
     open_rows,
 )
 from hpcsgd.solvers.lbfgs import (
-    EPS,
     GapCertificate,
     Landscape,
     Lbfgs,
@@ -121,20 +124,28 @@ class Hessian:
         to e m² / D: e is the current sum of curvatures, m the center of the column and
         √D its scale.
         """
-        scaling = self.scaling
         errors = np.zeros(self.variables)
         if not self.landscape.has_intercept:
             return errors
-        total = np.diagonal(whole)[-self.columns :] * np.square(scaling.level)
-        squares = np.square(scaling.centers / scaling.roots) * total
+        level = self.scaling.level
+        total = np.diagonal(whole)[-self.columns :] * np.square(level)
+        squares = self._centre_squares * total
         errors[: squares.size] = CENTRED * EPS * squares.reshape(-1)
         return errors
+
+    @cached_property
+    def _centre_squares(self) -> Array:
+        """m² / D of every column, (d, K)."""
+        centre_squares: Array = np.square(self.scaling.centers / self.scaling.roots)
+        return centre_squares
 
     def _own_part(self, gradient: Array, width: int) -> Array:
         """Return this rank's part of the gradient among zeros for all other variables.
 
         Replica 0 alone has a part.
         """
+        if self.landscape.world.size == 1:
+            return gradient[: self.variables].copy()
         padded_gradient = np.zeros(self.variables)
         grid = self.rows.grid
         if grid.replica == 0:
@@ -170,8 +181,8 @@ class Hessian:
     def _add_dense(self, whole: Array, block: Array, roots: Array) -> None:
         """Add the products of dense rows times √h, by parts that stay in the cache."""
         if compiled_calls.takes_squares(block, self.variables):
-            centers, scales, last = self._row_scaling()
-            compiled_calls.add_squares(block, roots, centers, scales, last, whole)
+            how = self._row_scaling if self.scales_rows else self._plain_rows
+            compiled_calls.add_squares(block, roots, *how, whole)
             return
         width = block.shape[1]
         room, product = self._workspace
@@ -196,11 +207,15 @@ class Hessian:
         rows = np.empty((height, self.variables))
         return rows, np.empty((self.variables, self.variables))
 
-    def _row_scaling(self) -> tuple[Array, Array, float]:
-        """Return center and factor of every column, and the intercept's entry."""
+    @cached_property
+    def _plain_rows(self) -> tuple[Array, Array, float]:
+        """Centers, factors and the intercept's entry of rows that are not scaled."""
         width = self.parts[-1].stop
-        if not self.scales_rows:
-            return np.zeros(width), np.ones(width), 1.0
+        return np.zeros(width), np.ones(width), 1.0
+
+    @cached_property
+    def _row_scaling(self) -> tuple[Array, Array, float]:
+        """Center and factor of every column, and the intercept's entry."""
         scaling = self.scaling
         centers = np.ascontiguousarray(scaling.centers[:, 0], dtype=np.float64)
         return centers, 1.0 / scaling.roots[:, 0], 1.0 / float(scaling.level[0])
@@ -215,21 +230,21 @@ class Hessian:
     def _scale(self, whole: Array) -> None:
         """Turn Σ (a, 1) h (a, 1)ᵀ into Σ ã h ãᵀ of scaled rows ã, in place.
 
-        The lower triangle of the first sum is enough.
+        Of sparse rows the lower triangle of the first sum is enough.
         """
         scaling = self.scaling
         width = self.parts[-1].stop
         inverse = 1.0 / scaling.roots[:, 0]
         centers = scaling.centers[:, 0]
-        upper = np.triu_indices(len(whole), 1)
-        whole[upper] = whole.T[upper]
+        if self.rows.objective.shard.is_sparse:
+            np.copyto(whole, whole.T.copy(), where=~np.tri(len(whole), dtype=bool))
         inner = whole[:width, :width]
         if self.landscape.has_intercept:
             first = whole[-1, :width]
             total = whole[-1, -1]
-            inner -= np.outer(centers, first)
+            inner -= centers[:, None] * first
             first -= total * centers
-            inner -= np.outer(first, centers)
+            inner -= first[:, None] * centers
             first *= inverse / scaling.level[0]
             whole[:width, -1] = first
             whole[-1, -1] = total / scaling.level[0] ** 2
@@ -316,7 +331,6 @@ MOST = 1024  # variables of which a Hessian is taken
 DOUBT = 16.0  # times the curvature that is rounding: what sums over rows add to it
 NOISE = 100.0  # roundings of a gradient's size that its sums may leave
 CENTRED = 16.0  # roundings of the squares of a column that centring may leave
-TINY = float(np.finfo(float).tiny)
 WELL_CONDITIONED = 1e-8  # reciprocal condition number above which Cholesky solves
 FAR = 0.5  # change of a score, beyond which a quadratic model of F means little
 KEPT_FALL = 0.1  # of the gradient in a step, by which a Hessian is used again
@@ -361,9 +375,12 @@ class NewtonSystem:
         # rounding is then judged in units of the curvatures of now. The classes of a
         # column have one unit: a change of all of them together, which no probability
         # sees, stays apart from other changes.
-        diagonal = np.where(np.diagonal(whole) > rounding, np.diagonal(whole), 1.0)
-        each = diagonal.reshape(-1, scores).mean(axis=1)
-        self.units = np.repeat(1.0 / np.sqrt(each), scores)
+        diagonal = np.diagonal(whole)
+        diagonal = np.where(diagonal > rounding, diagonal, 1.0)
+        if scores > 1:
+            each = diagonal.reshape(-1, scores).mean(axis=1)
+            diagonal = np.repeat(each, scores)
+        self.units = 1.0 / np.sqrt(diagonal)
         self.whole = self.units[:, None] * whole * self.units
 
     @property
@@ -381,9 +398,8 @@ class NewtonSystem:
             return np.zeros_like(gradient)
         gradient = self.units * gradient
         if self._factor is not None:
-            from scipy.linalg.lapack import dpotrs  # 10 MB that SGD does not need
-
-            solved: Array = -self.units * dpotrs(self._factor, gradient, lower=1)[0]
+            solve = _lapack().dpotrs
+            solved: Array = -self.units * solve(self._factor, gradient, lower=1)[0]
             return solved
         values, vectors = self._eigen
         floor = least_curvature(values)
@@ -413,11 +429,10 @@ class NewtonSystem:
     @cached_property
     def _factor(self) -> Array | None:
         """Return the Cholesky factor; None if the Hessian is ill conditioned."""
-        from scipy.linalg.lapack import dpocon, dpotrf
-
-        factor, failed = dpotrf(self.whole, lower=1, clean=0)
+        lapack = _lapack()
+        factor, failed = lapack.dpotrf(self.whole, lower=1, clean=0)
         size = float(np.abs(self.whole).sum(axis=0).max(initial=0.0))
-        if failed or dpocon(factor, size, uplo="L")[0] <= WELL_CONDITIONED:
+        if failed or lapack.dpocon(factor, size, uplo="L")[0] <= WELL_CONDITIONED:
             return None
         cholesky: Array = factor
         return cholesky
@@ -426,6 +441,12 @@ class NewtonSystem:
     def _eigen(self) -> tuple[Array, Array]:
         values, vectors = np.linalg.eigh(self.whole)
         return values, vectors
+
+
+@cache
+def _lapack() -> Any:
+    """Return LAPACK, imported where it is used: 10 MB that SGD does not need."""
+    return import_module("scipy.linalg.lapack")
 
 
 def least_curvature(values: Array) -> float:
@@ -536,7 +557,7 @@ class NewtonSolver(Lbfgs):
         if self.hessian is None:
             self.hessian = Hessian(self.landscape, self.scaling)
         self.hessians += 1
-        whole, gradient = self.hessian.take(self.point, self._scaled())
+        whole, gradient = self.hessian.take(self.point, self.memory.gradient)
         if self.landscape.world.rank:
             return gradient, None
         rounding = self.hessian.rounding(whole)
@@ -564,7 +585,7 @@ class NewtonSolver(Lbfgs):
         falls &= self.keeps_hessians
         self.relative_then = self.status.relative
         if falls and self.has_hessian and self.hessian is not None:
-            gradient = self.hessian.gradient(self.point, self._scaled())
+            gradient = self.hessian.gradient(self.point, self.memory.gradient)
         else:
             gradient, self.system = self._system_at_point()
             self.has_hessian = True
@@ -583,6 +604,8 @@ class NewtonSolver(Lbfgs):
             words[:-1] = system.step(gradient)
             words[-1] = words[:-1] @ gradient
         world.broadcast(words, 0, "evaluate")
+        if world.size == 1 and self.landscape.has_intercept:
+            return words[:-1], float(words[-1])
         columns = self.landscape.rows.columns
         own_columns = self.landscape.rows.objective.shard.columns
         parts = [words[own_columns.start * columns : own_columns.stop * columns]]
@@ -692,10 +715,8 @@ def start_on_sample(
     candidate = land.start_at(
         found.weights, found.intercept if land.has_intercept else None
     )
-    before, after = (
-        land.look(point, land.zero_direction(point), 0.0)
-        for point in (begin, candidate)
-    )
+    before = land.at(begin)
+    after = land.at(candidate)
     is_lower = after.is_finite and after.value < before.value
     return candidate if is_lower else land.evaluated(begin)
 
@@ -906,8 +927,10 @@ class Refinement:
             self.evaluation.clipped = slope.clips
         else:
             exact = rows.start(weights, intercept)
-            view.loss, self.evaluation.clipped = rows.value(exact, weights)
-            optimality = gap_at(rows, weights, intercept, scores, exact)
+            terms = rows.terms(exact)
+            view.loss, self.evaluation.clipped = rows.value(exact, weights, terms)
+            tangents = certificate.tangents(steps.landscape, steps.point)
+            optimality = gap_above(rows, weights, intercept, (exact, terms), tangents)
             view.more = {"gradient": optimality.gradient, "gap": optimality.gap}
             if ending.is_good:
                 is_met = certificate.meets(steps.landscape, optimality.gap, view.loss)

@@ -132,7 +132,8 @@ class Objective:
         for rows in self._blocks():
             scores, targets, c = self._scores(rows, point, start)
             losses = self.family.loss(scores, targets)
-            block_sums = [_whole(_summed(v), count) for v in (c * losses, c)]
+            weighted = losses if self.shard.weights is None else c * losses
+            block_sums = [_whole(_summed(v), count) for v in (weighted, c)]
             clips = np.array([self.family.clipped(scores)])
             if holdout is not None:
                 per_model = self._of_models(holdout[rows].astype(np.float64))
@@ -229,7 +230,7 @@ class Objective:
             scores += intercept
         if shard.offsets is not None:
             scores += shard.offsets[rows]
-        targets = shard.targets[rows].astype(np.float64)
+        targets = shard.targets[rows].astype(np.float64, copy=False)
         if shard.weights is None:
             return scores, targets, np.ones((len(scores), 1))
         c = self._of_models(shard.weights[rows].astype(np.float64))
@@ -286,7 +287,7 @@ def _summed(values: Array) -> Array:
 
 def _whole(sums: Array, count: int) -> Array:
     """Return sums of every model, (count,), or one sum repeated for all of them."""
-    return np.broadcast_to(sums, (count,))
+    return sums if len(sums) == count else np.broadcast_to(sums, (count,))
 
 
 # The objective of weights that replicas store in slices: evaluated tile by tile.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcsgd.config import METHODS, USUAL, RunConfig, apply_settings, read_toml
 from hpcsgd.errors import ConfigError
-from hpcsgd.settings import declarations
+from hpcsgd.settings import MOST_REMEMBERED, declarations, remembered
 
 
 def test_toml_round_trip(tmp_path):
@@ -218,3 +218,70 @@ def test_the_settings_of_a_method_are_written_and_read(method):
     assert RunConfig.parse(tomllib.loads(config.toml())) == config
     assert config.tables().keys() == USUAL.tables().keys()
     assert config.tables()["agreement"].keys() == USUAL.tables()["agreement"].keys()
+
+
+def test_tables_are_copies():
+    """Whoever changes what `tables` returned changes no settings of a later call."""
+    config = RunConfig.parse({"sweep": {"l2": [0.1, 0.2]}})
+    first = config.tables()
+    first["sweep"]["l2"].append(0.3)
+    first["schedule"]["batch"] = 0
+    del first["problem"]
+    assert config.tables()["sweep"]["l2"] == [0.1, 0.2]
+    assert config.tables()["schedule"]["batch"] == config.schedule.batch
+    assert RunConfig.parse(config.tables()) == config
+
+
+def test_no_values_leave_the_same_settings():
+    config = RunConfig()
+    assert config.with_values({}) is config
+
+
+def test_remembered_results_are_those_of_the_same_object():
+    """Equal settings may differ in type, as 1 and 1.0: only identity counts."""
+    calls = []
+
+    @remembered
+    def name(config, *more):
+        calls.append(config)
+        return f"{config.problem.l2} {more}"
+
+    real, whole = (RunConfig.parse({"problem": {"l2": 1.0}}) for _ in range(2))
+    object.__setattr__(whole.problem, "l2", 1)
+    assert real == whole
+    assert [name(c) for c in (real, whole, real, whole)] == ["1.0 ()", "1 ()"] * 2
+    assert calls == [real, whole]
+    assert name(real, 2) == "1.0 (2,)"
+    assert name(real, [3]) == name(real, [3]) == "1.0 ([3],)"  # a list has no hash
+    assert len(calls) == 5
+
+
+def test_errors_are_not_remembered():
+    """A name that is registered after a refusal is known then."""
+    calls = []
+
+    @remembered
+    def refuse(config):
+        calls.append(config)
+        raise ConfigError("refused")
+
+    config = RunConfig()
+    for _ in range(2):
+        with pytest.raises(ConfigError):
+            refuse(config)
+    assert len(calls) == 2
+
+
+def test_few_results_are_remembered():
+    calls = []
+
+    @remembered
+    def number(config):
+        calls.append(config)
+        return len(calls)
+
+    configs = [RunConfig() for _ in range(MOST_REMEMBERED + 1)]
+    results = [number(config) for config in configs]
+    assert results == list(range(1, len(configs) + 1))
+    assert number(configs[-1]) == len(configs)
+    assert number(configs[0]) == len(configs) + 1  # forgotten, and made again

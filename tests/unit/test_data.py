@@ -143,6 +143,17 @@ def test_labels_become_what_the_family_wants():
     assert encoded.ravel().tolist() == [1, 0, 2] and targets.labels == (2, 5, 9)
 
 
+@pytest.mark.parametrize(
+    "y", [[3.0, 1.0, 3.0], [2.0, 2.0], [5.0, 1.0, 3.0, 1.0], [0.0, -2.0]]
+)
+def test_labels_are_the_distinct_values_in_order(y):
+    """Two labels are found without sorting, as several are with it."""
+    encoded, targets = encode(y, "classes", others=[np.array([7.0])])
+    distinct = np.unique([*y, 7.0])
+    assert targets.labels == tuple(distinct)
+    assert (distinct[encoded.ravel().astype(int)] == y).all()
+
+
 def test_labels_are_those_of_all_ranks():
     encoded, targets = encode([7, 7], "binary", others=[np.array([2.0])])
     assert encoded.ravel().tolist() == [1, 1] and targets.labels == (2, 7)

@@ -163,6 +163,33 @@ def test_a_process_answers_for_itself_alone(monkeypatch):
         train_on(4, config, problem)
 
 
+def test_a_rank_alone_reads_its_limits_once_a_second(monkeypatch):
+    """A limit of the caller counts what the process holds at that moment."""
+    reads = []
+
+    def held():
+        reads.append("process")
+        return 2**20
+
+    def limits():
+        reads.append("limits")
+        return [LIMITS["machine"]]
+
+    monkeypatch.setattr(memory, "process_bytes", held)
+    monkeypatch.setattr(memory, "system_limits", limits)
+    monkeypatch.setattr(memory, "monotonic", lambda: 0.5)
+    problem = make_problem("gaussian")
+    for _ in range(3):
+        train_on(1, config_for(problem), problem)
+    assert reads == ["process", "limits"]
+    for _ in range(2):
+        train_on(1, config_for(problem, run={"memory": 1.0}), problem)
+    assert reads[2:] == ["process", "process"]
+    monkeypatch.setattr(memory, "monotonic", lambda: 1.5)
+    train_on(1, config_for(problem), problem)
+    assert reads[4:] == ["process", "limits"]
+
+
 def test_what_fits_is_left_alone():
     problem = make_problem("gaussian")
     result = train_on(2, config_for(problem), problem)

@@ -1,5 +1,7 @@
 """The loss that a run reports is F, term by term, on every grid."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,8 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.readers import MemoryReader
 from hpcsgd.glm import get_family
 from hpcsgd.runs.build import build
+from hpcsgd.solvers.full_passes import gap_of, level, open_rows
+from hpcsgd.solvers.lbfgs import GapCertificate, Landscape
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.problems import FAMILIES
 
@@ -81,3 +85,53 @@ def test_the_slope_is_that_of_the_loss(family, grid):
         return True
 
     assert all(run_ranks(grid[0] * grid[1], on_rank))
+
+
+@pytest.mark.parametrize("family", ["logistic", "softmax", "gamma"])
+@pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 2)])
+def test_a_certificate_reads_rows_for_another_intercept_alone(family, grid):
+    """At the best intercept the gradient at hand is that of the tangents."""
+    problem, l2 = make_problem(family, n=53, d=7), 0.3
+    config = config_for(
+        problem,
+        problem={"l2": l2, "intercept": True},
+        products={"kind": "direct"},
+        grid={"replicas": grid[0], "members": grid[1]},
+    )
+
+    def reader(world):
+        return MemoryReader(problem.X, problem.y)
+
+    def judge(world):
+        live = build(config, world, reader, [], Clock())
+        objective = live.evaluation.objective
+        reads = []
+
+        def read(part):
+            reads.append(part)
+            return objective.read(part)
+
+        rows = open_rows(replace(objective, read=read))
+        land = Landscape(rows, l2, True)
+        K = objective.columns
+        weights = np.full((rows.width, K), 0.05) * np.arange(1, K + 1)
+        point = land.start_at(weights, np.full(K, 0.7))
+        shift = level(rows, point.scores).shift
+        best = land.start_at(weights, point.intercept + shift)
+        figures = []
+        for place in (point, best):
+            certificate = GapCertificate(1e-8)
+            for _ in range(2):  # the tangents are kept: the second time reads nothing
+                reads.clear()
+                certificate.judge(land, place, 1.0)
+                figures.append((len(reads), certificate.gap))
+            figures.append(gap_of(objective, weights, place.intercept).gap)
+        live.close()
+        return figures
+
+    for first, again, bound, *at_best in run_ranks(grid[0] * grid[1], judge):
+        assert (first[0], again[0]) == (1, 0) and first[1] == again[1]
+        assert first[1] == pytest.approx(bound, rel=1e-12)
+        assert (at_best[0][0], at_best[1][0]) == (0, 0)
+        assert at_best[0][1] == pytest.approx(at_best[2], rel=1e-12)
+        assert at_best[0][1] < first[1]

@@ -2,13 +2,14 @@
 
 import ctypes
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.compiled_calls import available, functions
+from hpcsgd.backends.compiled_calls import available, functions, stride_of
+from hpcsgd.backends.numpy_rows import add_combined
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.data.shard import Shard
 from hpcsgd.formats import Array
@@ -18,6 +19,7 @@ from hpcsgd.solvers.coordinate import CoordinatePoint, Items, SampledItems
 from hpcsgd.solvers.full_passes import (
     InterceptLevel,
     LossTerms,
+    WeightedMoments,
     bends,
     gap_at,
     level,
@@ -638,6 +640,7 @@ class _Quadratic(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("l1", ctypes.c_double),
         ("l2", ctypes.c_double),
+        ("uniform", ctypes.c_double),
         ("still", ctypes.c_double),
         ("farthest", ctypes.c_double),
         ("steps", ctypes.c_int64),
@@ -655,21 +658,40 @@ class Values:
     values : ndarray, (stored,), or (d, n) where they are dense; float32 or float64
     edges : ndarray of int64, (d + 1,), where each column begins; None: dense
     rows : ndarray of int32, (stored,), the row of each value; None: dense
+    source : ndarray, (n, d), the rows from which a dense column is copied before its
+        first use; None: all values are in place
+    is_copied : ndarray of bool, (d,), the columns that are in place
     """
 
     values: Array
     edges: Array | None
     rows: Array | None
+    source: Array | None = None
+    is_copied: Array = field(default_factory=lambda: np.empty(0, dtype=bool))
 
     def __len__(self) -> int:
         """Return the number of columns, d."""
         return len(self.values if self.edges is None else self.edges[1:])
+
+    def need(self, columns: Array) -> None:
+        """Put these columns (int64) into place, if they are not there yet."""
+        if self.source is None:
+            return
+        missing = columns[~self.is_copied[columns]]
+        if not len(missing):
+            return
+        gather = functions()["gather_columns" + KINDS[self.values.dtype.char]]
+        height = len(self.source)
+        stride = stride_of(self.source)
+        gather(self.source, stride, height, missing, len(missing), self.values)
+        self.is_copied[missing] = True
 
     def moments(self, columns: Array, h: Array) -> tuple[Array, Array]:
         """Return Σ_i h_ik a_ij and Σ_i h_ik a_ij² of m columns, (m, K) each.
 
         `columns` are their numbers (int64), and `h` are the weights of rows, (n, K).
         """
+        self.need(columns)
         first = np.empty((len(columns), h.shape[1]))
         second = np.empty_like(first)
         moments = functions()["column_moments" + KINDS[self.values.dtype.char]]
@@ -689,6 +711,7 @@ class Values:
     def add(self, factors: Array, out: Array) -> None:
         """Compute out ← out + Σ_j a_j factors_j over all columns; `out` is (n,)."""
         columns = np.flatnonzero(factors)
+        self.need(columns)
         nonzero = np.ascontiguousarray(factors[columns])
         add = functions()["add_columns" + KINDS[self.values.dtype.char]]
         add(
@@ -701,6 +724,17 @@ class Values:
             nonzero,
             out,
         )
+
+
+def columns_of_rows(rows: Array) -> Values:
+    """Return the columns of dense rows, which are copied when they are needed."""
+    height, width = rows.shape
+    if rows.T.flags.c_contiguous:
+        return Values(rows.T, None, None)
+    if rows.strides[1] != rows.itemsize:
+        rows = np.ascontiguousarray(rows)
+    values = np.empty((width, height), dtype=rows.dtype)
+    return Values(values, None, None, rows, np.zeros(width, dtype=bool))
 
 
 def values_of(columns: Any) -> Values:
@@ -779,6 +813,8 @@ class Sweeper:
         empty = np.empty(0)
         count = len(x)
         is_one = model.shares is None
+        low = float(model.h.min(initial=np.inf))
+        is_uniform = is_one and low == model.h.max(initial=0.0)
         is_combined = is_one and not penalty.is_bounded
         self._arrays: dict[str, Array | None] = {
             "columns": model.columns,
@@ -799,7 +835,7 @@ class Sweeper:
             "lower": self._bound(penalty.lower, count),
             "upper": self._bound(penalty.upper, count),
             "active": np.empty(count, dtype=np.int64),
-            "kept": np.empty(KEPT * count + height) if is_combined else None,
+            "kept": np.empty(KEPT * (count + 1 + height)) if is_combined else None,
         }
         places = {
             name: None if array is None else array.ctypes.data
@@ -811,6 +847,7 @@ class Sweeper:
             scale=scale,
             l1=penalty.l1,
             l2=penalty.l2,
+            uniform=low if is_uniform else 0.0,
             still=still,
             **places,
         )
@@ -966,11 +1003,21 @@ class NewtonForm(Form):
     renews = True
 
     def __init__(
-        self, objective: Objective, intercept: bool, classes: int, one_by_one: bool
+        self,
+        objective: Objective,
+        intercept: bool,
+        classes: int,
+        one_by_one: bool,
+        moments: WeightedMoments | None = None,
     ) -> None:
+        """Make the form; `moments` are those of the columns, if they are known.
+
+        Their row weights are the shares of the rows.
+        """
         shard = objective.shard
         grid = objective.grid
         self.objective = objective
+        self.moments = moments
         self.members = grid.replicas
         self.scale = 1.0 / shard.total_rows
         self.classes = classes
@@ -978,11 +1025,9 @@ class NewtonForm(Form):
         self.intercept = intercept
         self.weights = weights_of(shard)
         self.targets = shard.targets.astype(np.float64)
-        self.columns = Items(columns_of(shard))
-        self.items = self.columns
         self.values: Values | None = None
         if one_by_one and self.members.size == 1 and available():
-            self.values = values_of(self.columns.matrix)
+            self.values = self._values(shard)
             self.sweeps = MOST_SWEEPS
         self.one_by_one = one_by_one
         self.whole: WholeGram | None = None  # of the working set, over several ranks
@@ -990,9 +1035,10 @@ class NewtonForm(Form):
         self.rows = open_rows(objective)
         # Scores are added up step by step; where columns are as exact as the rows that
         # an evaluation reads, they are those of the weights.
-        self.has_exact_scores = self.columns.matrix.dtype == np.float64
+        self.has_exact_scores = shard.matrix.dtype == np.float64
         self.null: NullModel | None = None
         self.level: InterceptLevel | None = None  # of the scores, where it is known
+        self.terms: LossTerms | None = None  # of the scores, where they are known
         seen = self.evaluate(self.begin())
         assert self.slope is not None
         self.null = NullModel(self.shift, seen, self.slope, self.level)
@@ -1008,7 +1054,21 @@ class NewtonForm(Form):
     @property
     def count(self) -> int:
         """Return the number of items, d K."""
-        return self.columns.count * self.classes
+        return self.objective.shard.width * self.classes
+
+    @cached_property
+    def columns(self) -> Items:
+        """The local columns of the data, all of them copied at once.
+
+        One process with dense rows and one score a row needs `values` alone.
+        """
+        return Items(columns_of(self.objective.shard))
+
+    def _values(self, shard: Shard) -> Values:
+        """Return the values of the columns as the compiled sweeps read them."""
+        if shard.is_sparse or self.classes > 1:
+            return values_of(self.columns.matrix)
+        return columns_of_rows(_all_rows(shard))
 
     def _least(self) -> float:
         """Return the mean over all rows of the least loss at any score. Collective.
@@ -1025,18 +1085,19 @@ class NewtonForm(Form):
 
         The intercept, if there is one, is the best for these weights. Collective.
         """
-        shape = (self.columns.count, self.classes)
+        shard = self.objective.shard
+        shape = (shard.width, self.classes)
         x = np.zeros(shape) if weights is None else weights.copy()
         self.objective.penalty.prox(x, 0.0)
         if weights is None and self.null is not None:
             self._stand(x, self.null.shift)
             self.slope = self.null.slope
             self.level = self.null.level
+            self.terms = None if self.level is None else self.level.terms
         else:
             self._stand(x, np.zeros(self.classes))
             self._level()
-        width = self.columns.width * self.classes
-        return CoordinatePoint(x.reshape(-1), np.zeros(width))
+        return CoordinatePoint(x.reshape(-1), np.zeros(shard.height * self.classes))
 
     def _stand(self, weights: Array, shift: Array) -> None:
         """Set the intercept to `shift`, and the scores to those of `weights`.
@@ -1046,10 +1107,12 @@ class NewtonForm(Form):
         self.shift = shift
         self.slope = None
         self.level = None
+        self.terms = None
         if weights.any():
-            self.scores = self.columns.combined(weights) + shift
+            self.scores = self._combined(weights) + shift
         else:
-            self.scores = np.full((self.columns.width, self.classes), shift)
+            height = self.objective.shard.height
+            self.scores = np.full((height, self.classes), shift)
         if self.objective.shard.offsets is not None:
             self.scores += self.objective.shard.offsets
 
@@ -1059,7 +1122,8 @@ class NewtonForm(Form):
         `self.level` then states that no shift is left.
         """
         if self.intercept:
-            best = level(self.rows, self.scores)
+            best = level(self.rows, self.scores, self.terms)
+            self.terms = best.terms
             self.shift = self.shift + best.shift
             self.scores += best.shift
             self.level = replace(best, shift=np.zeros(self.classes), gain=0.0)
@@ -1096,7 +1160,8 @@ class NewtonForm(Form):
                 scores, best = rows.start(weights, intercept), None
             optimality = gap_at(rows, weights, intercept, scores, best=best)
             self.slope = optimality.slope
-            loss, _ = rows.value(scores, weights)
+            terms = self.terms if self.has_exact_scores else None
+            loss, _ = rows.value(scores, weights, terms)
             return FormModel(loss, optimality.gradient, optimality.gap)
         slope = self.objective.slope(weights, intercept)
         self.slope = slope.weights
@@ -1110,7 +1175,8 @@ class NewtonForm(Form):
         self.anchor = point.x.reshape(-1, self.classes).copy()
         c = self.weights[:, None]
         with np.errstate(all="ignore"):
-            terms = self.rows.terms(self.scores)
+            terms = self.terms or self.rows.terms(self.scores)
+        self.terms = terms
         residuals = c * terms.residuals
         self.residuals = residuals
         order = self._working_set(order)
@@ -1194,6 +1260,11 @@ class NewtonForm(Form):
         return int(words[-1])
 
     @property
+    def _is_quadratic(self) -> bool:
+        """Return whether the loss is quadratic: its curvature is 1 at every score."""
+        return self.objective.family.name == "gaussian"
+
+    @property
     def _chooses(self) -> bool:
         """Return whether an epoch takes a working set.
 
@@ -1227,7 +1298,12 @@ class NewtonForm(Form):
         """
         if self.slope is not None:
             return self.slope
-        sums = self.columns.products(self.residuals)
+        if self.values is None:
+            sums = self.columns.products(self.residuals)
+        else:
+            sums = np.zeros(self.anchor.shape)
+            for rows, block in self.rows.read_blocks():
+                add_combined(block, self.residuals[rows], sums)
         self.members.sum(sums, "products")
         return self.scale * sums + self.objective.penalty.l2 * self.anchor
 
@@ -1272,6 +1348,11 @@ class NewtonForm(Form):
         """
         if self.values is None:
             return None, np.empty(0)
+        known = self.moments
+        if known is not None and self.has_exact_scores and self._is_quadratic:
+            self.values.need(self.chosen)
+            total = self.weights.sum()
+            return total * known.first[self.chosen], total * known.second[self.chosen]
         bent = h if shares is None else h * (1.0 - shares)
         first, squares = self.values.moments(self.chosen, np.ascontiguousarray(bent))
         return first if shares is None else None, squares
@@ -1323,13 +1404,18 @@ class NewtonForm(Form):
 
         The move is 0 outside chosen columns.
         """
-        if self.values is not None and self.classes == 1:
-            away = np.zeros((self.columns.width, 1))
-            self.values.add(move[:, 0], away[:, 0])
-            return away
-        if len(self.chosen) * COPY_COST > self.columns.count:
-            return self.columns.combined(move)
+        is_kernel = self.values is not None and self.classes == 1
+        if is_kernel or len(self.chosen) * COPY_COST > self.columns.count:
+            return self._combined(move)
         return Items(self.columns.matrix[self.chosen]).combined(move[self.chosen])
+
+    def _combined(self, weights: Array) -> Array:
+        """Return the scores of local rows by these weights alone, (n, K)."""
+        if self.values is None or self.classes > 1:
+            return self.columns.combined(weights)
+        scores = np.zeros((self.objective.shard.height, 1))
+        self.values.add(weights[:, 0], scores[:, 0])
+        return scores
 
     def _shift(self) -> Array | None:
         """Return the means of all columns, (d,), or None without an intercept.
@@ -1338,7 +1424,7 @@ class NewtonForm(Form):
         """
         if not self.intercept:
             return None
-        whole = np.zeros(self.columns.count)
+        whole = np.zeros(self.objective.shard.width)
         whole[self.chosen] = self.means[:, 0]
         return whole
 
@@ -1355,7 +1441,7 @@ class NewtonForm(Form):
         if self.intercept:
             lift = -(move[self.chosen].reshape(-1) @ self.means + self.pull)
         away = self._combined_of_chosen(move) + lift
-        length = self._length(end, move, away)
+        length, self.terms = self._length(end, move, away)
         self.shift = self.shift + length * lift
         self.scores += length * away
         if length != 1.0:  # else zeros and bounds stay exact
@@ -1365,16 +1451,20 @@ class NewtonForm(Form):
         self.level = None
         self._level()
 
-    def _length(self, end: Array, move: Array, away: Array) -> float:
+    def _length(
+        self, end: Array, move: Array, away: Array
+    ) -> tuple[float, LossTerms | None]:
         """Return the largest trial length at which F falls enough. Collective.
 
-        It is 0 if there is none, and the same on all ranks.
+        It is 0 if there is none, and the same on all ranks. The loss terms of the local
+        rows at its end follow it; None: they are not known.
         """
         penalty = self.objective.penalty
         lengths = 0.5 ** np.arange(TRIALS)
-        words = np.array([self._mean_loss(0.0, away), np.vdot(self.residuals, away)])
+        terms = self.terms or self.rows.terms(self.scores)
+        words = np.array([terms.loss / self.scale, np.vdot(self.residuals, away)])
         if self.members.size > 1:  # one message has the losses at all lengths
-            more = [self._mean_loss(length, away) for length in lengths]
+            more = [self._trial(length, away).loss / self.scale for length in lengths]
             words = np.concatenate([words, more])
             self.members.sum(words, "products")
         words *= self.scale
@@ -1385,7 +1475,8 @@ class NewtonForm(Form):
             if self.members.size > 1:
                 loss = words[2 + number]
             else:
-                loss = self.scale * self._mean_loss(length, away)
+                terms = self._trial(length, away)
+                loss = self.scale * (terms.loss / self.scale)
             limit = here + ENOUGH * length * min(promised, 0.0) + SLACK * abs(here)
             if loss + penalty.value(self.anchor + length * move) <= limit:
                 break
@@ -1393,16 +1484,16 @@ class NewtonForm(Form):
             length = 0.0
         chosen = np.array([length])
         self.members.broadcast(chosen, 0, "products")
-        return float(chosen[0])
+        is_known = self.members.size == 1 and length > 0.0
+        return float(chosen[0]), terms if is_known else None
 
-    def _mean_loss(self, length: float, away: Array) -> float:
-        """Return Σ c ℓ of the local rows after `length` times the move of scores.
+    def _trial(self, length: float, away: Array) -> LossTerms:
+        """Return the loss terms of the local rows after `length` times the move `away`.
 
-        `away` is the whole move.
+        The move is that of the scores.
         """
         with np.errstate(all="ignore"):
-            terms = self.rows.terms(self.scores + length * away)
-        return terms.loss / self.scale
+            return self.rows.terms(self.scores + length * away)
 
 
 def _of_items(penalty: Penalty, classes: int) -> Penalty:

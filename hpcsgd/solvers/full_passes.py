@@ -91,30 +91,33 @@ class AllRows:
             bends=None,
         )
 
-    def residuals(self, scores: Array) -> Array:
+    def residuals(self, scores: Array, terms: LossTerms | None = None) -> Array:
         """Return c ∂ℓ/∂t / Σc of the local rows at these scores, (n, K).
 
         Σc is the sum over all rows. A gradient is Aᵀ times this array, summed over all
-        rows.
+        rows. `terms` are those of the scores if they are known.
         """
-        residuals: Array = self.share * self.terms(scores).residuals
+        residuals: Array = self.share * (terms or self.terms(scores)).residuals
         return residuals
 
     def loss(self, scores: Array) -> float:
         """Return Σ c ℓ of the local rows, divided by Σc of all rows."""
         return self.terms(scores).loss
 
-    def value(self, scores: Array, weights: Array) -> tuple[float, int]:
+    def value(
+        self, scores: Array, weights: Array, terms: LossTerms | None = None
+    ) -> tuple[float, int]:
         """Return F, and how many exponents were clipped. Collective.
 
-        `weights` are those of this member, `scores` those of all columns. No pass over
-        the rows, and one message of two words.
+        `weights` are those of this member, `scores` those of all columns, and `terms`
+        are those of the scores if they are known. No pass over the rows, and one
+        message of two words.
         """
         words = np.zeros(2)
         grid = self.grid
         if grid.member == 0:
             clips = self.objective.family.clipped(scores)
-            words[:] = self.terms(scores).loss, clips
+            words[:] = (terms or self.terms(scores)).loss, clips
         if grid.replica == 0:
             words[0] += self.objective.penalty.value(weights)
         grid.world.sum(words, "evaluate")
@@ -230,6 +233,8 @@ class InterceptLevel:
     shift: Array  # β* − β, (K,)
     gain: float  # F(w, β) − F(w, β*), at least 0
     is_found: bool  # False: there is no best one, or it was not reached
+    # Of the local rows at the shifted scores; None on members other than the first.
+    terms: LossTerms | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -238,15 +243,18 @@ class _LevelTrial:
     slope: Array  # Σ p r, (K,)
     bend: Array  # ∂ of it, (K, K)
     worth: float  # what rounding leaves of a slope that is 0
+    terms: LossTerms | None  # of the local rows
 
 
-def level(rows: AllRows, scores: Array) -> InterceptLevel:
+def level(
+    rows: AllRows, scores: Array, terms: LossTerms | None = None
+) -> InterceptLevel:
     """Return the shift of all scores (n, K) by K numbers at which F is least.
 
-    Collective.
+    `terms` are those of the scores if they are known. Collective.
     """
     shift = np.zeros(scores.shape[1])
-    first = here = _look(rows, scores, shift)
+    first = here = _look(rows, scores, shift, terms)
     reach = REACH
     for _ in range(LOOKS):
         if _is_flat(here):
@@ -263,7 +271,8 @@ def level(rows: AllRows, scores: Array) -> InterceptLevel:
             break
         if np.abs(step).max() >= reach:  # targets may be of any size
             reach *= FURTHER
-    return InterceptLevel(shift, max(first.loss - here.loss, 0.0), _is_flat(here))
+    gain = max(first.loss - here.loss, 0.0)
+    return InterceptLevel(shift, gain, _is_flat(here), here.terms)
 
 
 def _is_flat(look: _LevelTrial) -> bool:
@@ -290,16 +299,22 @@ def _newton(look: _LevelTrial, reach: float) -> Array:
     if not look.bend.any():  # all residuals are saturated: the longest step
         downhill: Array = -look.slope * (reach / np.abs(look.slope).max())
         return downhill
-    step = -np.linalg.pinv(look.bend, SINGULAR, hermitian=True) @ look.slope
+    step: Array
+    if len(look.slope) == 1:
+        step = -look.slope / look.bend[0]
+    else:
+        step = -np.linalg.pinv(look.bend, SINGULAR, hermitian=True) @ look.slope
     return np.clip(step, -reach, reach)
 
 
-def _look(rows: AllRows, scores: Array, shift: Array) -> _LevelTrial:
+def _look(
+    rows: AllRows, scores: Array, shift: Array, terms: LossTerms | None = None
+) -> _LevelTrial:
     columns = len(shift)
     moved = scores + shift
     words = np.zeros(2 + columns + columns * columns)
     if rows.grid.member == 0:
-        terms = rows.terms(moved)
+        terms = terms or rows.terms(moved)
         residuals = rows.share * terms.residuals
         bend, rounding = _bend(rows, moved, terms)
         words[0] = terms.loss
@@ -309,7 +324,11 @@ def _look(rows: AllRows, scores: Array, shift: Array) -> _LevelTrial:
     rows.grid.world.sum(words, "evaluate")
     bend = words[2 + columns :].reshape(columns, columns)
     return _LevelTrial(
-        float(words[0]), words[2 : 2 + columns], (bend + bend.T) / 2, float(words[1])
+        loss=float(words[0]),
+        slope=words[2 : 2 + columns],
+        bend=(bend + bend.T) / 2,
+        worth=float(words[1]),
+        terms=terms,
     )
 
 
@@ -587,9 +606,14 @@ def gap_at(
     objective = rows.objective
     if best is None and intercept is not None:
         best = level(rows, scores)
-    both = [rows.residuals(scores if exact is None else exact)]
-    if best is not None and (exact is not None or best.shift.any()):
-        both.append(rows.residuals(scores + best.shift))
+    terms = None if best is None else best.terms  # at the best intercept
+    is_moved = best is not None and bool(best.shift.any())
+    if exact is None:
+        both = [rows.residuals(scores, None if is_moved else terms)]
+    else:
+        both = [rows.residuals(exact)]
+    if best is not None and (exact is not None or is_moved):
+        both.append(rows.residuals(scores + best.shift, terms))
     elif exact is not None:
         both.append(rows.residuals(scores))
     slope, drift = rows.gradient(np.hstack(both))
@@ -598,7 +622,7 @@ def gap_at(
     exact_slope = slope[:, :columns]
     tangent_slope = slope[:, -columns:]
     smooth = exact_slope + penalty.l2 * weights
-    least = penalty.least(weights, smooth)
+    least = penalty.least(*penalty.unsettled(weights, smooth))
     words = np.array(
         [np.sum(np.square(least)), above_least(penalty, weights, tangent_slope)]
     )
@@ -608,7 +632,7 @@ def gap_at(
     above = float(words[1])
     touched = scores if best is None else scores + best.shift
     if not np.isfinite(above):
-        above = _scaled_gap(rows, weights, touched, tangent_slope)
+        above = _scaled_gap(rows, weights, touched, tangent_slope, terms)
     if exact is not None:
         above += _above_tangents(rows, exact, touched)
     elif best is not None:
@@ -633,17 +657,27 @@ def _above_tangents(rows: AllRows, exact: Array, scores: Array) -> float:
     return float(word[0])
 
 
-def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> float:
+def _scaled_gap(
+    rows: AllRows,
+    weights: Array,
+    scores: Array,
+    slope: Array,
+    terms: LossTerms | None,
+) -> float:
     """Return the bound of the gap at the dual point θ = τ r; inf if there is no τ.
 
-    It takes no pass over the matrix.
+    `terms` are those of the scores if they are known. It takes no pass over the matrix.
     """
     objective = rows.objective
     penalty = objective.penalty
     grid = objective.grid
-    lower, upper = penalty.bounds(weights)
-    endless = ((slope < 0.0) & np.isinf(upper)) | ((slope > 0.0) & np.isinf(lower))
-    largest = np.abs(slope[endless]).max(initial=0.0)
+    endless = slope
+    if penalty.is_bounded:
+        lower, upper = penalty.bounds(weights)
+        is_endless = (slope < 0.0) & np.isinf(upper)
+        is_endless |= (slope > 0.0) & np.isinf(lower)
+        endless = slope[is_endless]
+    largest = np.abs(endless).max(initial=0.0)
     steepest = max(grid.members.exchange_objects(float(largest), "evaluate"))
     if penalty.l1 == 0.0 or not np.isfinite(steepest):
         return float("inf")
@@ -653,7 +687,8 @@ def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> f
     words[0] = above_least(penalty, weights, tau * slope)
     if grid.member == 0:
         least = least_losses(objective.family, rows.targets)
-        words[1] = rows.loss(scores) - float((rows.share * least).sum())
+        loss = (terms or rows.terms(scores)).loss
+        words[1] = loss - float((rows.share * least).sum())
     grid.members.sum(words[:1], "evaluate")
     grid.world.sum(words[1:], "evaluate")
     share = (1.0 - tau) ** (2 if objective.family.name in SQUARED else 1)
@@ -666,6 +701,7 @@ def above_least(penalty: Penalty, weights: Array, slope: Array) -> float:
     Each term is at least 0. With u the minimum and v = g + λu a term is v(w − u) +
     l1(|w| − |u|) + (λ/2)(w − u)². Written so, small gaps keep their digits.
     """
+    weights, slope = penalty.unsettled(weights, slope)
     best = penalty.minimum(weights, slope)
     if not np.isfinite(best).all():
         return float("inf")

@@ -880,6 +880,9 @@ class Sweeper:
 MOST_SWEEPS = 500  # where a sweep sends nothing
 AT_A_TIME = 2.0**26  # values that are read between two looks at signals: 0.1 s
 STILL = 1e-2  # of the first sweep's moves: another sweep adds little
+# On one process the same; a new model costs less there than many sweeps.
+STILL_ALONE = 3e-2
+STILL_FIRST = 1e-1  # of the first model, whose working set is a guess
 
 
 @dataclass(frozen=True)
@@ -961,7 +964,7 @@ def sum_gram(
 # and a word, the length).
 #
 # With l1 an epoch takes a working set alone: the weights that are not 0, and those
-# whose slope is above `NEAR` l1. Every other weight is 0 and meets the condition of a
+# whose slope is above `NEAR` l1 (`NEAR_ALONE` on one process). Every other weight is 0 and meets the condition of a
 # minimum; since every epoch computes the slopes of all weights, none is missed
 # (the check of the strong rules: Tibshirani et al., 2012, J. R. Stat. Soc. B 74(2),
 # section 7). The Gram of a working set of up to `MOST_GRAM` items is one message for
@@ -979,6 +982,7 @@ LEAST_SHARE = 1e-12  # of a class: what keeps its curvature off zero
 SINGULAR = 1e-12  # of the largest curvature of the intercept
 FEW = 256  # weights up to which a working set costs more messages than it saves
 NEAR = 0.9  # of l1: weights at 0 with such a slope may leave it next
+NEAR_ALONE = 0.5  # the same on one process, where more columns send nothing
 COPY_COST = 4  # times that of multiplying a column
 
 
@@ -1029,6 +1033,7 @@ class NewtonForm(Form):
         if one_by_one and self.members.size == 1 and available():
             self.values = self._values(shard)
             self.sweeps = MOST_SWEEPS
+        self.is_first = True  # no epoch has begun
         self.one_by_one = one_by_one
         self.whole: WholeGram | None = None  # of the working set, over several ranks
         self.slope: Array | None = None  # of the smooth part, (d, K), where it is known
@@ -1199,9 +1204,11 @@ class NewtonForm(Form):
                 squares=squares,
             )
             penalty = self.separable.penalty.of(numbers)
+            still = STILL_FIRST if self.is_first else STILL_ALONE
             self.sweeper = Sweeper(
-                self.values, model, self.x, penalty, self.scale, STILL
+                self.values, model, self.x, penalty, self.scale, still
             )
+            self.is_first = False
             places = np.empty(self.count, dtype=np.int64)
             places[numbers] = np.arange(len(numbers))
             self.order = places[order]
@@ -1277,7 +1284,8 @@ class NewtonForm(Form):
         if not self._chooses:
             return order
         slope = self._slope()
-        near = np.abs(slope) >= NEAR * self.objective.penalty.l1
+        share = NEAR if self.values is None else NEAR_ALONE
+        near = np.abs(slope) >= share * self.objective.penalty.l1
         taken = (near | (self.anchor != 0.0)).reshape(-1)
         chosen: Array = order[taken[order]]
         if self.members.size == 1:

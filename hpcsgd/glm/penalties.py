@@ -42,6 +42,8 @@ class Penalty:
     @property
     def is_bounded(self) -> bool:
         """Return whether some column has a bound."""
+        if isinstance(self.lower, float) and isinstance(self.upper, float):
+            return self.lower > -np.inf or self.upper < np.inf
         free = np.all(np.equal(self.lower, -np.inf)) and np.all(self.upper == np.inf)
         return not free
 

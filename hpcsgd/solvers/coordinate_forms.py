@@ -964,11 +964,12 @@ def sum_gram(
 # and a word, the length).
 #
 # With l1 an epoch takes a working set alone: the weights that are not 0, and those
-# whose slope is above `NEAR` l1 (`NEAR_ALONE` on one process). Every other weight is 0 and meets the condition of a
-# minimum; since every epoch computes the slopes of all weights, none is missed
-# (the check of the strong rules: Tibshirani et al., 2012, J. R. Stat. Soc. B 74(2),
-# section 7). The Gram of a working set of up to `MOST_GRAM` items is one message for
-# all sweeps of an epoch (m (m + 1)/2 + m words), whatever the number of steps.
+# whose slope is above `NEAR` l1 (`NEAR_ALONE` on one process). Every other weight is 0
+# and meets the condition of a minimum; since every epoch computes the slopes of all
+# weights, none is missed (the check of the strong rules: Tibshirani et al., 2012, J. R.
+# Stat. Soc. B 74(2), section 7). The Gram of a working set of up to `MOST_GRAM` items
+# is one message for all sweeps of an epoch (m (m + 1)/2 + m words), whatever the number
+# of steps.
 
 SWEEPS = 4  # larger = better steps, more messages for each
 MOST_GRAM = 2048  # items of a working set whose Gram is summed at once

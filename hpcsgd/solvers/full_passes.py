@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,16 @@ class AllRows:
     def width(self) -> int:
         """Return the number of columns of this member."""
         return self.objective.shard.width
+
+    @cached_property
+    def cancelled(self) -> float:
+        """The rounding error of Σ p r that the differences μ − y cause.
+
+        No residual of a row that fits is more exact than its target.
+        """
+        is_label = self.objective.family.targets == "classes"  # whose y are indicators
+        size = 1.0 if is_label else np.abs(self.targets)
+        return float(np.finfo(float).eps * (self.share * size).sum())
 
     def terms(self, scores: Array, along: Array | None = None) -> LossTerms:
         """Return losses, residuals and curvatures of the local rows at these scores.
@@ -318,7 +329,7 @@ def _look(
         residuals = rows.share * terms.residuals
         bend, rounding = _bend(rows, moved, terms)
         words[0] = terms.loss
-        words[1] = 10 * DONE * np.abs(residuals).sum() + rounding + _cancelled(rows)
+        words[1] = 10 * DONE * np.abs(residuals).sum() + rounding + rows.cancelled
         words[2 : 2 + columns] = residuals.sum(axis=0)
         words[2 + columns :] = bend.reshape(-1)
     rows.grid.world.sum(words, "evaluate")
@@ -330,16 +341,6 @@ def _look(
         worth=float(words[1]),
         terms=terms,
     )
-
-
-def _cancelled(rows: AllRows) -> float:
-    """Return the rounding error of Σ p r that the differences μ − y cause.
-
-    No residual of a row that fits is more exact than its target.
-    """
-    is_label = rows.objective.family.targets == "classes"  # whose y are indicators
-    size = 1.0 if is_label else np.abs(rows.targets)
-    return float(np.finfo(float).eps * (rows.share * size).sum())
 
 
 def _bend(rows: AllRows, scores: Array, terms: LossTerms) -> tuple[Array, float]:
@@ -702,6 +703,9 @@ def above_least(penalty: Penalty, weights: Array, slope: Array) -> float:
     l1(|w| − |u|) + (λ/2)(w − u)². Written so, small gaps keep their digits.
     """
     weights, slope = penalty.unsettled(weights, slope)
+    is_endless = penalty.l2 == 0.0 and not penalty.is_bounded
+    if is_endless and not np.abs(slope).max(initial=0.0) <= penalty.l1:
+        return float("inf")
     best = penalty.minimum(weights, slope)
     if not np.isfinite(best).all():
         return float("inf")

@@ -880,9 +880,9 @@ class Sweeper:
 MOST_SWEEPS = 500  # where a sweep sends nothing
 AT_A_TIME = 2.0**26  # values that are read between two looks at signals: 0.1 s
 STILL = 1e-2  # of the first sweep's moves: another sweep adds little
-# On one process the same; a new model costs less there than many sweeps.
-STILL_ALONE = 3e-2
-STILL_FIRST = 1e-1  # of the first model, whose working set is a guess
+# The same on one process from the null model, whose slopes tell little of the working
+# set: for the first model, and for the others.
+STILL_COLD = (1e-1, 3e-2)
 
 
 @dataclass(frozen=True)
@@ -964,7 +964,7 @@ def sum_gram(
 # and a word, the length).
 #
 # With l1 an epoch takes a working set alone: the weights that are not 0, and those
-# whose slope is above `NEAR` l1 (`NEAR_ALONE` on one process). Every other weight is 0
+# whose slope is above `NEAR` l1 (`NEAR_COLD` on one process). Every other weight is 0
 # and meets the condition of a minimum; since every epoch computes the slopes of all
 # weights, none is missed (the check of the strong rules: Tibshirani et al., 2012, J. R.
 # Stat. Soc. B 74(2), section 7). The Gram of a working set of up to `MOST_GRAM` items
@@ -983,7 +983,7 @@ LEAST_SHARE = 1e-12  # of a class: what keeps its curvature off zero
 SINGULAR = 1e-12  # of the largest curvature of the intercept
 FEW = 256  # weights up to which a working set costs more messages than it saves
 NEAR = 0.9  # of l1: weights at 0 with such a slope may leave it next
-NEAR_ALONE = 0.5  # the same on one process, where more columns send nothing
+NEAR_COLD = 0.5  # the same on one process from the null model
 COPY_COST = 4  # times that of multiplying a column
 
 
@@ -1034,7 +1034,9 @@ class NewtonForm(Form):
         if one_by_one and self.members.size == 1 and available():
             self.values = self._values(shard)
             self.sweeps = MOST_SWEEPS
-        self.is_first = True  # no epoch has begun
+        # Whether sweeps without messages descend from the null model.
+        self.is_cold = self.values is not None
+        self.has_begun = False  # whether an epoch has begun
         self.one_by_one = one_by_one
         self.whole: WholeGram | None = None  # of the working set, over several ranks
         self.slope: Array | None = None  # of the smooth part, (d, K), where it is known
@@ -1103,6 +1105,7 @@ class NewtonForm(Form):
         else:
             self._stand(x, np.zeros(self.classes))
             self._level()
+        self.is_cold = self.is_cold and weights is None
         return CoordinatePoint(x.reshape(-1), np.zeros(shard.height * self.classes))
 
     def _stand(self, weights: Array, shift: Array) -> None:
@@ -1136,9 +1139,14 @@ class NewtonForm(Form):
 
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
         """Change the penalty; weights and scores stay as they are."""
+        ridge = penalty.l2 - self.objective.penalty.l2
         self.objective = replace(self.objective, penalty=penalty)
         self.separable = ElasticNet(_of_items(penalty, self.classes))
-        self.slope = None
+        self.is_cold = False
+        if self.values is None or self.slope is None:
+            self.slope = None  # ranks sum it
+        else:
+            self.slope = self.slope + ridge * point.x.reshape(-1, self.classes)
         self.null = None
 
     def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
@@ -1205,11 +1213,13 @@ class NewtonForm(Form):
                 squares=squares,
             )
             penalty = self.separable.penalty.of(numbers)
-            still = STILL_FIRST if self.is_first else STILL_ALONE
+            still = STILL
+            if self.is_cold:
+                still = STILL_COLD[self.has_begun]
             self.sweeper = Sweeper(
                 self.values, model, self.x, penalty, self.scale, still
             )
-            self.is_first = False
+            self.has_begun = True
             places = np.empty(self.count, dtype=np.int64)
             places[numbers] = np.arange(len(numbers))
             self.order = places[order]
@@ -1285,7 +1295,7 @@ class NewtonForm(Form):
         if not self._chooses:
             return order
         slope = self._slope()
-        share = NEAR if self.values is None else NEAR_ALONE
+        share = NEAR_COLD if self.is_cold else NEAR
         near = np.abs(slope) >= share * self.objective.penalty.l1
         taken = (near | (self.anchor != 0.0)).reshape(-1)
         chosen: Array = order[taken[order]]

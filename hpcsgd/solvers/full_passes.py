@@ -623,17 +623,19 @@ def gap_at(
     exact_slope = slope[:, :columns]
     tangent_slope = slope[:, -columns:]
     smooth = exact_slope + penalty.l2 * weights
-    least = penalty.least(*penalty.unsettled(weights, smooth))
-    words = np.array(
-        [np.sum(np.square(least)), above_least(penalty, weights, tangent_slope)]
-    )
+    near, near_slope = penalty.unsettled(weights, tangent_slope)
+    if len(both) == 1:
+        least = penalty.least(near, near_slope + penalty.l2 * near)
+    else:
+        least = penalty.least(*penalty.unsettled(weights, smooth))
+    words = np.array([np.sum(np.square(least)), above_least(penalty, near, near_slope)])
     objective.grid.members.sum(words, "evaluate")
     if intercept is not None:
         words[0] += np.sum(np.square(drift[:columns]))
     above = float(words[1])
     touched = scores if best is None else scores + best.shift
     if not np.isfinite(above):
-        above = _scaled_gap(rows, weights, touched, tangent_slope, terms)
+        above = _scaled_gap(rows, near, touched, near_slope, terms)
     if exact is not None:
         above += _above_tangents(rows, exact, touched)
     elif best is not None:
@@ -667,6 +669,7 @@ def _scaled_gap(
 ) -> float:
     """Return the bound of the gap at the dual point θ = τ r; inf if there is no τ.
 
+    `weights` and `slope` are those that are not settled (`Penalty.unsettled`), and
     `terms` are those of the scores if they are known. It takes no pass over the matrix.
     """
     objective = rows.objective

@@ -164,6 +164,7 @@ KERNELS = {
     "between_softmax": _DENSE,
     "column_moments": _REAL,
     "add_columns": _REAL,
+    "gather_columns": _REAL,
     "descend": _REAL,
     "set_threads": _ALONE,
 }

@@ -88,6 +88,19 @@ class Penalty:
             np.minimum(np.maximum(weights, lower, out=weights), upper, out=weights)
         return weights
 
+    def unsettled(self, weights: Array, slope: Array) -> tuple[Array, Array]:
+        """Return weights and slopes without those at 0 whose slope l1 outweighs.
+
+        A weight w_j = 0 with a slope of at most l1 is at its minimum, and adds nothing
+        to a gradient norm or a gap. With bounds or without l1 nothing is left out; else
+        the result has shape (m, 1) or (m,).
+        """
+        if not self.l1 or self.is_bounded:
+            return weights, slope
+        matters = (weights != 0.0) | ~(np.abs(slope) <= self.l1)
+        shape = (-1, *[1] * (weights.ndim - 1))
+        return weights[matters].reshape(shape), slope[matters].reshape(shape)
+
     def least(self, weights: Array, slope: Array) -> Array:
         """Return the smallest subgradient of the objective F at w.
 

@@ -55,6 +55,7 @@ from hpcsgd.solvers.coordinate_forms import Dual, Form, FormModel, NewtonForm, P
 from hpcsgd.solvers.evaluation import Columns, HistoryRecords
 from hpcsgd.solvers.full_passes import (
     Centers,
+    WeightedMoments,
     centre,
     find_centers,
     gap_scale,
@@ -406,14 +407,17 @@ def _prepare(config: RunConfig, opened: OpenedRun) -> OpenedForm:
         columns=loaded.columns,
         block=_block(judged),
     )
-    centers = None
+    centers = moments = None
     if config.problem.intercept and not judged.is_sparse:
-        centers = _centers(objective)
+        rows = open_rows(objective)
+        moments = rows.moments(rows.share)
+        centers = find_centers(rows, moments)
     if centers is not None:
+        moments = None  # of other columns
         values = centers.centred(objective.read(slice(0, judged.height)))
         centred = centre(objective, centers)
         objective = replace(centred, shard=replace(judged, matrix=DenseMatrix(values)))
-    form = _make(config, objective, grid.world.size, loaded.columns)
+    form = _make(config, objective, grid.world.size, loaded.columns, moments)
     wire = words.precision.gram_wire
     keeps = _keeps(config, words.precision, form.count, form.name)
     exchanges = Exchanges(form.members, wire, keeps, clock)
@@ -429,15 +433,6 @@ def _prepare(config: RunConfig, opened: OpenedRun) -> OpenedForm:
     )
 
 
-def _centers(objective: Objective) -> Centers | None:
-    """Return what to subtract from columns far from zero; None if there are none.
-
-    Collective, one pass over the rows.
-    """
-    rows = open_rows(objective)
-    return find_centers(rows, rows.moments(rows.share))
-
-
 def _block(shard: Shard) -> int:
     """Return how many rows are read at once; 0 leaves the number to the objective.
 
@@ -451,14 +446,21 @@ def _block(shard: Shard) -> int:
     return max(min(most, BLOCK_ROWS), 64)
 
 
-def _make(config: RunConfig, objective: Objective, ranks: int, classes: int) -> Form:
+def _make(
+    config: RunConfig,
+    objective: Objective,
+    ranks: int,
+    classes: int,
+    moments: WeightedMoments | None,
+) -> Form:
     intercept = config.problem.intercept
     kind = form_of(config, ranks)
     if kind == "dual":
         return Dual(objective)
     if kind == "primal":
         return Primal(objective, intercept)
-    return NewtonForm(objective, intercept, classes, config.schedule.batch == 1)
+    is_single = config.schedule.batch == 1
+    return NewtonForm(objective, intercept, classes, is_single, moments)
 
 
 def _keeps(config: RunConfig, precision: Precision, items: int, form: str) -> bool:

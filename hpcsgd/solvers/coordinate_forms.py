@@ -2,13 +2,14 @@
 
 import ctypes
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from hpcsgd.backends.compiled_calls import available, functions
+from hpcsgd.backends.compiled_calls import available, functions, stride_of
+from hpcsgd.backends.numpy_rows import add_combined
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.data.shard import Shard
 from hpcsgd.formats import Array
@@ -18,6 +19,7 @@ from hpcsgd.solvers.coordinate import CoordinatePoint, Items, SampledItems
 from hpcsgd.solvers.full_passes import (
     InterceptLevel,
     LossTerms,
+    WeightedMoments,
     bends,
     gap_at,
     level,
@@ -638,6 +640,7 @@ class _Quadratic(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("l1", ctypes.c_double),
         ("l2", ctypes.c_double),
+        ("uniform", ctypes.c_double),
         ("still", ctypes.c_double),
         ("farthest", ctypes.c_double),
         ("steps", ctypes.c_int64),
@@ -655,21 +658,40 @@ class Values:
     values : ndarray, (stored,), or (d, n) where they are dense; float32 or float64
     edges : ndarray of int64, (d + 1,), where each column begins; None: dense
     rows : ndarray of int32, (stored,), the row of each value; None: dense
+    source : ndarray, (n, d), the rows from which a dense column is copied before its
+        first use; None: all values are in place
+    is_copied : ndarray of bool, (d,), the columns that are in place
     """
 
     values: Array
     edges: Array | None
     rows: Array | None
+    source: Array | None = None
+    is_copied: Array = field(default_factory=lambda: np.empty(0, dtype=bool))
 
     def __len__(self) -> int:
         """Return the number of columns, d."""
         return len(self.values if self.edges is None else self.edges[1:])
+
+    def need(self, columns: Array) -> None:
+        """Put these columns (int64) into place, if they are not there yet."""
+        if self.source is None:
+            return
+        missing = columns[~self.is_copied[columns]]
+        if not len(missing):
+            return
+        gather = functions()["gather_columns" + KINDS[self.values.dtype.char]]
+        height = len(self.source)
+        stride = stride_of(self.source)
+        gather(self.source, stride, height, missing, len(missing), self.values)
+        self.is_copied[missing] = True
 
     def moments(self, columns: Array, h: Array) -> tuple[Array, Array]:
         """Return Σ_i h_ik a_ij and Σ_i h_ik a_ij² of m columns, (m, K) each.
 
         `columns` are their numbers (int64), and `h` are the weights of rows, (n, K).
         """
+        self.need(columns)
         first = np.empty((len(columns), h.shape[1]))
         second = np.empty_like(first)
         moments = functions()["column_moments" + KINDS[self.values.dtype.char]]
@@ -689,6 +711,7 @@ class Values:
     def add(self, factors: Array, out: Array) -> None:
         """Compute out ← out + Σ_j a_j factors_j over all columns; `out` is (n,)."""
         columns = np.flatnonzero(factors)
+        self.need(columns)
         nonzero = np.ascontiguousarray(factors[columns])
         add = functions()["add_columns" + KINDS[self.values.dtype.char]]
         add(
@@ -701,6 +724,17 @@ class Values:
             nonzero,
             out,
         )
+
+
+def columns_of_rows(rows: Array) -> Values:
+    """Return the columns of dense rows, which are copied when they are needed."""
+    height, width = rows.shape
+    if rows.T.flags.c_contiguous:
+        return Values(rows.T, None, None)
+    if rows.strides[1] != rows.itemsize:
+        rows = np.ascontiguousarray(rows)
+    values = np.empty((width, height), dtype=rows.dtype)
+    return Values(values, None, None, rows, np.zeros(width, dtype=bool))
 
 
 def values_of(columns: Any) -> Values:
@@ -779,6 +813,8 @@ class Sweeper:
         empty = np.empty(0)
         count = len(x)
         is_one = model.shares is None
+        low = float(model.h.min(initial=np.inf))
+        is_uniform = is_one and low == model.h.max(initial=0.0)
         is_combined = is_one and not penalty.is_bounded
         self._arrays: dict[str, Array | None] = {
             "columns": model.columns,
@@ -799,7 +835,7 @@ class Sweeper:
             "lower": self._bound(penalty.lower, count),
             "upper": self._bound(penalty.upper, count),
             "active": np.empty(count, dtype=np.int64),
-            "kept": np.empty(KEPT * count + height) if is_combined else None,
+            "kept": np.empty(KEPT * (count + 1 + height)) if is_combined else None,
         }
         places = {
             name: None if array is None else array.ctypes.data
@@ -811,6 +847,7 @@ class Sweeper:
             scale=scale,
             l1=penalty.l1,
             l2=penalty.l2,
+            uniform=low if is_uniform else 0.0,
             still=still,
             **places,
         )
@@ -843,6 +880,9 @@ class Sweeper:
 MOST_SWEEPS = 500  # where a sweep sends nothing
 AT_A_TIME = 2.0**26  # values that are read between two looks at signals: 0.1 s
 STILL = 1e-2  # of the first sweep's moves: another sweep adds little
+# The same on one process from the null model, whose slopes tell little of the working
+# set: for the first model, and for the others.
+STILL_COLD = (1e-1, 3e-2)
 
 
 @dataclass(frozen=True)
@@ -924,11 +964,12 @@ def sum_gram(
 # and a word, the length).
 #
 # With l1 an epoch takes a working set alone: the weights that are not 0, and those
-# whose slope is above `NEAR` l1. Every other weight is 0 and meets the condition of a
-# minimum; since every epoch computes the slopes of all weights, none is missed
-# (the check of the strong rules: Tibshirani et al., 2012, J. R. Stat. Soc. B 74(2),
-# section 7). The Gram of a working set of up to `MOST_GRAM` items is one message for
-# all sweeps of an epoch (m (m + 1)/2 + m words), whatever the number of steps.
+# whose slope is above `NEAR` l1 (`NEAR_COLD` on one process). Every other weight is 0
+# and meets the condition of a minimum; since every epoch computes the slopes of all
+# weights, none is missed (the check of the strong rules: Tibshirani et al., 2012, J. R.
+# Stat. Soc. B 74(2), section 7). The Gram of a working set of up to `MOST_GRAM` items
+# is one message for all sweeps of an epoch (m (m + 1)/2 + m words), whatever the number
+# of steps.
 
 SWEEPS = 4  # larger = better steps, more messages for each
 MOST_GRAM = 2048  # items of a working set whose Gram is summed at once
@@ -942,6 +983,7 @@ LEAST_SHARE = 1e-12  # of a class: what keeps its curvature off zero
 SINGULAR = 1e-12  # of the largest curvature of the intercept
 FEW = 256  # weights up to which a working set costs more messages than it saves
 NEAR = 0.9  # of l1: weights at 0 with such a slope may leave it next
+NEAR_COLD = 0.5  # the same on one process from the null model
 COPY_COST = 4  # times that of multiplying a column
 
 
@@ -966,11 +1008,21 @@ class NewtonForm(Form):
     renews = True
 
     def __init__(
-        self, objective: Objective, intercept: bool, classes: int, one_by_one: bool
+        self,
+        objective: Objective,
+        intercept: bool,
+        classes: int,
+        one_by_one: bool,
+        moments: WeightedMoments | None = None,
     ) -> None:
+        """Make the form; `moments` are those of the columns, if they are known.
+
+        Their row weights are the shares of the rows.
+        """
         shard = objective.shard
         grid = objective.grid
         self.objective = objective
+        self.moments = moments
         self.members = grid.replicas
         self.scale = 1.0 / shard.total_rows
         self.classes = classes
@@ -978,21 +1030,23 @@ class NewtonForm(Form):
         self.intercept = intercept
         self.weights = weights_of(shard)
         self.targets = shard.targets.astype(np.float64)
-        self.columns = Items(columns_of(shard))
-        self.items = self.columns
         self.values: Values | None = None
         if one_by_one and self.members.size == 1 and available():
-            self.values = values_of(self.columns.matrix)
+            self.values = self._values(shard)
             self.sweeps = MOST_SWEEPS
+        # Whether sweeps without messages descend from the null model.
+        self.is_cold = self.values is not None
+        self.has_begun = False  # whether an epoch has begun
         self.one_by_one = one_by_one
         self.whole: WholeGram | None = None  # of the working set, over several ranks
         self.slope: Array | None = None  # of the smooth part, (d, K), where it is known
         self.rows = open_rows(objective)
         # Scores are added up step by step; where columns are as exact as the rows that
         # an evaluation reads, they are those of the weights.
-        self.has_exact_scores = self.columns.matrix.dtype == np.float64
+        self.has_exact_scores = shard.matrix.dtype == np.float64
         self.null: NullModel | None = None
         self.level: InterceptLevel | None = None  # of the scores, where it is known
+        self.terms: LossTerms | None = None  # of the scores, where they are known
         seen = self.evaluate(self.begin())
         assert self.slope is not None
         self.null = NullModel(self.shift, seen, self.slope, self.level)
@@ -1008,7 +1062,21 @@ class NewtonForm(Form):
     @property
     def count(self) -> int:
         """Return the number of items, d K."""
-        return self.columns.count * self.classes
+        return self.objective.shard.width * self.classes
+
+    @cached_property
+    def columns(self) -> Items:
+        """The local columns of the data, all of them copied at once.
+
+        One process with dense rows and one score a row needs `values` alone.
+        """
+        return Items(columns_of(self.objective.shard))
+
+    def _values(self, shard: Shard) -> Values:
+        """Return the values of the columns as the compiled sweeps read them."""
+        if shard.is_sparse or self.classes > 1:
+            return values_of(self.columns.matrix)
+        return columns_of_rows(_all_rows(shard))
 
     def _least(self) -> float:
         """Return the mean over all rows of the least loss at any score. Collective.
@@ -1025,18 +1093,20 @@ class NewtonForm(Form):
 
         The intercept, if there is one, is the best for these weights. Collective.
         """
-        shape = (self.columns.count, self.classes)
+        shard = self.objective.shard
+        shape = (shard.width, self.classes)
         x = np.zeros(shape) if weights is None else weights.copy()
         self.objective.penalty.prox(x, 0.0)
         if weights is None and self.null is not None:
             self._stand(x, self.null.shift)
             self.slope = self.null.slope
             self.level = self.null.level
+            self.terms = None if self.level is None else self.level.terms
         else:
             self._stand(x, np.zeros(self.classes))
             self._level()
-        width = self.columns.width * self.classes
-        return CoordinatePoint(x.reshape(-1), np.zeros(width))
+        self.is_cold = self.is_cold and weights is None
+        return CoordinatePoint(x.reshape(-1), np.zeros(shard.height * self.classes))
 
     def _stand(self, weights: Array, shift: Array) -> None:
         """Set the intercept to `shift`, and the scores to those of `weights`.
@@ -1046,10 +1116,12 @@ class NewtonForm(Form):
         self.shift = shift
         self.slope = None
         self.level = None
+        self.terms = None
         if weights.any():
-            self.scores = self.columns.combined(weights) + shift
+            self.scores = self._combined(weights) + shift
         else:
-            self.scores = np.full((self.columns.width, self.classes), shift)
+            height = self.objective.shard.height
+            self.scores = np.full((height, self.classes), shift)
         if self.objective.shard.offsets is not None:
             self.scores += self.objective.shard.offsets
 
@@ -1059,16 +1131,22 @@ class NewtonForm(Form):
         `self.level` then states that no shift is left.
         """
         if self.intercept:
-            best = level(self.rows, self.scores)
+            best = level(self.rows, self.scores, self.terms)
+            self.terms = best.terms
             self.shift = self.shift + best.shift
             self.scores += best.shift
             self.level = replace(best, shift=np.zeros(self.classes), gain=0.0)
 
     def become(self, penalty: Penalty, point: CoordinatePoint) -> None:
         """Change the penalty; weights and scores stay as they are."""
+        ridge = penalty.l2 - self.objective.penalty.l2
         self.objective = replace(self.objective, penalty=penalty)
         self.separable = ElasticNet(_of_items(penalty, self.classes))
-        self.slope = None
+        self.is_cold = False
+        if self.values is None or self.slope is None:
+            self.slope = None  # ranks sum it
+        else:
+            self.slope = self.slope + ridge * point.x.reshape(-1, self.classes)
         self.null = None
 
     def model(self, point: CoordinatePoint) -> tuple[Array, Array | None]:
@@ -1096,7 +1174,8 @@ class NewtonForm(Form):
                 scores, best = rows.start(weights, intercept), None
             optimality = gap_at(rows, weights, intercept, scores, best=best)
             self.slope = optimality.slope
-            loss, _ = rows.value(scores, weights)
+            terms = self.terms if self.has_exact_scores else None
+            loss, _ = rows.value(scores, weights, terms)
             return FormModel(loss, optimality.gradient, optimality.gap)
         slope = self.objective.slope(weights, intercept)
         self.slope = slope.weights
@@ -1110,7 +1189,8 @@ class NewtonForm(Form):
         self.anchor = point.x.reshape(-1, self.classes).copy()
         c = self.weights[:, None]
         with np.errstate(all="ignore"):
-            terms = self.rows.terms(self.scores)
+            terms = self.terms or self.rows.terms(self.scores)
+        self.terms = terms
         residuals = c * terms.residuals
         self.residuals = residuals
         order = self._working_set(order)
@@ -1133,9 +1213,13 @@ class NewtonForm(Form):
                 squares=squares,
             )
             penalty = self.separable.penalty.of(numbers)
+            still = STILL
+            if self.is_cold:
+                still = STILL_COLD[self.has_begun]
             self.sweeper = Sweeper(
-                self.values, model, self.x, penalty, self.scale, STILL
+                self.values, model, self.x, penalty, self.scale, still
             )
+            self.has_begun = True
             places = np.empty(self.count, dtype=np.int64)
             places[numbers] = np.arange(len(numbers))
             self.order = places[order]
@@ -1194,6 +1278,11 @@ class NewtonForm(Form):
         return int(words[-1])
 
     @property
+    def _is_quadratic(self) -> bool:
+        """Return whether the loss is quadratic: its curvature is 1 at every score."""
+        return self.objective.family.name == "gaussian"
+
+    @property
     def _chooses(self) -> bool:
         """Return whether an epoch takes a working set.
 
@@ -1206,7 +1295,8 @@ class NewtonForm(Form):
         if not self._chooses:
             return order
         slope = self._slope()
-        near = np.abs(slope) >= NEAR * self.objective.penalty.l1
+        share = NEAR_COLD if self.is_cold else NEAR
+        near = np.abs(slope) >= share * self.objective.penalty.l1
         taken = (near | (self.anchor != 0.0)).reshape(-1)
         chosen: Array = order[taken[order]]
         if self.members.size == 1:
@@ -1227,7 +1317,12 @@ class NewtonForm(Form):
         """
         if self.slope is not None:
             return self.slope
-        sums = self.columns.products(self.residuals)
+        if self.values is None:
+            sums = self.columns.products(self.residuals)
+        else:
+            sums = np.zeros(self.anchor.shape)
+            for rows, block in self.rows.read_blocks():
+                add_combined(block, self.residuals[rows], sums)
         self.members.sum(sums, "products")
         return self.scale * sums + self.objective.penalty.l2 * self.anchor
 
@@ -1272,6 +1367,11 @@ class NewtonForm(Form):
         """
         if self.values is None:
             return None, np.empty(0)
+        known = self.moments
+        if known is not None and self.has_exact_scores and self._is_quadratic:
+            self.values.need(self.chosen)
+            total = self.weights.sum()
+            return total * known.first[self.chosen], total * known.second[self.chosen]
         bent = h if shares is None else h * (1.0 - shares)
         first, squares = self.values.moments(self.chosen, np.ascontiguousarray(bent))
         return first if shares is None else None, squares
@@ -1323,13 +1423,18 @@ class NewtonForm(Form):
 
         The move is 0 outside chosen columns.
         """
-        if self.values is not None and self.classes == 1:
-            away = np.zeros((self.columns.width, 1))
-            self.values.add(move[:, 0], away[:, 0])
-            return away
-        if len(self.chosen) * COPY_COST > self.columns.count:
-            return self.columns.combined(move)
+        is_kernel = self.values is not None and self.classes == 1
+        if is_kernel or len(self.chosen) * COPY_COST > self.columns.count:
+            return self._combined(move)
         return Items(self.columns.matrix[self.chosen]).combined(move[self.chosen])
+
+    def _combined(self, weights: Array) -> Array:
+        """Return the scores of local rows by these weights alone, (n, K)."""
+        if self.values is None or self.classes > 1:
+            return self.columns.combined(weights)
+        scores = np.zeros((self.objective.shard.height, 1))
+        self.values.add(weights[:, 0], scores[:, 0])
+        return scores
 
     def _shift(self) -> Array | None:
         """Return the means of all columns, (d,), or None without an intercept.
@@ -1338,7 +1443,7 @@ class NewtonForm(Form):
         """
         if not self.intercept:
             return None
-        whole = np.zeros(self.columns.count)
+        whole = np.zeros(self.objective.shard.width)
         whole[self.chosen] = self.means[:, 0]
         return whole
 
@@ -1355,7 +1460,7 @@ class NewtonForm(Form):
         if self.intercept:
             lift = -(move[self.chosen].reshape(-1) @ self.means + self.pull)
         away = self._combined_of_chosen(move) + lift
-        length = self._length(end, move, away)
+        length, self.terms = self._length(end, move, away)
         self.shift = self.shift + length * lift
         self.scores += length * away
         if length != 1.0:  # else zeros and bounds stay exact
@@ -1365,16 +1470,20 @@ class NewtonForm(Form):
         self.level = None
         self._level()
 
-    def _length(self, end: Array, move: Array, away: Array) -> float:
+    def _length(
+        self, end: Array, move: Array, away: Array
+    ) -> tuple[float, LossTerms | None]:
         """Return the largest trial length at which F falls enough. Collective.
 
-        It is 0 if there is none, and the same on all ranks.
+        It is 0 if there is none, and the same on all ranks. The loss terms of the local
+        rows at its end follow it; None: they are not known.
         """
         penalty = self.objective.penalty
         lengths = 0.5 ** np.arange(TRIALS)
-        words = np.array([self._mean_loss(0.0, away), np.vdot(self.residuals, away)])
+        terms = self.terms or self.rows.terms(self.scores)
+        words = np.array([terms.loss / self.scale, np.vdot(self.residuals, away)])
         if self.members.size > 1:  # one message has the losses at all lengths
-            more = [self._mean_loss(length, away) for length in lengths]
+            more = [self._trial(length, away).loss / self.scale for length in lengths]
             words = np.concatenate([words, more])
             self.members.sum(words, "products")
         words *= self.scale
@@ -1385,7 +1494,8 @@ class NewtonForm(Form):
             if self.members.size > 1:
                 loss = words[2 + number]
             else:
-                loss = self.scale * self._mean_loss(length, away)
+                terms = self._trial(length, away)
+                loss = self.scale * (terms.loss / self.scale)
             limit = here + ENOUGH * length * min(promised, 0.0) + SLACK * abs(here)
             if loss + penalty.value(self.anchor + length * move) <= limit:
                 break
@@ -1393,16 +1503,16 @@ class NewtonForm(Form):
             length = 0.0
         chosen = np.array([length])
         self.members.broadcast(chosen, 0, "products")
-        return float(chosen[0])
+        is_known = self.members.size == 1 and length > 0.0
+        return float(chosen[0]), terms if is_known else None
 
-    def _mean_loss(self, length: float, away: Array) -> float:
-        """Return Σ c ℓ of the local rows after `length` times the move of scores.
+    def _trial(self, length: float, away: Array) -> LossTerms:
+        """Return the loss terms of the local rows after `length` times the move `away`.
 
-        `away` is the whole move.
+        The move is that of the scores.
         """
         with np.errstate(all="ignore"):
-            terms = self.rows.terms(self.scores + length * away)
-        return terms.loss / self.scale
+            return self.rows.terms(self.scores + length * away)
 
 
 def _of_items(penalty: Penalty, classes: int) -> Penalty:

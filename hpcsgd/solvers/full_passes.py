@@ -69,6 +69,16 @@ class AllRows:
         """Return the number of columns of this member."""
         return self.objective.shard.width
 
+    @cached_property
+    def cancelled(self) -> float:
+        """The rounding error of Σ p r that the differences μ − y cause.
+
+        No residual of a row that fits is more exact than its target.
+        """
+        is_label = self.objective.family.targets == "classes"  # whose y are indicators
+        size = 1.0 if is_label else np.abs(self.targets)
+        return float(np.finfo(float).eps * (self.share * size).sum())
+
     def terms(self, scores: Array, along: Array | None = None) -> LossTerms:
         """Return losses, residuals and curvatures of the local rows at these scores.
 
@@ -94,13 +104,13 @@ class AllRows:
             bends=None,
         )
 
-    def residuals(self, scores: Array) -> Array:
+    def residuals(self, scores: Array, terms: LossTerms | None = None) -> Array:
         """Return c ∂ℓ/∂t / Σc of the local rows at these scores, (n, K).
 
         Σc is the sum over all rows. A gradient is Aᵀ times this array, summed over all
-        rows.
+        rows. `terms` are those of the scores if they are known.
         """
-        residuals: Array = self.share * self.terms(scores).residuals
+        residuals: Array = self.share * (terms or self.terms(scores)).residuals
         return residuals
 
     def loss(self, scores: Array) -> float:
@@ -240,6 +250,8 @@ class InterceptLevel:
     shift: Array  # β* − β, (K,)
     gain: float  # F(w, β) − F(w, β*), at least 0
     is_found: bool  # False: there is no best one, or it was not reached
+    # Of the local rows at the shifted scores; None on members other than the first.
+    terms: LossTerms | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -248,6 +260,7 @@ class _LevelTrial:
     slope: Array  # Σ p r, (K,)
     bend: Array  # ∂ of it, (K, K)
     worth: float  # what rounding leaves of a slope that is 0
+    terms: LossTerms | None  # of the local rows
 
 
 def level(
@@ -275,7 +288,8 @@ def level(
             break
         if np.abs(step).max() >= reach:  # targets may be of any size
             reach *= FURTHER
-    return InterceptLevel(shift, max(first.loss - here.loss, 0.0), _is_flat(here))
+    gain = max(first.loss - here.loss, 0.0)
+    return InterceptLevel(shift, gain, _is_flat(here), here.terms)
 
 
 def _is_flat(look: _LevelTrial) -> bool:
@@ -323,10 +337,11 @@ def _look(
         terms = terms or rows.terms(moved)
         residuals = rows.share * terms.residuals
         slope = residuals.sum(axis=0)
-        worth = 10 * DONE * np.abs(residuals).sum() + _cancelled(rows)
+        worth = 10 * DONE * np.abs(residuals).sum() + rows.cancelled
         if rows.grid.world.size == 1 and np.abs(slope).max() <= worth:
             # The slope is 0 up to rounding: nobody needs its derivatives.
-            return _LevelTrial(terms.loss, slope, np.zeros((columns, columns)), worth)
+            flat = np.zeros((columns, columns))
+            return _LevelTrial(terms.loss, slope, flat, worth, terms)
         bend, rounding = _bend(rows, moved, terms)
         words[0] = terms.loss
         words[1] = worth + rounding
@@ -335,18 +350,12 @@ def _look(
     rows.grid.world.sum(words, "evaluate")
     bend = words[2 + columns :].reshape(columns, columns)
     return _LevelTrial(
-        float(words[0]), words[2 : 2 + columns], (bend + bend.T) / 2, float(words[1])
+        loss=float(words[0]),
+        slope=words[2 : 2 + columns],
+        bend=(bend + bend.T) / 2,
+        worth=float(words[1]),
+        terms=terms,
     )
-
-
-def _cancelled(rows: AllRows) -> float:
-    """Return the rounding error of Σ p r that the differences μ − y cause.
-
-    No residual of a row that fits is more exact than its target.
-    """
-    is_label = rows.objective.family.targets == "classes"  # whose y are indicators
-    size = 1.0 if is_label else np.abs(rows.targets)
-    return float(EPS * (rows.share * size).sum())
 
 
 def _bend(rows: AllRows, scores: Array, terms: LossTerms) -> tuple[Array, float]:
@@ -598,7 +607,7 @@ class Tangents:
     """The tangents of all losses at scores t̂, which bound F from below."""
 
     scores: Array  # t̂ of the local rows, (n, K)
-    residuals: Array  # r there, (n, K)
+    terms: LossTerms  # of the local rows there
     slope: Array  # Σ p_i r_i a_i by this member's columns, (d_c, K)
     best: InterceptLevel | None  # from which t̂ has the best intercept, if there is one
 
@@ -617,11 +626,11 @@ def tangents_at(
     """
     best = level(rows, scores, terms) if has_intercept else None
     if best is None or not best.shift.any():
-        return Tangents(scores, terms.residuals, slope, best)
+        return Tangents(scores, terms, slope, best)
     touched = scores + best.shift
-    residuals = rows.terms(touched).residuals
-    slope, _ = rows.gradient(rows.share * residuals)
-    return Tangents(touched, residuals, slope, best)
+    at_best = best.terms or rows.terms(touched)
+    slope, _ = rows.gradient(rows.share * at_best.residuals)
+    return Tangents(touched, at_best, slope, best)
 
 
 def gap_at(
@@ -635,19 +644,22 @@ def gap_at(
 
     `best` is the level of `scores`, if it is known.
     """
-    terms = rows.terms(scores)
+    terms = None
     if best is None and intercept is not None:
+        terms = rows.terms(scores)
         best = level(rows, scores, terms)
-    residuals = terms.residuals
     touched = scores
-    both = rows.share * residuals
+    at_best = None if best is None else best.terms
     if best is not None and best.shift.any():
         touched = scores + best.shift
-        residuals = rows.terms(touched).residuals
-        both = np.hstack([both, rows.share * residuals])
-    slope, drift = rows.gradient(both)
+        at_best = at_best or rows.terms(touched)
+        both = [rows.residuals(scores, terms), rows.share * at_best.residuals]
+    else:
+        at_best = at_best or terms or rows.terms(scores)
+        both = [rows.share * at_best.residuals]
+    slope, drift = rows.gradient(np.hstack(both))
     columns = weights.shape[1]
-    tangents = Tangents(touched, residuals, slope[:, -columns:], best)
+    tangents = Tangents(touched, at_best, slope[:, -columns:], best)
     gradient = slope[:, :columns], None if intercept is None else drift[:columns]
     gain = 0.0 if best is None else best.gain
     return _optimality(rows, weights, gradient, tangents, lambda: gain)
@@ -702,16 +714,15 @@ def _optimality(
     slope, drift = gradient
     penalty = rows.objective.penalty
     smooth = slope + penalty.l2 * weights
-    least = penalty.least(weights, smooth)
-    words = np.array(
-        [np.sum(np.square(least)), above_least(penalty, weights, tangents.slope)]
-    )
+    least = penalty.least(*penalty.unsettled(weights, smooth))
+    above = above_least(penalty, weights, tangents.slope)
+    words = np.array([np.sum(np.square(least)), above])
     rows.grid.members.sum(words, "evaluate")
     if drift is not None:
         words[0] += np.sum(np.square(drift))
     gap = float(words[1])
     if not np.isfinite(gap):
-        gap = _scaled_gap(rows, weights, tangents.scores, tangents.slope)
+        gap = _scaled_gap(rows, weights, tangents)
     gap += above_tangents()
     best = tangents.best
     is_known = np.isfinite(gap) and (best is None or best.is_found)
@@ -726,13 +737,15 @@ def _above(rows: AllRows, exact: Array, tangents: Tangents) -> float:
         targets = rows.targets
         scores = tangents.scores
         above = family.loss(exact, targets) - family.loss(scores, targets)
-        above -= (tangents.residuals * (exact - scores)).sum(axis=1, keepdims=True)
+        above -= (tangents.terms.residuals * (exact - scores)).sum(
+            axis=1, keepdims=True
+        )
         word[0] = float((rows.share * np.maximum(above, 0.0)).sum())
     rows.grid.world.sum(word, "evaluate")
     return float(word[0])
 
 
-def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> float:
+def _scaled_gap(rows: AllRows, weights: Array, tangents: Tangents) -> float:
     """Return the bound of the gap at the dual point θ = τ r; inf if there is no τ.
 
     It takes no pass over the matrix.
@@ -740,9 +753,14 @@ def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> f
     objective = rows.objective
     penalty = objective.penalty
     grid = objective.grid
-    lower, upper = penalty.bounds(weights)
-    endless = ((slope < 0.0) & np.isinf(upper)) | ((slope > 0.0) & np.isinf(lower))
-    largest = np.abs(slope[endless]).max(initial=0.0)
+    weights, slope = penalty.unsettled(weights, tangents.slope)
+    endless = slope
+    if penalty.is_bounded:
+        lower, upper = penalty.bounds(weights)
+        is_endless = (slope < 0.0) & np.isinf(upper)
+        is_endless |= (slope > 0.0) & np.isinf(lower)
+        endless = slope[is_endless]
+    largest = np.abs(endless).max(initial=0.0)
     steepest = max(grid.members.exchange_objects(float(largest), "evaluate"))
     if penalty.l1 == 0.0 or not np.isfinite(steepest):
         return float("inf")
@@ -752,7 +770,7 @@ def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> f
     words[0] = above_least(penalty, weights, tau * slope)
     if grid.member == 0:
         least = least_losses(objective.family, rows.targets)
-        words[1] = rows.loss(scores) - float((rows.share * least).sum())
+        words[1] = tangents.terms.loss - float((rows.share * least).sum())
     grid.members.sum(words[:1], "evaluate")
     grid.world.sum(words[1:], "evaluate")
     share = (1.0 - tau) ** (2 if objective.family.name in SQUARED else 1)
@@ -765,10 +783,14 @@ def above_least(penalty: Penalty, weights: Array, slope: Array) -> float:
     Each term is at least 0. With u the minimum and v = g + λu a term is v(w − u) +
     l1(|w| − |u|) + (λ/2)(w − u)². Written so, small gaps keep their digits.
     """
+    weights, slope = penalty.unsettled(weights, slope)
     if penalty.is_smooth and penalty.l2:  # v is 0, whatever rounding makes of it
         away = weights + slope / penalty.l2
         above = float((0.5 * penalty.l2 * np.square(away)).sum())
         return above if np.isfinite(above) else float("inf")
+    is_endless = penalty.l2 == 0.0 and not penalty.is_bounded
+    if is_endless and not np.abs(slope).max(initial=0.0) <= penalty.l1:
+        return float("inf")
     best = penalty.minimum(weights, slope)
     if not np.isfinite(best).all():
         return float("inf")

@@ -43,8 +43,9 @@ typedef struct {
     double *x;
     const double *lower, *upper; /* NULL: no bounds */
     int64_t *active;            /* scratch: items that are not 0, (items,) */
-    double *kept;               /* scratch: points, (KEPT + 1, items), and v, (n,) */
+    double *kept;               /* scratch: points, (KEPT + 1, items), and their v */
     double scale, l1, l2;
+    double uniform;             /* H_i of one score a row, if all are equal; else 0 */
     double still;               /* the share of the largest move at which sweeps end */
     double farthest;            /* the largest move of an item times its curvature */
     int64_t steps, sweeps, is_still; /* what `descend` has done; whether it is over */
@@ -85,6 +86,8 @@ INLINE eight load_eight_f32(const float *from)
     memcpy(&v, from, sizeof v);
     return __builtin_convertvector(v, eight);
 }
+
+INLINE void store_eight(double *to, eight v) { memcpy(to, &v, sizeof v); }
 
 INLINE double total_of(eight v)
 {
@@ -149,17 +152,19 @@ static int solve_ones(double a[KEPT][KEPT], double z[KEPT])
     return 1;
 }
 
-/* The combination of the last KEPT points whose next moves are least: out[t] of item t.
-   `points` are KEPT + 1 rows of `count` numbers, oldest first. 0: there is none. */
-static int combine(const double *points, int64_t count, double *out)
+/* The factors, whose sum is 1, of the combination of the last KEPT points whose next
+   moves are least. `points` are KEPT + 1 rows of `count` numbers and one more, oldest
+   first. 0: there is none. */
+static int combination(const double *points, int64_t count, double z[KEPT])
 {
-    double a[KEPT][KEPT], z[KEPT], sum = 0.0;
+    double a[KEPT][KEPT], sum = 0.0;
+    int64_t stride = count + 1;
     for (int64_t k = 0; k < KEPT; k++)
         for (int64_t l = 0; l <= k; l++) {
             double product = 0.0;
             for (int64_t t = 0; t < count; t++)
-                product += (points[(k + 1) * count + t] - points[k * count + t]) *
-                           (points[(l + 1) * count + t] - points[l * count + t]);
+                product += (points[(k + 1) * stride + t] - points[k * stride + t]) *
+                           (points[(l + 1) * stride + t] - points[l * stride + t]);
             a[k][l] = a[l][k] = product;
         }
     if (!solve_ones(a, z))
@@ -168,13 +173,61 @@ static int combine(const double *points, int64_t count, double *out)
         sum += z[k];
     if (sum == 0.0)
         return 0;
-    for (int64_t t = 0; t < count; t++) {
-        double value = 0.0;
-        for (int64_t k = 0; k < KEPT; k++)
-            value += z[k] / sum * points[(k + 1) * count + t];
-        out[t] = value;
-    }
+    for (int64_t k = 0; k < KEPT; k++)
+        z[k] /= sum;
     return 1;
+}
+
+/* The first of KEPT + 1 rows of `count` numbers becomes the combination of the others:
+   the last one, and multiples of small differences to it. */
+static void combine(double *rows, int64_t count, const double z[KEPT])
+{
+    const double *last = rows + KEPT * count;
+    for (int64_t t = 0; t < count; t++) {
+        double away = 0.0;
+        for (int64_t k = 1; k < KEPT; k++)
+            away += z[k - 1] * (rows[k * count + t] - last[t]);
+        rows[t] = last[t] + away;
+    }
+}
+
+/* The point number `number` of those that are combined: x of the active items, then the
+   intercept, and v. */
+static void keep(const quadratic *q, int64_t count, int64_t number)
+{
+    double *x = q->kept + number * (count + 1);
+    for (int64_t t = 0; t < count; t++)
+        x[t] = q->x[q->active[t]];
+    x[count] = q->shift[0];
+    memcpy(q->kept + (KEPT + 1) * (count + 1) + number * q->height, q->v,
+           q->height * sizeof *q->v);
+}
+
+/* Go to a point that was kept. */
+static void take(quadratic *q, int64_t count, int64_t number)
+{
+    const double *x = q->kept + number * (count + 1);
+    for (int64_t t = 0; t < count; t++)
+        q->x[q->active[t]] = x[t];
+    q->shift[0] = x[count];
+    memcpy(q->v, q->kept + (KEPT + 1) * (count + 1) + number * q->height,
+           q->height * sizeof *q->v);
+}
+
+/* Go to the combination of the kept points and the present one if Q is smaller there.
+   The intercept and v are affine in x: they are combined with it. */
+static void extrapolate(quadratic *q, int64_t count)
+{
+    double z[KEPT];
+    keep(q, count, KEPT);
+    if (!combination(q->kept, count, z))
+        return;
+    double value = model_value(q, q->active, count);
+    combine(q->kept, count + 1, z);
+    combine(q->kept + (KEPT + 1) * (count + 1), q->height, z);
+    take(q, count, 0);
+    if (!(model_value(q, q->active, count) < value))
+        take(q, count, KEPT);
 }
 
 #define VALUE float
@@ -206,10 +259,21 @@ static int combine(const double *points, int64_t count, double *out)
                        .edges = edges, .rows = rows, .values = values, .v = out};      \
         for (int64_t j = 0; j < count; j++)                                            \
             add_one_##KIND(&q, j, factors[j]);                                         \
+    }                                                                                  \
+    EXPORT void hpcsgd_gather_columns_##KIND(const VALUE *from, int64_t stride,        \
+                                             int64_t height, const int64_t *columns,   \
+                                             int64_t count, VALUE *out)                \
+    {                                                                                  \
+        for (int64_t i = 0; i < height; i += EIGHT)                                    \
+            for (int64_t j = 0; j < count; j++)                                        \
+                gather_##KIND(from + i * stride + columns[j], stride,                  \
+                              height - i < EIGHT ? height - i : EIGHT,                 \
+                              out + columns[j] * height + i);                          \
     }
 
 /* first[j, k] ← Σ_i a_ij h_ik and second[j, k] ← Σ_i a_ij² h_ik of `count` columns; and
-   out ← out + Σ_j factors_j a_j. */
+   out ← out + Σ_j factors_j a_j; and out[columns_j, i] ← a[i, columns_j], eight rows at
+   a time, so that every line of both matrices is in the cache once. */
 COLUMNS(f32, float)
 COLUMNS(f64, double)
 

@@ -58,7 +58,8 @@ INLINE double NAME(slope_one)(const quadratic *q, int64_t column)
     return q->scale * (sum + q->bends[column] * q->shift[0]);
 }
 
-INLINE void NAME(move_one)(const quadratic *q, int64_t column, double move)
+/* v += move h a of one column with one score a row. */
+INLINE void NAME(add_move)(const quadratic *q, int64_t column, double move)
 {
     int64_t first, last;
     const VALUE *restrict values = NAME(values_of)(q, column, &first, &last);
@@ -71,7 +72,47 @@ INLINE void NAME(move_one)(const quadratic *q, int64_t column, double move)
     else
         for (int64_t i = 0; i < last; i++)
             v[i] += move * (double)values[i] * h[i];
+}
+
+INLINE void NAME(move_one)(const quadratic *q, int64_t column, double move)
+{
+    NAME(add_move)(q, column, move);
     q->shift[0] -= move * q->means[column];
+}
+
+/* v += move h a of a dense column, and Σ b v of another one: one pass over v for both. */
+INLINE double NAME(move_and_product)(const quadratic *q, const VALUE *restrict a,
+                                     double move, const VALUE *restrict b)
+{
+    eight sums[4] = {{0.0}, {0.0}, {0.0}, {0.0}};
+    const double *restrict h = q->h;
+    double *restrict v = q->v, level = move * q->uniform;
+    int64_t i = 0, count = q->height;
+    if (q->uniform != 0.0)
+        for (; i + 4 * EIGHT <= count; i += 4 * EIGHT)
+            for (int k = 0; k < 4; k++) {
+                double *to = v + i + k * EIGHT;
+                eight value = load_eight_f64(to) +
+                              level * NAME(load_eight)(a + i + k * EIGHT);
+                store_eight(to, value);
+                sums[k] += NAME(load_eight)(b + i + k * EIGHT) * value;
+            }
+    else
+        for (; i + 4 * EIGHT <= count; i += 4 * EIGHT)
+            for (int k = 0; k < 4; k++) {
+                double *to = v + i + k * EIGHT;
+                eight value = load_eight_f64(to) +
+                              move * NAME(load_eight)(a + i + k * EIGHT) *
+                                  load_eight_f64(h + i + k * EIGHT);
+                store_eight(to, value);
+                sums[k] += NAME(load_eight)(b + i + k * EIGHT) * value;
+            }
+    double sum = total_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; i < count; i++) {
+        v[i] += move * (double)a[i] * h[i];
+        sum += (double)b[i] * v[i];
+    }
+    return sum;
 }
 
 /* The same of class k, where H_i = c_i (diag(p_i) − p_i p_iᵀ). */
@@ -111,12 +152,45 @@ INLINE void NAME(move_class)(const quadratic *q, int64_t column, int64_t k, doub
         q->shift[l] -= move * means[l];
 }
 
+/* What `sweep` does, of dense columns with one score a row. A move changes v together
+   with the product of the next column. */
+static double NAME(sweep_dense)(const quadratic *q, const int64_t *order, int64_t count)
+{
+    const VALUE *values = (const VALUE *)q->values, *moved = NULL;
+    double farthest = 0.0, move = 0.0;
+    int64_t last = 0;
+    for (int64_t t = 0; t < count; t++) {
+        int64_t item = order[t];
+        const VALUE *column = values + q->columns[item] * q->height;
+        double sum = moved ? NAME(move_and_product)(q, moved, move, column)
+                           : NAME(dense_product)(column, q->v, q->height);
+        double slope = q->scale * (sum + q->bends[item] * q->shift[0]);
+        double before = q->x[item], end = step(q, item, before, slope);
+        moved = NULL;
+        if (end == before)
+            continue;
+        q->x[item] = end;
+        move = end - before;
+        double away = (q->scale * q->curvatures[item] + q->l2) * magnitude(move);
+        if (away > farthest)
+            farthest = away;
+        q->shift[0] -= move * q->means[item];
+        moved = column;
+        last = item;
+    }
+    if (moved)
+        NAME(add_move)(q, last, move);
+    return farthest;
+}
+
 /* One exact minimum over each item of `order`, one after the other. Returns the largest
    move of an item times its curvature: the subgradient that it took away. */
 static double NAME(sweep)(const quadratic *q, const int64_t *order, int64_t count)
 {
     int64_t classes = q->classes;
     double farthest = 0.0;
+    if (classes == 1 && !q->rows)
+        return NAME(sweep_dense)(q, order, count);
     for (int64_t t = 0; t < count; t++) {
         int64_t item = order[t], column = item / classes, k = item % classes;
         double slope = classes == 1 ? NAME(slope_one)(q, column)
@@ -136,47 +210,20 @@ static double NAME(sweep)(const quadratic *q, const int64_t *order, int64_t coun
     return farthest;
 }
 
-/* Go to the combination of the kept points and the present one if Q is smaller there. */
-static void NAME(extrapolate)(quadratic *q, int64_t count)
-{
-    const int64_t *items = q->active;
-    double *present = q->kept + KEPT * count, *combined = q->kept;
-    double *v = q->kept + (KEPT + 1) * count, shift = q->shift[0];
-    for (int64_t t = 0; t < count; t++)
-        present[t] = q->x[items[t]];
-    if (!combine(q->kept, count, combined))
-        return;
-    double value = model_value(q, items, count);
-    memcpy(v, q->v, q->height * sizeof *v);
-    for (int64_t t = 0; t < count; t++) {
-        q->x[items[t]] = combined[t];
-        NAME(move_one)(q, items[t], combined[t] - present[t]);
-    }
-    if (model_value(q, items, count) < value)
-        return;
-    memcpy(q->v, v, q->height * sizeof *v);
-    q->shift[0] = shift;
-    for (int64_t t = 0; t < count; t++)
-        q->x[items[t]] = present[t];
-}
-
 /* Sweeps over the items that are not 0, until they hardly move. */
 static void NAME(descend_active)(quadratic *q, int64_t count, int64_t most)
 {
     int64_t points = 0;
     while (q->sweeps < most) {
-        if (q->kept) {
-            for (int64_t t = 0; t < count; t++)
-                q->kept[points * count + t] = q->x[q->active[t]];
-            points++;
-        }
+        if (q->kept)
+            keep(q, count, points++);
         double moved = NAME(sweep)(q, q->active, count);
         q->sweeps++;
         q->steps += count;
         if (moved <= q->still * q->farthest)
             return;
         if (points == KEPT) {
-            NAME(extrapolate)(q, count);
+            extrapolate(q, count);
             points = 0;
         }
     }
@@ -217,6 +264,18 @@ INLINE void NAME(add_one)(const quadratic *q, int64_t column, double move)
     else
         for (int64_t i = 0; i < last; i++)
             v[i] += move * (double)values[i];
+}
+
+/* The values of up to eight rows in one column, one after the other. */
+INLINE void NAME(gather)(const VALUE *restrict from, int64_t stride, int64_t count,
+                         VALUE *restrict to)
+{
+    if (count == EIGHT)
+        for (int k = 0; k < EIGHT; k++)
+            to[k] = from[k * stride];
+    else
+        for (int64_t k = 0; k < count; k++)
+            to[k] = from[k * stride];
 }
 
 /* Σ a h and Σ a² h of one dense column with one score a row. */

@@ -98,6 +98,21 @@ def test_no_weight_is_below_the_minimum_of_a_line_and_the_penalty(l2, bounds):
     assert above_least(penalty, weights, slope) == pytest.approx(above)
 
 
+@pytest.mark.parametrize("l2", [0.0, 0.5])
+def test_weights_that_l1_holds_at_zero_add_nothing(l2):
+    """They are left out of gradients and gaps; a slope that is no number is not."""
+    penalty = Penalty(l2, 0.5)
+    weights = np.array([0.0, 0.0, 0.0, -1.0, 2.0, 0.0])[:, None]
+    slope = np.array([0.5, -0.2, 0.7, 0.1, -0.5, np.nan])[:, None]
+    near, near_slope = penalty.unsettled(weights, slope)
+    assert near[:, 0].tolist() == [0.0, -1.0, 2.0, 0.0]
+    np.testing.assert_array_equal(near_slope[:, 0], slope[2:, 0])
+    assert (penalty.least(weights[:2], slope[:2]) == 0.0).all()
+    assert (penalty.minimum(weights[:2], slope[:2]) == 0.0).all()
+    bounded = Penalty(l2, 0.5, 0.25, 2.0)
+    assert bounded.unsettled(weights, slope)[0] is weights
+
+
 def test_replicas_map_before_they_average():
     """Two replicas of one step each: the mean of two proximal steps."""
     problem = make_problem("gaussian", n=8, d=5)

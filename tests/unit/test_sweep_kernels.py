@@ -7,7 +7,12 @@ from scipy import sparse
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.numpy_rows import add_combined, add_moments, all_finite, weigh
 from hpcsgd.glm.penalties import Penalty
-from hpcsgd.solvers.coordinate_forms import QuadraticModel, Sweeper, values_of
+from hpcsgd.solvers.coordinate_forms import (
+    QuadraticModel,
+    Sweeper,
+    columns_of_rows,
+    values_of,
+)
 from tests.helpers.cpu import kernels  # noqa: F401
 
 EPS = float(np.finfo(float).eps)
@@ -45,6 +50,37 @@ def test_moments_and_sums_of_columns(kernels, kind, is_sparse):  # noqa: F811
         wanted = out + factors @ exact
         values.add(factors, out)
         np.testing.assert_allclose(out, wanted.astype(float), atol=1e-13 * columns)
+
+
+@pytest.mark.cases("all")
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_columns_are_copied_from_rows_when_they_are_needed(kernels, kind):  # noqa: F811
+    rng = np.random.default_rng(10)
+    for rows, columns in SHAPES:
+        block = rng.standard_normal((rows, 2 * columns)).astype(kind)[:, :columns]
+        values = columns_of_rows(block)
+        values.values[...] = np.nan
+        some = np.arange(columns)[::-2].copy()
+        values.need(some)
+        np.testing.assert_array_equal(values.values[some], block.T[some])
+        others = np.setdiff1d(np.arange(columns), some)
+        assert np.isnan(values.values[others]).all()
+        factors = np.zeros(columns)
+        factors[0] = 2.0
+        out = np.zeros(rows)
+        values.add(factors, out)
+        np.testing.assert_array_equal(out, 2.0 * block[:, 0].astype(float))
+        values.values[some] = 0.0  # what is there is not copied again
+        first, _ = values.moments(np.arange(columns), np.ones((rows, 1)))
+        assert (first[some] == 0.0).all()
+        sums = block[:, others].astype(float).sum(axis=0)
+        np.testing.assert_allclose(first[others, 0], sums, atol=1e-12)
+
+
+def test_columns_that_are_contiguous_are_not_copied():
+    block = np.asfortranarray(np.random.default_rng(11).standard_normal((40, 3)))
+    values = columns_of_rows(block)
+    assert np.shares_memory(values.values, block) and values.source is None
 
 
 @pytest.mark.cases("all")
@@ -95,7 +131,7 @@ def test_the_checksum_is_the_sum_modulo_two_to_the_64(kernels, word):  # noqa: F
 class LeastSquares:
     """σ Σ h (a·x − y)² / 2 + l1‖x‖₁ + (l2/2)‖x‖², with an intercept."""
 
-    def __init__(self, kind, is_sparse, penalty, has_shares=False):
+    def __init__(self, kind, is_sparse, penalty, least_weight=0.1):
         rng = np.random.default_rng(6)
         self.dense, self.values = drawn(90, 30, kind, is_sparse)
         self.dense = self.dense.astype(float)
@@ -106,7 +142,7 @@ class LeastSquares:
             else self.dense.astype(kind)
         )
         self.dense = self.dense.astype(kind).astype(float)
-        self.h = rng.uniform(0.1, 1.0, (90, 1))
+        self.h = rng.uniform(least_weight, 1.0, (90, 1))
         self.y = rng.standard_normal(90)
         self.penalty = penalty
         self.x = np.zeros(30)
@@ -148,10 +184,17 @@ PENALTIES = {
 @pytest.mark.cases("all")
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("least_weight", [0.1, 1.0])
 @pytest.mark.parametrize("name", PENALTIES)
-def test_sweeps_end_at_the_minimum(kernels, kind, is_sparse, name):  # noqa: F811
+def test_sweeps_end_at_the_minimum(
+    kernels,  # noqa: F811
+    kind,
+    is_sparse,
+    least_weight,
+    name,
+):
     penalty = PENALTIES[name]
-    problem = LeastSquares(kind, is_sparse, penalty)
+    problem = LeastSquares(kind, is_sparse, penalty, least_weight)
     order = np.random.default_rng(7).permutation(30)
     done = problem.sweeper(1e-13).descend(order, 5000)
     assert done.is_still and 2 < done.sweeps < 1000

@@ -130,6 +130,7 @@ _ALONE = ("",)
 _DENSE = tuple(MATRICES.values())
 _REAL = tuple(REALS.values())
 _CSR = tuple(f"{matrix}{column}" for matrix in _DENSE for column in COLUMNS.values())
+_REAL_CSR = tuple(f"{real}{column}" for real in _REAL for column in COLUMNS.values())
 # Kernel -> the element types that it is compiled for. The definitions in kernels/cpu
 # describe the arguments.
 KERNELS = {
@@ -140,6 +141,9 @@ KERNELS = {
     "combine_rows": _ALONE,
     "loss_terms": _ALONE,
     "loss_terms_softmax": _ALONE,
+    "csr_scores": _REAL_CSR,
+    "csr_combine": _REAL_CSR,
+    "csr_moments": _REAL_CSR,
     "csr_outer": tuple(COLUMNS.values()),
     "row_squares": _REAL,
     "find_bad": _REAL,
@@ -326,6 +330,32 @@ def combine_rows(block: Array, factors: Array, out: Array) -> None:
     """
     call = functions()["combine_rows"]
     call(block, stride_of(block), *block.shape, factors, out)
+
+
+# Passes over CSR rows of float32 or float64, in float64: SciPy arrays of format "csr".
+
+
+def call_rows(name: str, rows: Any, *rest: Any) -> None:
+    """Call kernel `name` with all rows of a SciPy CSR array, then `rest`."""
+    kind = REALS[rows.data.dtype.char] + COLUMNS[rows.indices.itemsize]
+    indptr = rows.indptr.astype(np.int64, copy=False)
+    call = functions()[name + kind]
+    call(indptr, rows.indices, rows.data, rows.shape[0], *rest)
+
+
+def csr_scores(rows: Any, weights: Array, out: Array) -> None:
+    """Compute out ← rows · weights, (m, K)."""
+    call_rows("csr_scores", rows, weights.shape[1], weights, out)
+
+
+def csr_combine(rows: Any, factors: Array, out: Array) -> None:
+    """Compute out ← out + rowsᵀ · factors, (d, K)."""
+    call_rows("csr_combine", rows, factors.shape[1], factors, out)
+
+
+def csr_moments(rows: Any, h: Array, first: Array, second: Array) -> None:
+    """Add Σ h a and Σ h a² of the rows a to `first` and `second`, (d, K)."""
+    call_rows("csr_moments", rows, h.shape[1], h, first, second)
 
 
 # The losses of all rows, in float64.

@@ -677,6 +677,10 @@ MOST_PASSES = 4  # of a kernel over rows in the cache, instead of widening them
 
 def exact_scores(rows: Any, weights: Array) -> Array:
     """Return rows @ weights in float64; `rows` are dense, or a SciPy sparse matrix."""
+    if _has_csr_kernel(rows):
+        sparse_scores = np.empty((rows.shape[0], weights.shape[1]))
+        compiled_calls.csr_scores(rows, _plain(weights), sparse_scores)
+        return sparse_scores
     is_column = weights.shape[1:] == (1,) and weights.dtype == np.float64
     if not (is_column and weights.flags.c_contiguous and _has_kernel(rows, np.float32)):
         scores: Array = rows.astype(np.float64, copy=False) @ weights
@@ -691,6 +695,9 @@ def add_moments(rows: Any, h: Array, first: Array, second: Array) -> None:
 
     `rows` are dense or sparse, and `h` are their weights, (m, k).
     """
+    if _has_csr_kernel(rows):
+        compiled_calls.csr_moments(rows, _plain(h), first, second)
+        return
     if h.shape[1] == 1 and any(_has_kernel(rows, dtype) for dtype in REAL_TYPES):
         compiled_calls.add_moments(rows, np.ascontiguousarray(h), first, second)
         return
@@ -707,6 +714,9 @@ def add_combined(rows: Any, factors: Array, out: Array) -> None:
 
     A library would widen rows of float32 first, which takes longer than to multiply.
     """
+    if _has_csr_kernel(rows) and out.flags.c_contiguous:
+        compiled_calls.csr_combine(rows, _plain(factors), out)
+        return
     if factors.shape[1] > MOST_PASSES or not _has_kernel(rows, np.float32):
         out += rows.T @ factors
         return
@@ -776,6 +786,23 @@ def _has_kernel(block: Any, dtype: Any) -> bool:
         and block.strides[0] >= 0
         and compiled_calls.available()
     )
+
+
+def _has_csr_kernel(block: Any) -> bool:
+    """Return whether kernels take `block`: a CSR array of SciPy, of float32 or float64.
+
+    It is False if no kernels are compiled.
+    """
+    return (
+        getattr(block, "format", "") == "csr"
+        and block.data.dtype in REAL_TYPES
+        and compiled_calls.available()
+    )
+
+
+def _plain(values: Array) -> Array:
+    """Return the values in contiguous float64, as kernels take them."""
+    return np.ascontiguousarray(values, dtype=np.float64)
 
 
 def round_values(values: Array, name: str) -> None:

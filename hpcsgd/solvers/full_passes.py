@@ -14,7 +14,7 @@ from hpcsgd.comm.grid import Grid
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import SQUARED, Family, least_losses
 from hpcsgd.glm.penalties import Penalty
-from hpcsgd.solvers.objective import Objective, block_rows
+from hpcsgd.solvers.objective import Objective
 
 # All rows of the data as two products, in float64 on their exact values.
 #
@@ -176,12 +176,12 @@ class AllRows:
         """
         read = self.objective.read
         if self.objective.shard.matrix.is_in_memory:
-            for rows in self.blocks():
+            for rows in self.objective.blocks():
                 yield rows, read(rows)
             return
         with ThreadPoolExecutor(1, "read-ahead") as ahead:
             expected: deque[tuple[slice, Future[Any]]] = deque()
-            for rows in self.blocks():
+            for rows in self.objective.blocks():
                 expected.append((rows, ahead.submit(read, rows)))
                 if len(expected) > 1:
                     before, block = expected.popleft()
@@ -189,12 +189,6 @@ class AllRows:
             for before, block in expected:
                 yield before, block.result()
 
-    def blocks(self) -> Iterator[slice]:
-        """Yield the range of local rows of each block."""
-        objective = self.objective
-        step = objective.block or block_rows(objective.shard.total_columns)
-        for start in range(0, self.height, step):
-            yield slice(start, min(start + step, self.height))
 
 
 def open_rows(objective: Objective) -> AllRows:

@@ -139,6 +139,8 @@ KERNELS = {
     "exact_scores": _ALONE,
     "row_moments": _REAL,
     "combine_rows": _ALONE,
+    "wide_scores": _REAL,
+    "wide_combine": _REAL,
     "loss_terms": _ALONE,
     "loss_terms_softmax": _ALONE,
     "csr_scores": _REAL_CSR,
@@ -330,6 +332,39 @@ def combine_rows(block: Array, factors: Array, out: Array) -> None:
     """
     call = functions()["combine_rows"]
     call(block, stride_of(block), *block.shape, factors, out)
+
+
+MOST_WIDE = 32  # columns of weights, up to which the kernels are faster than BLAS
+ROOM_ROWS = 8  # of a group of rows, beside those of the columns
+
+
+def takes_wide(block: Array, columns: int) -> bool:
+    """Return whether `wide_scores` and `wide_combine` take dense rows.
+
+    `columns` is the number of columns of weights. For rows of float64 without AVX2,
+    BLAS is faster.
+    """
+    has_vectors = instructions() not in ("", SETS[0])
+    is_faster = has_vectors or block.dtype == np.float32
+    return is_faster and 1 < columns <= MOST_WIDE
+
+
+def wide_scores(block: Array, weights: Array, out: Array) -> None:
+    """Compute out ← block · weights, (m, K), for float32 or float64 rows, in float64."""
+    _call_wide("wide_scores", block, weights, out)
+
+
+def wide_combine(block: Array, factors: Array, out: Array) -> None:
+    """Compute out ← out + blockᵀ · factors, (d, K), in float64."""
+    _call_wide("wide_combine", block, factors, out)
+
+
+def _call_wide(name: str, block: Array, factors: Array, out: Array) -> None:
+    wide = factors.shape[1]
+    width = -(-wide // ROOM_ROWS) * ROOM_ROWS
+    room = np.empty((block.shape[1] + ROOM_ROWS) * width)
+    call = functions()[name + REALS[block.dtype.char]]
+    call(block, stride_of(block), *block.shape, wide, factors, room, out)
 
 
 # Passes over CSR rows of float32 or float64, in float64: SciPy arrays of format "csr".

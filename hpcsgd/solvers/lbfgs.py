@@ -15,6 +15,7 @@ from hpcsgd.solvers.full_passes import (
     AllRows,
     Centers,
     LossTerms,
+    VariableScaling,
     WeightedMoments,
     centre,
     curvatures,
@@ -104,6 +105,15 @@ class CurvaturePairs:
     def forget(self) -> None:
         """Remove all pairs; the gradient remains."""
         self.order.clear()
+
+    def all_parts(self, own: slice) -> Array:
+        """Return what the entries `own` of the vectors add to all products.
+
+        The sums over all members are the inner products.
+        """
+        vectors = self.vectors[:, own]
+        products: Array = vectors @ vectors.T
+        return products
 
     def direction(self) -> tuple[Array, float]:
         """Return this rank's part of the direction p = −H g, and g·p of whole vectors.
@@ -515,14 +525,14 @@ def null_excess(rows: AllRows, has_intercept: bool) -> float:
 #     over all ranks   3(2M + 1) + 6 words inner products, and requests to stop
 #
 # The scaling of the variables is that of the point where it was taken. It is taken anew
-# after 50, 100, 200, ... iterations, and where the gradient is small but the certified
-# gap is not: the pairs of the old variables are forgotten then.
+# after 10, 20, 40, ... iterations, where pairs are converted to the new variables, and
+# where the gradient is small but the certified gap is not: pairs are forgotten then.
 
 DEPTH = 20  # pairs that are kept; larger = fewer passes, more memory
 LEAST_DEPTH = 5
 KEPT_WORDS = 2**25  # of all pairs together, over all columns: fewer of wide ones
 STALE = 40  # iterations without a gain that a float64 can show
-RESCALED_FIRST = 50  # iterations before the first check of the scaling; then doubled
+RESCALED_FIRST = 10  # iterations before the first check of the scaling; then doubled
 RESCALED_BY = 4.0  # change of a column's curvature for which the scaling is replaced
 REFINEMENTS = 6  # of a point whose certified gap is above its limit
 FORECASTS = 3  # of the gradient that would do, before other variables are tried
@@ -630,7 +640,7 @@ class Lbfgs:
         if ending is None:
             if self.passes == self.rescaled_at:
                 self.rescaled_at *= 2
-                self._rescale(at_least=RESCALED_BY)
+                self._rescale(at_least=RESCALED_BY, keeps_pairs=True)
             self.status = self._take_status(request)
             self.best.look(self.status, self.here.noise)
             return
@@ -683,21 +693,59 @@ class Lbfgs:
         self.memory = CurvaturePairs(depth_for(total), len(gradient))
         self.memory.begin(gradient)
 
-    def _rescale(self, at_least: float = 1.0) -> None:
-        """Scale the variables by the curvatures at the point, and forget all pairs.
+    def _rescale(self, at_least: float = 1.0, keeps_pairs: bool = False) -> None:
+        """Scale the variables by the curvatures at the point.
 
         This is done only if the curvature of some variable has changed by the factor
-        `at_least`. With a ridge no row's curvature needs a floor: λ keeps every column
-        off zero.
+        `at_least`. All pairs are converted if `keeps_pairs` is set, else forgotten. In
+        the latter case, with a ridge, no row's curvature needs a floor: λ keeps every
+        column off zero.
         """
-        moments = self._moments(0.0 if self.landscape.l2 else LEAST)
+        has_floor = keeps_pairs or self.landscape.l2 == 0.0
+        moments = self._moments(LEAST if has_floor else 0.0)
         fresh = make_scaling(moments, self.landscape.l2, self.landscape.has_intercept)
         change = np.square(np.log(fresh.roots / self.scaling.roots)).max(initial=0.0)
         change = max(change, np.square(np.log(fresh.level / self.scaling.level)).max())
         is_changed = bool(2.0 * np.sqrt(change) >= np.log(at_least))
-        if self.landscape.world.max_flag(int(is_changed)):
-            self.scaling = fresh
+        if not self.landscape.world.max_flag(int(is_changed)):
+            return
+        before = self.scaling
+        self.scaling = fresh
+        if keeps_pairs:
+            self._convert(before)
+        else:
             self._forget()
+
+    def _convert(self, before: VariableScaling) -> None:
+        """Convert all pairs from the variables of `before` to those of now. Collective.
+
+        One message over members has the moves of the intercept; one over all ranks the
+        inner products.
+        """
+        rows = self.landscape.rows
+        memory = self.memory
+        fresh = self.scaling
+        depth = memory.depth
+        width = self.point.weights.size
+        weights = memory.vectors[:, :width].reshape(-1, *self.point.weights.shape)
+        rest = memory.vectors[:, width:]
+        # 1. Moves: of w as they are, of β by the centers of now.
+        moves = weights[:depth] / before.roots
+        shifts = np.sum((fresh.centers - before.centers) * moves, axis=1)
+        rows.grid.members.sum(shifts, "evaluate")
+        weights[:depth] = moves * fresh.roots
+        rest[:depth] = (rest[:depth] / before.level + shifts) * fresh.level
+        # 2. Changes of the gradient, and the gradient itself.
+        drifts = rest[depth:] * before.level
+        slopes = weights[depth:] * before.roots + before.centers * drifts[:, None]
+        weights[depth:] = (slopes - fresh.centers * drifts[:, None]) / fresh.roots
+        rest[depth:] = drifts / fresh.level
+        # 3. Their inner products.
+        products = np.zeros_like(memory.products)
+        if rows.grid.replica == 0:
+            products[:] = memory.all_parts(self._own())
+        self.landscape.world.sum(products, "evaluate")
+        memory.products[:] = products
 
     def _certified(self, ending: StopReason) -> StopReason | None:
         """Return the ending after a check of the certified gap; None: iterations go on.

@@ -146,6 +146,7 @@ KERNELS = {
     "csr_scores": _REAL_CSR,
     "csr_combine": _REAL_CSR,
     "csr_moments": _REAL_CSR,
+    "two_loops": _ALONE,
     "csr_outer": tuple(COLUMNS.values()),
     "row_squares": _REAL,
     "find_bad": _REAL,
@@ -350,12 +351,18 @@ def takes_wide(block: Array, columns: int) -> bool:
 
 
 def wide_scores(block: Array, weights: Array, out: Array) -> None:
-    """Compute out ← block · weights, (m, K), for float32 or float64 rows, in float64."""
+    """Compute out ← block · weights, (m, K), in float64.
+
+    The rows are float32 or float64.
+    """
     _call_wide("wide_scores", block, weights, out)
 
 
 def wide_combine(block: Array, factors: Array, out: Array) -> None:
-    """Compute out ← out + blockᵀ · factors, (d, K), in float64."""
+    """Compute out ← out + blockᵀ · factors, (d, K), in float64.
+
+    The rows are float32 or float64.
+    """
     _call_wide("wide_combine", block, factors, out)
 
 
@@ -449,6 +456,26 @@ def loss_terms(
         sums,
     )
     return sums, residuals, bends
+
+
+# The inner products of L-BFGS.
+
+
+def two_loops(order: Sequence[int], products: Array) -> Array:
+    """Return the coefficients whose combination of the vectors is p = −H g.
+
+    Parameters
+    ----------
+    order : sequence of int
+        The slots of the pairs that make H, the oldest first.
+    products : ndarray of shape (2M + 1, 2M + 1)
+        The inner products of g, and of s and y of each of M slots.
+    """
+    out = np.empty(len(products))
+    slots = np.array(order, dtype=np.int64)
+    room = np.empty(len(slots))
+    functions()["two_loops"](len(slots), slots, len(out), products, room, out)
+    return out
 
 
 MOST_SQUARES = 512  # variables, up to which `add_squares` is faster than BLAS

@@ -677,6 +677,7 @@ REAL_TYPES = (np.float32, np.float64)
 def exact_scores(rows: Any, weights: Array) -> Array:
     """Return rows @ weights in float64; `rows` are dense, or a SciPy sparse matrix."""
     columns = weights.shape[1]
+    call: Callable[[Any, Array, Array], None]
     if _has_csr_kernel(rows):
         call = compiled_calls.csr_scores
     elif _has_wide_kernel(rows, columns):
@@ -717,6 +718,7 @@ def add_combined(rows: Any, factors: Array, out: Array) -> None:
     if _has_csr_kernel(rows):
         compiled_calls.csr_combine(rows, _plain(factors), out)
         return
+    call: Callable[[Any, Array, Array], None]
     if _has_wide_kernel(rows, columns):
         call = compiled_calls.wide_combine
     elif columns == 1 and _has_kernel(rows, np.float32):

@@ -26,7 +26,7 @@ from hpcsgd.glm.penalties import Models, Penalty
 
 BLOCK_ROWS = 4096  # rows of scores summed over members in one message, at most
 BLOCK_VALUES = 2**20  # of a block, over all columns: wide rows make it shorter
-MADE_DENSE = 1024  # columns up to which sparse rows may be made dense, a block at a time
+MADE_DENSE = 1024  # columns up to which a block of sparse rows may be made dense
 
 
 def block_rows(total_columns: int, density: float = 1.0) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import sqrt
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from hpcsgd.solvers.full_passes import (
     LEAST,
     AllRows,
     Centers,
+    InterceptLevel,
     LossTerms,
     VariableScaling,
     WeightedMoments,
@@ -347,14 +349,17 @@ class Landscape:
         scores also contains the products for the ridge, and the move of β, to which one
         member alone adds `intercept`: all members have the same bits.
         """
-        own_products = [np.vdot(point.weights, v) for v in (point.weights, weights)]
-        own_shift = intercept * self.is_member_0 - pull
-        words = np.array([*own_products, np.vdot(weights, weights), *own_shift])
+        words = np.empty(3 + len(intercept))
+        words[0] = np.vdot(point.weights, point.weights)
+        words[1] = np.vdot(point.weights, weights)
+        words[2] = np.vdot(weights, weights)
+        words[3:] = intercept * self.is_member_0 - pull
         scores, total = self.rows.scores(weights, words)
         moved = total[3:] * self.has_intercept
         scores += moved
-        ridge = total[:3] * self.l2 * np.array([0.5, 1.0, 0.5])
-        return SearchDirection(weights, moved, scores, (ridge[0], ridge[1], ridge[2]))
+        still, first, second = (self.l2 * total[:3]).tolist()
+        ridge = (0.5 * still, first, 0.5 * second)
+        return SearchDirection(weights, moved, scores, ridge)
 
     def look(
         self, point: RefinementPoint, direction: SearchDirection, step: float
@@ -478,6 +483,8 @@ class GapCertificate:
         self.gap: float | None = None  # at the point that was judged last
         self.limit: float | None = None  # that a gap there has to meet
         self._null_excess: float | None = None
+        # The scores that were judged last, and the level of the best intercept there.
+        self.judged: tuple[Array | None, InterceptLevel | None] = (None, None)
 
     def judge(
         self, land: Landscape, point: RefinementPoint, loss: float
@@ -488,8 +495,15 @@ class GapCertificate:
         the same on all ranks.
         """
         intercept = point.intercept if land.has_intercept else None
-        gap = gap_at(land.rows, point.weights, intercept, point.scores).gap
+        best = None if intercept is None else level(land.rows, point.scores)
+        self.judged = (point.scores, best)
+        gap = gap_at(land.rows, point.weights, intercept, point.scores, best=best).gap
         return self.meets(land, gap, loss)
+
+    def level_at(self, scores: Array) -> InterceptLevel | None:
+        """Return the best intercept at these scores if they were judged last."""
+        judged_scores, best = self.judged
+        return best if judged_scores is scores else None
 
     def meets(self, land: Landscape, gap: float | None, loss: float) -> bool | None:
         """Return whether `gap` meets its limit on every rank; None if there is no gap.
@@ -557,6 +571,7 @@ TIGHTER = 0.1  # of a gradient that a refinement begins with
 SHRINKS = 0.5  # of the gap: a refinement that leaves more of it was the last
 STUCK = 1e-6  # of the residuals: a gradient above it is no matter of rounding
 EPS = float(np.finfo(np.float64).eps)
+TINY = float(np.finfo(np.float64).tiny)
 
 
 class StopReason(Enum):
@@ -930,16 +945,16 @@ class Lbfgs:
         return square, residuals, scores
 
     def _judged(self, heard: Array) -> LbfgsStatus:
-        square, residuals, scores = (float(np.sqrt(max(v, 0.0))) for v in heard[:3])
-        size = max(residuals, np.finfo(float).tiny)
+        square, residuals, scores, *requests = heard.tolist()
+        size = max(sqrt(max(residuals, 0.0)), TINY)
         return LbfgsStatus(
             passes=self.passes,
             trials=self.trials,
             loss=self.here.value,
-            gradient=square,
-            relative=float(np.sqrt(max(self.memory.square, 0.0))) / size,
-            floor=4.0 * EPS * (1.0 + scores / size),
-            requests=tuple(int(count) for count in heard[3:]),
+            gradient=sqrt(max(square, 0.0)),
+            relative=sqrt(max(self.memory.square, 0.0)) / size,
+            floor=4.0 * EPS * (1.0 + sqrt(max(scores, 0.0)) / size),
+            requests=tuple(map(int, requests)),
         )
 
     def _ending(self) -> StopReason | None:

@@ -907,7 +907,8 @@ class Refinement:
         else:
             exact = rows.start(weights, intercept)
             view.loss, self.evaluation.clipped = rows.value(exact, weights)
-            optimality = gap_at(rows, weights, intercept, scores, exact)
+            best = certificate.level_at(scores)
+            optimality = gap_at(rows, weights, intercept, scores, exact, best)
             view.more = {"gradient": optimality.gradient, "gap": optimality.gap}
             if ending.is_good:
                 is_met = certificate.meets(steps.landscape, optimality.gap, view.loss)

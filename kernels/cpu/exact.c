@@ -314,18 +314,22 @@ WIDE_COMBINE(f64, double, 1)
 /* out += sum_i r_i a_i. */
 #define ROW_COMBINATION(NAME, VALUE, INDEX)                                            \
     EXPORT void NAME(const int64_t *indptr, const INDEX *indices, const VALUE *data,   \
-                     int64_t count, int64_t wide, const double *factors, double *out)  \
+                     int64_t count, int64_t wide, const double *factors,               \
+                     double *restrict out)                                             \
     {                                                                                  \
         for (int64_t i = 0; i < count; i++) {                                          \
-            const double *r = factors + i * wide;                                      \
-            for (int64_t k = indptr[i]; k < indptr[i + 1]; k++) {                      \
+            const int64_t last = indptr[i + 1];                                        \
+            const double *r = factors + i * wide, factor = *r;                         \
+            if (wide == 1) {                                                           \
+                for (int64_t k = indptr[i]; k < last; k++)                             \
+                    out[indices[k]] += (double)data[k] * factor;                       \
+                continue;                                                              \
+            }                                                                          \
+            for (int64_t k = indptr[i]; k < last; k++) {                               \
                 const double value = (double)data[k];                                  \
                 double *to = out + (int64_t)indices[k] * wide;                         \
-                if (wide == 1)                                                         \
-                    *to += value * *r;                                                 \
-                else                                                                   \
-                    for (int64_t c = 0; c < wide; c++)                                 \
-                        to[c] += value * r[c];                                         \
+                for (int64_t c = 0; c < wide; c++)                                     \
+                    to[c] += value * r[c];                                             \
             }                                                                          \
         }                                                                              \
     }
@@ -333,18 +337,26 @@ WIDE_COMBINE(f64, double, 1)
 /* first += sum_i h_i a_i and second += sum_i h_i a_i^2, column by column. */
 #define CSR_MOMENTS(NAME, VALUE, INDEX)                                                \
     EXPORT void NAME(const int64_t *indptr, const INDEX *indices, const VALUE *data,   \
-                     int64_t count, int64_t wide, const double *h, double *first,      \
-                     double *second)                                                   \
+                     int64_t count, int64_t wide, const double *h,                     \
+                     double *restrict first, double *restrict second)                  \
     {                                                                                  \
-        for (int64_t i = 0; i < count; i++)                                            \
-            for (int64_t k = indptr[i]; k < indptr[i + 1]; k++) {                      \
+        for (int64_t i = 0; i < count; i++) {                                          \
+            const int64_t last = indptr[i + 1];                                        \
+            const double *weights = h + i * wide, weight = *weights;                   \
+            for (int64_t k = indptr[i]; k < last; k++) {                               \
                 const double value = (double)data[k], square = value * value;          \
                 const int64_t at = (int64_t)indices[k] * wide;                         \
+                if (wide == 1) {                                                       \
+                    first[at] += value * weight;                                       \
+                    second[at] += square * weight;                                     \
+                    continue;                                                          \
+                }                                                                      \
                 for (int64_t c = 0; c < wide; c++) {                                   \
-                    first[at + c] += value * h[i * wide + c];                          \
-                    second[at + c] += square * h[i * wide + c];                        \
+                    first[at + c] += value * weights[c];                               \
+                    second[at + c] += square * weights[c];                             \
                 }                                                                      \
             }                                                                          \
+        }                                                                              \
     }
 
 #define CSR_PASSES(KIND, VALUE, WIDTH, INDEX)                                          \

@@ -22,7 +22,7 @@ SETS = {
 NAMES = (
     *("level", "exact", "losses", "looks", "rows", "gram", "gram_pairs"),
     *("gram_amx", "hessian", "steps", "csr", "columns", "columns_amx", "softmax"),
-    *("softmax_steps", "sweep", "threads"),
+    *("softmax_steps", "sweep", "lbfgs", "threads"),
 )
 SOURCES = [f"kernels/cpu/{name}.c" for name in NAMES]
 HEADERS = [

@@ -130,6 +130,7 @@ _ALONE = ("",)
 _DENSE = tuple(MATRICES.values())
 _REAL = tuple(REALS.values())
 _CSR = tuple(f"{matrix}{column}" for matrix in _DENSE for column in COLUMNS.values())
+_REAL_CSR = tuple(f"{real}{column}" for real in _REAL for column in COLUMNS.values())
 # Kernel -> the element types that it is compiled for. The definitions in kernels/cpu
 # describe the arguments.
 KERNELS = {
@@ -138,8 +139,14 @@ KERNELS = {
     "exact_scores": _ALONE,
     "row_moments": _REAL,
     "combine_rows": _ALONE,
+    "wide_scores": _REAL,
+    "wide_combine": _REAL,
     "loss_terms": _ALONE,
     "loss_terms_softmax": _ALONE,
+    "csr_scores": _REAL_CSR,
+    "csr_combine": _REAL_CSR,
+    "csr_moments": _REAL_CSR,
+    "two_loops": _ALONE,
     "csr_outer": tuple(COLUMNS.values()),
     "row_squares": _REAL,
     "find_bad": _REAL,
@@ -329,6 +336,71 @@ def combine_rows(block: Array, factors: Array, out: Array) -> None:
     call(block, stride_of(block), *block.shape, factors, out)
 
 
+MOST_WIDE = 32  # columns of weights, up to which the kernels are faster than BLAS
+ROOM_ROWS = 8  # of a group of rows, beside those of the columns
+
+
+def takes_wide(block: Array, columns: int) -> bool:
+    """Return whether `wide_scores` and `wide_combine` take dense rows.
+
+    `columns` is the number of columns of weights. For rows of float64 without AVX2,
+    BLAS is faster.
+    """
+    has_vectors = instructions() not in ("", SETS[0])
+    is_faster = has_vectors or block.dtype == np.float32
+    return is_faster and 1 < columns <= MOST_WIDE
+
+
+def wide_scores(block: Array, weights: Array, out: Array) -> None:
+    """Compute out ← block · weights, (m, K), in float64.
+
+    The rows are float32 or float64.
+    """
+    _call_wide("wide_scores", block, weights, out)
+
+
+def wide_combine(block: Array, factors: Array, out: Array) -> None:
+    """Compute out ← out + blockᵀ · factors, (d, K), in float64.
+
+    The rows are float32 or float64.
+    """
+    _call_wide("wide_combine", block, factors, out)
+
+
+def _call_wide(name: str, block: Array, factors: Array, out: Array) -> None:
+    wide = factors.shape[1]
+    width = -(-wide // ROOM_ROWS) * ROOM_ROWS
+    room = np.empty((block.shape[1] + ROOM_ROWS) * width)
+    call = functions()[name + REALS[block.dtype.char]]
+    call(block, stride_of(block), *block.shape, wide, factors, room, out)
+
+
+# Passes over CSR rows of float32 or float64, in float64: SciPy arrays of format "csr".
+
+
+def call_rows(name: str, rows: Any, *rest: Any) -> None:
+    """Call kernel `name` with all rows of a SciPy CSR array, then `rest`."""
+    kind = REALS[rows.data.dtype.char] + COLUMNS[rows.indices.itemsize]
+    indptr = rows.indptr.astype(np.int64, copy=False)
+    call = functions()[name + kind]
+    call(indptr, rows.indices, rows.data, rows.shape[0], *rest)
+
+
+def csr_scores(rows: Any, weights: Array, out: Array) -> None:
+    """Compute out ← rows · weights, (m, K)."""
+    call_rows("csr_scores", rows, weights.shape[1], weights, out)
+
+
+def csr_combine(rows: Any, factors: Array, out: Array) -> None:
+    """Compute out ← out + rowsᵀ · factors, (d, K)."""
+    call_rows("csr_combine", rows, factors.shape[1], factors, out)
+
+
+def csr_moments(rows: Any, h: Array, first: Array, second: Array) -> None:
+    """Add Σ h a and Σ h a² of the rows a to `first` and `second`, (d, K)."""
+    call_rows("csr_moments", rows, h.shape[1], h, first, second)
+
+
 # The losses of all rows, in float64.
 
 # Families with a kernel -> their numbers in it.
@@ -385,6 +457,26 @@ def loss_terms(
         sums,
     )
     return sums, residuals, bends
+
+
+# The inner products of L-BFGS.
+
+
+def two_loops(order: Sequence[int], products: Array) -> Array:
+    """Return the coefficients whose combination of the vectors is p = −H g.
+
+    Parameters
+    ----------
+    order : sequence of int
+        The slots of the pairs that make H, the oldest first.
+    products : ndarray of shape (2M + 1, 2M + 1)
+        The inner products of g, and of s and y of each of M slots.
+    """
+    out = np.empty(len(products))
+    slots = np.array(order, dtype=np.int64)
+    room = np.empty(len(slots))
+    functions()["two_loops"](len(slots), slots, len(out), products, room, out)
+    return out
 
 
 MOST_SQUARES = 512  # variables, up to which `add_squares` is faster than BLAS

@@ -672,17 +672,23 @@ def sparse_gram_workspace(
 # Passes over blocks of rows, by a kernel where one takes them and by NumPy elsewhere.
 
 REAL_TYPES = (np.float32, np.float64)
-MOST_PASSES = 4  # of a kernel over rows in the cache, instead of widening them
 
 
 def exact_scores(rows: Any, weights: Array) -> Array:
     """Return rows @ weights in float64; `rows` are dense, or a SciPy sparse matrix."""
-    is_column = weights.shape[1:] == (1,) and weights.dtype == np.float64
-    if not (is_column and weights.flags.c_contiguous and _has_kernel(rows, np.float32)):
+    columns = weights.shape[1]
+    call: Callable[[Any, Array, Array], None]
+    if _has_csr_kernel(rows):
+        call = compiled_calls.csr_scores
+    elif _has_wide_kernel(rows, columns):
+        call = compiled_calls.wide_scores
+    elif columns == 1 and _has_kernel(rows, np.float32):
+        call = compiled_calls.exact_scores
+    else:
         scores: Array = rows.astype(np.float64, copy=False) @ weights
         return scores
-    out = np.empty((len(rows), 1))
-    compiled_calls.exact_scores(rows, weights, out)
+    out = np.empty((rows.shape[0], columns))
+    call(rows, _plain(weights), out)
     return out
 
 
@@ -691,6 +697,9 @@ def add_moments(rows: Any, h: Array, first: Array, second: Array) -> None:
 
     `rows` are dense or sparse, and `h` are their weights, (m, k).
     """
+    if _has_csr_kernel(rows):
+        compiled_calls.csr_moments(rows, _plain(h), first, second)
+        return
     if h.shape[1] == 1 and any(_has_kernel(rows, dtype) for dtype in REAL_TYPES):
         compiled_calls.add_moments(rows, np.ascontiguousarray(h), first, second)
         return
@@ -699,22 +708,30 @@ def add_moments(rows: Any, h: Array, first: Array, second: Array) -> None:
         second += _squares(rows[part]).T @ h[part]
 
 
-CACHED_VALUES = 2**15  # of float64, which stay in the cache between two uses
-
-
 def add_combined(rows: Any, factors: Array, out: Array) -> None:
     """Add rowsᵀ factors to `out`, (d, k), in float64; `rows` are dense or sparse.
 
-    A library would widen rows of float32 first, which takes longer than to multiply.
+    `out` is contiguous. A library would widen rows of float32 first, which takes longer
+    than to multiply.
     """
-    if factors.shape[1] > MOST_PASSES or not _has_kernel(rows, np.float32):
+    columns = factors.shape[1]
+    if _has_csr_kernel(rows):
+        compiled_calls.csr_combine(rows, _plain(factors), out)
+        return
+    call: Callable[[Any, Array, Array], None]
+    if _has_wide_kernel(rows, columns):
+        call = compiled_calls.wide_combine
+    elif columns == 1 and _has_kernel(rows, np.float32):
+        call = compiled_calls.combine_rows
+    else:
         out += rows.T @ factors
         return
-    for column in range(factors.shape[1]):
-        combined = np.zeros(len(out))
-        one = np.ascontiguousarray(factors[:, column])
-        compiled_calls.combine_rows(rows, one, combined)
-        out[:, column] += combined
+    combined = np.zeros(out.shape)
+    call(rows, _plain(factors), combined)
+    out += combined
+
+
+CACHED_VALUES = 2**15  # of float64, which stay in the cache between two uses
 
 
 def _cached_parts(block: Any) -> Iterator[slice]:
@@ -776,6 +793,29 @@ def _has_kernel(block: Any, dtype: Any) -> bool:
         and block.strides[0] >= 0
         and compiled_calls.available()
     )
+
+
+def _has_csr_kernel(block: Any) -> bool:
+    """Return whether kernels take `block`: a CSR array of SciPy, of float32 or float64.
+
+    It is False if no kernels are compiled.
+    """
+    return (
+        getattr(block, "format", "") == "csr"
+        and block.data.dtype in REAL_TYPES
+        and compiled_calls.available()
+    )
+
+
+def _has_wide_kernel(block: Any, columns: int) -> bool:
+    """Return whether kernels multiply `block` with `columns` columns of weights."""
+    is_real = any(_has_kernel(block, dtype) for dtype in REAL_TYPES)
+    return is_real and compiled_calls.takes_wide(block, columns)
+
+
+def _plain(values: Array) -> Array:
+    """Return the values in contiguous float64, as kernels take them."""
+    return np.ascontiguousarray(values, dtype=np.float64)
 
 
 def round_values(values: Array, name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements import settings_of
+from hpcsgd.backends.numpy_rows import add_moments
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import DataError
 from hpcsgd.files import DECIMAL, format_bytes
@@ -20,7 +21,6 @@ from hpcsgd.runs.result import Result, Status
 from hpcsgd.solvers.full_passes import ENDLESS, NO_MINIMUM, gap_limit, open_rows
 from hpcsgd.solvers.lbfgs import StopReason, null_excess
 from hpcsgd.solvers.newton import amount
-from hpcsgd.solvers.objective import block_rows
 
 # How the loss moved, and what would lower it.
 
@@ -427,17 +427,13 @@ def _moments(live: AssembledRun) -> tuple[Any, Any]:
     They are those over the rows of all replicas.
     """
     shard = live.loaded.shard
-    sums = np.zeros((2, shard.width))
-    step = block_rows(shard.total_columns)
+    sums = np.zeros((2, shard.width, 1))
     with np.errstate(over="ignore"):
-        for start in range(0, shard.height, step):
-            rows = slice(start, min(start + step, shard.height))
-            block = live.loaded.read_exact(rows).astype(np.float64)
-            squares = block.power(2) if shard.is_sparse else np.square(block)
-            sums[0] += np.asarray(block.sum(axis=0)).reshape(-1)
-            sums[1] += np.asarray(squares.sum(axis=0)).reshape(-1)
+        for rows in live.evaluation.objective.blocks():
+            block = live.loaded.read_exact(rows)
+            add_moments(block, np.ones((block.shape[0], 1)), sums[0], sums[1])
     live.grid.replicas.sum(sums, "control")
-    means, squares = sums / shard.total_rows
+    means, squares = sums[:, :, 0] / shard.total_rows
     return np.sqrt(np.maximum(squares - means**2, 0.0)), means
 
 

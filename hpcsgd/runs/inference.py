@@ -606,7 +606,7 @@ def first_scaling(land: Landscape) -> VariableScaling:
     """
     rows = land.rows
     width = rows.width
-    first = next(iter(rows.blocks), slice(0, 0))
+    first = rows.blocks[0] if rows.blocks else slice(0, 0)
     block = dense(rows.objective.read(first)).astype(np.float64, copy=False)
     words = np.concatenate([block.sum(axis=0), np.square(block).sum(axis=0), [0.0]])
     words[-1] = len(block)

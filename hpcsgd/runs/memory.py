@@ -542,13 +542,13 @@ def predict(
     """
     form = get_format(precision.matrix)
     rows, cols = _block(grid, reader)
-    losses = bytes_of_losses(reader, rows, cols, form)
     if is_sparse(reader):
         density = stored_in(reader) / (reader.rows * reader.cols)
+        losses = bytes_of_losses(reader, rows, cols, form, density=density)
         matrix, reading = bytes_of_csr(rows, int(rows * cols * density), form)
-        losses = int(losses * density)
     else:
         density = None
+        losses = bytes_of_losses(reader, rows, cols, form)
         matrix, reading = bytes_of_block(reader, rows, cols, form)
     training = _training_bytes(
         config,

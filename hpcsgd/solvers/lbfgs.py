@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hpcsgd.backends import compiled_calls
 from hpcsgd.formats import Array
 from hpcsgd.glm.families import least_losses
 from hpcsgd.settings import Settings, setting
@@ -20,6 +21,7 @@ from hpcsgd.solvers.full_passes import (
     Centers,
     LossTerms,
     Tangents,
+    VariableScaling,
     WeightedMoments,
     centre,
     curvatures,
@@ -33,8 +35,8 @@ from hpcsgd.solvers.full_passes import (
 
 # The two-loop recursion of L-BFGS on inner products alone.
 #
-# The direction is a combination of 2M + 1 vectors: the last M moves s, the changes y of
-# the gradient over them, and the gradient g. Each rank holds its part of these; the
+# The direction is a combination of 2M + 1 vectors: the gradient g, the last M moves s,
+# and the changes y of the gradient over them. Each rank holds its part of these; the
 # recursion needs nothing but their inner products, of which an iteration has 3(2M + 1)
 # new ones, in one message (Chen, Wang, Zhou 2014).
 
@@ -44,8 +46,8 @@ CURVED = 1e-14  # of ‖s‖‖y‖: a pair with a smaller s·y is not used
 class CurvaturePairs:
     """This rank's part of the vectors of L-BFGS, and inner products of whole vectors.
 
-    The vectors are, in this order, M moves s of the point, the M changes y of the
-    gradient over these moves, and the gradient g.
+    The vectors are the gradient g, and for each of M slots the move s of the point and
+    the change y of the gradient over this move.
     """
 
     def __init__(self, depth: int, length: int) -> None:
@@ -53,7 +55,8 @@ class CurvaturePairs:
         self.vectors = np.zeros((2 * depth + 1, length))
         self.products = np.zeros((2 * depth + 1, 2 * depth + 1))
         self.order: list[int] = []  # slots of good pairs, the oldest first
-        self.slot = 0  # of the newest pair
+        self.slot = depth - 1  # of the newest pair
+        self.filled = 0  # slots that have been used
 
     @property
     def words(self) -> int:
@@ -63,17 +66,22 @@ class CurvaturePairs:
     @property
     def gradient(self) -> Array:
         """Return this rank's part of the gradient g."""
-        gradient: Array = self.vectors[-1]
+        gradient: Array = self.vectors[0]
         return gradient
 
     @property
     def square(self) -> float:
         """Return g·g of the whole gradient."""
-        return float(self.products[-1, -1])
+        return float(self.products[0, 0])
+
+    @property
+    def newest(self) -> tuple[int, int, int]:
+        """Return the places of the vectors that are new in each iteration: g, s, y."""
+        return 0, 1 + 2 * self.slot, 2 + 2 * self.slot
 
     def begin(self, gradient: Array) -> None:
         """Store this rank's part of the gradient at the first point."""
-        self.vectors[-1] = gradient
+        self.vectors[0] = gradient
 
     def put(self, move: Array, gradient: Array) -> None:
         """Store the pair of an iteration: the move s, and the change y of the gradient.
@@ -81,70 +89,82 @@ class CurvaturePairs:
         `gradient` is this rank's part of the gradient after the move.
         """
         self.slot = (self.slot + 1) % self.depth
+        self.filled = max(self.filled, self.slot + 1)
         if self.slot in self.order:
             self.order.remove(self.slot)
-        self.vectors[self.slot] = move
-        self.vectors[self.depth + self.slot] = gradient - self.gradient
-        self.vectors[-1] = gradient
+        _, s, y = self.newest
+        self.vectors[s] = move
+        np.subtract(gradient, self.gradient, out=self.vectors[y])
+        self.vectors[0] = gradient
 
     def parts(self, own: slice) -> Array:
         """Return what the entries `own` of the vectors add to the new products, flat.
 
         The sums over all members are the new inner products.
         """
-        vectors = self.vectors
-        newest = np.array(
-            [vectors[k, own] for k in (self.slot, self.depth + self.slot, -1)]
-        )
-        parts: Array = self.vectors[:, own] @ newest.T
+        used = self.vectors[: 1 + 2 * self.filled, own]
+        parts = np.zeros((3, len(self.vectors)))
+        for part, number in zip(parts, self.newest, strict=True):
+            # One product of a matrix with three columns takes twice as long.
+            part[: len(used)] = used @ self.vectors[number, own]
         return parts.reshape(-1)
 
     def add_products(self, total: Array) -> None:
         """Store the new inner products: the sums of `parts` over all members."""
-        new = total.reshape(len(self.vectors), 3)
-        for column, number in enumerate((self.slot, self.depth + self.slot, -1)):
-            self.products[number] = self.products[:, number] = new[:, column]
-        s = self.slot
-        y = self.depth + self.slot
-        size = sqrt(self.products[s, s] * self.products[y, y])
-        if self.products[s, y] > CURVED * size:
-            self.order.append(s)
+        products = self.products
+        for new, number in zip(total.reshape(3, -1), self.newest, strict=True):
+            products[number] = products[:, number] = new
+        _, s, y = self.newest
+        size = sqrt(products[s, s] * products[y, y])
+        if products[s, y] > CURVED * size:
+            self.order.append(self.slot)
 
     def forget(self) -> None:
         """Remove all pairs; the gradient remains."""
         self.order.clear()
+
+    def all_parts(self, own: slice) -> Array:
+        """Return what the entries `own` of the vectors add to all products.
+
+        The sums over all members are the inner products.
+        """
+        vectors = self.vectors[:, own]
+        products: Array = vectors @ vectors.T
+        return products
 
     def direction(self) -> tuple[Array, float]:
         """Return this rank's part of the direction p = −H g, and g·p of whole vectors.
 
         H is the approximation of the inverse Hessian by the stored pairs.
         """
-        coefficients = self._coefficients()
-        return coefficients @ self.vectors, float(coefficients @ self.products[-1])
+        if compiled_calls.available():
+            coefficients = compiled_calls.two_loops(self.order, self.products)
+        else:
+            coefficients = two_loops(self.order, self.products)
+        used = 1 + 2 * self.filled
+        slope = float(coefficients @ self.products[0])
+        return coefficients[:used] @ self.vectors[:used], slope
 
-    def _coefficients(self) -> Array:
-        """Return the coefficients whose combination of the vectors is p = −H g.
 
-        They follow from Nocedal's two loops.
-        """
-        coefficients = np.zeros(len(self.vectors))
-        products = self.products
-        coefficients[-1] = -1.0
-        shares = {}
-        for s in reversed(self.order):
-            y = self.depth + s
-            shares[s] = coefficients @ products[:, s] / products[s, y]
-            coefficients[y] -= shares[s]
-        if self.order:
-            s = self.order[-1]
-            y = self.depth + self.order[-1]
-            coefficients *= products[s, y] / products[y, y]
-        for s in self.order:
-            y = self.depth + s
-            coefficients[s] += (
-                shares[s] - coefficients @ products[:, y] / products[s, y]
-            )
-        return coefficients
+def two_loops(order: list[int], products: Array) -> Array:
+    """Return the coefficients whose combination of the vectors is p = −H g.
+
+    They follow from Nocedal's two loops, over the slots in `order`.
+    """
+    coefficients = np.zeros(len(products))
+    coefficients[0] = -1.0
+    shares = {}
+    for slot in reversed(order):
+        s, y = 1 + 2 * slot, 2 + 2 * slot
+        shares[slot] = coefficients @ products[s] / products[s, y]
+        coefficients[y] -= shares[slot]
+    if order:
+        s, y = 1 + 2 * order[-1], 2 + 2 * order[-1]
+        coefficients *= products[s, y] / products[y, y]
+    for slot in order:
+        s, y = 1 + 2 * slot, 2 + 2 * slot
+        coefficients[s] += shares[slot] - coefficients @ products[y] / products[s, y]
+    return coefficients
 
 
 # How far to go along a direction: no trial reads the matrix.
@@ -557,15 +577,18 @@ def null_excess(rows: AllRows, has_intercept: bool) -> float:
 #     over all ranks   3(2M + 1) + 6 words inner products, and requests to stop
 #
 # The scaling of the variables is that of the point where it was taken. It is taken anew
-# after 50, 100, 200, ... iterations, and where the gradient is small but the certified
-# gap is not: the pairs of the old variables are forgotten then.
+# after 10, 20, 40, ... iterations, where pairs are converted to the new variables, and
+# where the gradient is small but the certified gap is not: pairs are forgotten then.
 
 DEPTH = 20  # pairs that are kept; larger = fewer passes, more memory
 LEAST_DEPTH = 5
 KEPT_WORDS = 2**25  # of all pairs together, over all columns: fewer of wide ones
 STALE = 40  # iterations without a gain that a float64 can show
-RESCALED_FIRST = 50  # iterations before the first check of the scaling; then doubled
+RESCALED_FIRST = 10  # iterations before the first check of the scaling; then doubled
 RESCALED_BY = 4.0  # change of a column's curvature for which the scaling is replaced
+# Of the mean curvature, what that of each row is raised by: rows that fit well now may
+# not do so for long, and do not count nothing.
+RAISED = 0.1
 REFINEMENTS = 6  # of a point whose certified gap is above its limit
 FORECASTS = 3  # of the gradient that would do, before other variables are tried
 FORECAST = 0.7  # of that gradient
@@ -670,7 +693,7 @@ class Lbfgs:
         if ending is None:
             if self.passes == self.rescaled_at:
                 self.rescaled_at *= 2
-                self._rescale(at_least=RESCALED_BY)
+                self._rescale(at_least=RESCALED_BY, keeps_pairs=True)
             self.status = self._take_status(request)
             self.best.look(self.status, self.here.noise)
             return
@@ -700,10 +723,11 @@ class Lbfgs:
         self._forget()
         self.here = self.landscape.at(self.point)
 
-    def _moments(self, floor: float = LEAST) -> WeightedMoments:
+    def _moments(self, floor: float = LEAST, raised: float = 0.0) -> WeightedMoments:
         """Return moments of the columns, weighted by curvatures at the point: one pass.
 
-        Each curvature is raised by `floor` times the family's largest.
+        Each curvature is raised by `floor` times the family's largest, then by `raised`
+        times the mean of all rows.
         """
         rows = self.landscape.rows
         point = self.point
@@ -711,6 +735,10 @@ class Lbfgs:
         h = curvatures(
             self.landscape.family, point.scores, rows.targets, floor, derivatives
         )
+        if raised:
+            mean = rows.share.T @ h
+            rows.grid.replicas.sum(mean, "evaluate")
+            h += raised * mean
         return rows.moments(h * rows.share)
 
     def _forget(self) -> None:
@@ -721,21 +749,58 @@ class Lbfgs:
         self.memory = CurvaturePairs(depth_for(total), len(gradient))
         self.memory.begin(gradient)
 
-    def _rescale(self, at_least: float = 1.0) -> None:
-        """Scale the variables by the curvatures at the point, and forget all pairs.
+    def _rescale(self, at_least: float = 1.0, keeps_pairs: bool = False) -> None:
+        """Scale the variables by the curvatures at the point.
 
         This is done only if the curvature of some variable has changed by the factor
-        `at_least`. With a ridge no row's curvature needs a floor: λ keeps every column
-        off zero.
+        `at_least`. All pairs are converted if `keeps_pairs` is set, else forgotten.
+        With a ridge no row's curvature needs a floor: λ keeps every column off zero.
         """
-        moments = self._moments(0.0 if self.landscape.l2 else LEAST)
+        floor = 0.0 if self.landscape.l2 else LEAST
+        moments = self._moments(floor, RAISED if keeps_pairs else 0.0)
         fresh = make_scaling(moments, self.landscape.l2, self.landscape.has_intercept)
         change = np.square(np.log(fresh.roots / self.scaling.roots)).max(initial=0.0)
         change = max(change, np.square(np.log(fresh.level / self.scaling.level)).max())
         is_changed = bool(2.0 * np.sqrt(change) >= np.log(at_least))
-        if self.landscape.world.max_flag(int(is_changed)):
-            self.scaling = fresh
+        if not self.landscape.world.max_flag(int(is_changed)):
+            return
+        before = self.scaling
+        self.scaling = fresh
+        if keeps_pairs:
+            self._convert(before)
+        else:
             self._forget()
+
+    def _convert(self, before: VariableScaling) -> None:
+        """Convert all pairs from the variables of `before` to those of now. Collective.
+
+        One message over members has the moves of the intercept; one over all ranks the
+        inner products.
+        """
+        rows = self.landscape.rows
+        memory = self.memory
+        fresh = self.scaling
+        width = self.point.weights.size
+        weights = memory.vectors[:, :width].reshape(-1, *self.point.weights.shape)
+        rest = memory.vectors[:, width:]
+        moved = slice(1, None, 2)
+        # 1. Moves: of w as they are, of β by the centers of now.
+        moves = weights[moved] / before.roots
+        shifts = np.sum((fresh.centers - before.centers) * moves, axis=1)
+        rows.grid.members.sum(shifts, "evaluate")
+        weights[moved] = moves * fresh.roots
+        rest[moved] = (rest[moved] / before.level + shifts) * fresh.level
+        # 2. Gradient and its changes.
+        drifts = rest[::2] * before.level
+        slopes = weights[::2] * before.roots + before.centers * drifts[:, None]
+        weights[::2] = (slopes - fresh.centers * drifts[:, None]) / fresh.roots
+        rest[::2] = drifts / fresh.level
+        # 3. Their inner products.
+        products = np.zeros_like(memory.products)
+        if rows.grid.replica == 0:
+            products[:] = memory.all_parts(self._own())
+        self.landscape.world.sum(products, "evaluate")
+        memory.products[:] = products
 
     def _certified(self, ending: StopReason) -> StopReason | None:
         """Return the ending after a check of the certified gap; None: iterations go on.
@@ -895,25 +960,23 @@ class Lbfgs:
         if self.landscape.is_first:
             square += float(np.vdot(point.drift, point.drift))
         if self.landscape.is_member_0:
-            share = self.landscape.rows.share
+            share = self.landscape.rows.share.T
             level = np.square(self.scaling.level)
-            residuals = float((share * np.square(point.terms.residuals) / level).sum())
-            scores = float((share * np.square(point.scores) * level).sum())
+            residuals = float((share @ np.square(point.terms.residuals) / level).sum())
+            scores = float((share @ np.square(point.scores) * level).sum())
         return square, residuals, scores
 
     def _judged(self, heard: Array) -> LbfgsStatus:
-        square, residuals, scores = (
-            sqrt(max(value, 0.0)) for value in heard[:3].tolist()
-        )
-        size = max(residuals, TINY)
+        square, residuals, scores, *requests = heard.tolist()
+        size = max(sqrt(max(residuals, 0.0)), TINY)
         return LbfgsStatus(
             passes=self.passes,
             trials=self.trials,
             loss=self.here.value,
-            gradient=square,
+            gradient=sqrt(max(square, 0.0)),
             relative=sqrt(max(self.memory.square, 0.0)) / size,
-            floor=4.0 * EPS * (1.0 + scores / size),
-            requests=tuple(map(int, heard[3:].tolist())),
+            floor=4.0 * EPS * (1.0 + sqrt(max(scores, 0.0)) / size),
+            requests=tuple(map(int, requests)),
         )
 
     def _ending(self) -> StopReason | None:

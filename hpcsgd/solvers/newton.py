@@ -491,9 +491,9 @@ class NewtonSolver(Lbfgs):
             return StopReason.CONVERGED
         return ending
 
-    def _rescale(self, at_least: float = 1.0) -> None:
+    def _rescale(self, at_least: float = 1.0, keeps_pairs: bool = False) -> None:
         """Change the scaling as `Lbfgs` does; discard the Hessian in any case."""
-        super()._rescale(at_least)
+        super()._rescale(at_least, keeps_pairs)
         self.hessian = None
         self.has_hessian = False
         if self.refined_at:

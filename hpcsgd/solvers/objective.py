@@ -9,6 +9,7 @@ import numpy as np
 from hpcsgd.agreements.more.infinity import OnDisk
 from hpcsgd.backends.numpy_rows import add_combined, all_finite, exact_scores
 from hpcsgd.comm.grid import Grid
+from hpcsgd.data.matrix import Csr
 from hpcsgd.data.readers import WIDE, RowReader, element_of
 from hpcsgd.data.shard import Shard, keeps_values
 from hpcsgd.errors import ConfigError
@@ -25,30 +26,38 @@ from hpcsgd.glm.penalties import Models, Penalty
 
 BLOCK_ROWS = 4096  # rows of scores summed over members in one message, at most
 BLOCK_VALUES = 2**20  # of a block, over all columns: wide rows make it shorter
+MADE_DENSE = 1024  # columns up to which a block of sparse rows may be made dense
 
 
-def block_rows(total_columns: int) -> int:
-    """Return the number of rows of one block.
+def block_rows(total_columns: int, density: float = 1.0) -> int:
+    """Return the number of rows of one block, by the values that it stores.
 
-    It depends on the columns of the whole data, so that all members use the same
-    blocks.
+    `density` is the share of the values of all `total_columns` columns that are stored.
     """
-    return max(min(BLOCK_ROWS, BLOCK_VALUES // total_columns), 64)
+    values = max(density * total_columns, min(total_columns, MADE_DENSE))
+    return int(max(min(BLOCK_ROWS, BLOCK_VALUES // values), 64))
 
 
 def bytes_of_losses(
-    reader: RowReader, rows: int, cols: int, form: Format, is_stored: bool = True
+    reader: RowReader,
+    rows: int,
+    cols: int,
+    form: Format,
+    is_stored: bool = True,
+    density: float = 1.0,
 ) -> int:
     """Return the bytes of one block of rows in an evaluation of the loss.
 
     If the matrix is not stored, or its format `form` does not store the data exactly,
-    the rows are read again from the data. They become float64.
+    the rows are read again from the data. They become float64. `density` is the share
+    of the values that the rows store.
     """
     element = element_of(reader)
     exact = is_stored and keeps_values(reader, form)
     read = 0 if exact else element.itemsize
     wide = 0 if (form.dtype if exact else element) == np.float64 else WIDE
-    return min(block_rows(reader.cols), rows) * cols * (read + wide)
+    height = min(block_rows(reader.cols, density), rows)
+    return int(height * cols * density * (read + wide))
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,7 @@ class Objective:
         holdout = self.shard.held
         count = len(self.models or (0,))
         sums = np.zeros((2 if holdout is None else 4) * count + 1)
-        for rows in self._blocks():
+        for rows in self.blocks():
             scores, targets, c = self._scores(rows, point, start)
             losses = self.family.loss(scores, targets)
             weighted = losses if self.shard.weights is None else c * losses
@@ -158,7 +167,7 @@ class Objective:
         sums = np.zeros(3 + columns + weights.size)
         steps = sums[3 : 3 + columns]
         gradient = sums[3 + columns :].reshape(width, -1)
-        for rows in self._blocks():
+        for rows in self.blocks():
             scores, targets, c = self._scores(rows, weights, intercept)
             sums[:3] += self._sums(scores, targets, c)
             residuals = self.family.residual(scores, targets) * c
@@ -209,11 +218,19 @@ class Objective:
             return weights, intercept
         return first_weights, start
 
-    def _blocks(self) -> Iterator[slice]:
-        """Yield the local rows of each block."""
-        step = self.block or block_rows(self.shard.total_columns)
-        for start in range(0, self.shard.height, step):
-            yield slice(start, min(start + step, self.shard.height))
+    def blocks(self) -> Iterator[slice]:
+        """Yield the range of local rows of each block.
+
+        Members use the same blocks, which depend on the columns of the whole data. A
+        member alone counts the values that its rows store.
+        """
+        shard = self.shard
+        density = 1.0
+        if isinstance(shard.matrix, Csr) and self.grid.members.size == 1:
+            density = shard.matrix.nnz / max(shard.height * shard.width, 1)
+        step = self.block or block_rows(shard.total_columns, density)
+        for start in range(0, shard.height, step):
+            yield slice(start, min(start + step, shard.height))
 
     def _scores(
         self, rows: slice, weights: Array, intercept: Array | None
@@ -334,7 +351,7 @@ class SlicedObjective(Objective):
         for part, tile in self.tiles(weights):
             wide = tile.astype(np.float64)
             penalised += self.penalty.value(wide)
-            for rows in self._blocks():
+            for rows in self.blocks():
                 scores[rows] += exact_scores(_columns(self.read(rows), part), wide)
         del fields["tiles"]
         scored_rows = _ScoredRows(**fields, known=scores, penalised=penalised)

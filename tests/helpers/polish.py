@@ -24,6 +24,11 @@ def polished(family, grid=(1, 1), drawn=None, data=None, **sections):
     return train_on(replicas * members, config, problem, **(data or {}))
 
 
+def checks_of_scaling(passes):
+    """The scaling is checked after 10, 20, 40, ... passes."""
+    return sum(10 * 2**k <= passes for k in range(10))
+
+
 def flat(result):
     return np.r_[np.ravel(result.weights), np.ravel(result.intercept)]
 

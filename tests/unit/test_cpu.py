@@ -7,13 +7,19 @@ from itertools import product
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from hpcsgd.api import train
 from hpcsgd.backends import compiled as native
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import StepBatch
 from hpcsgd.backends.compiled import NativeBackend
-from hpcsgd.backends.numpy_rows import HostBackend, exact_scores
+from hpcsgd.backends.numpy_rows import (
+    HostBackend,
+    add_combined,
+    add_moments,
+    exact_scores,
+)
 from hpcsgd.formats import encode, round_through, widen_bf16
 from hpcsgd.glm import UPDATES, get_family, make_update
 from hpcsgd.glm.families import exp_bound
@@ -275,9 +281,45 @@ def test_a_set_that_is_not_known_is_refused():
     assert "known: portable, avx2" in done.stderr
 
 
+@pytest.mark.parametrize("dtype", (np.float32, np.float64))
+@pytest.mark.parametrize("layout", ("dense", "i32", "i64"))
+@pytest.mark.parametrize("columns", (1, 2, 8, 11, 32, 33))
+def test_passes_are_those_of_longdouble(kernels, dtype, layout, columns):
+    """Scores, combinations and moments, of dense rows and of CSR rows."""
+    rng = np.random.default_rng(columns)
+    eps = np.finfo(float).eps
+    for rows, width in ((0, 5), (1, 1), (7, 3), (9, 40), (70, 17)):
+        X = rng.normal(size=(rows, width)).astype(dtype)
+        if layout != "dense":
+            X[rng.random(X.shape) < 0.7] = 0.0
+        w, r = rng.normal(size=(width, columns)), rng.normal(size=(rows, columns))
+        first, second, out = rng.normal(size=(3, width, columns))
+        sums = first.copy(), second.copy(), out.copy()
+        block = X
+        if layout != "dense":
+            block = sparse.csr_array(X)
+            index = np.int32 if layout == "i32" else np.int64
+            block.indices = block.indices.astype(index)
+            block.indptr = block.indptr.astype(index)
+        scores = exact_scores(block, w)
+        add_combined(block, r, out)
+        add_moments(block, r, first, second)
+        wide = X.astype(np.longdouble)
+        for found, begin, factors in (
+            (scores, 0.0, (wide, w)),
+            (out, sums[2], (wide.T, r)),
+            (first, sums[0], (wide.T, r)),
+            (second, sums[1], (np.square(wide).T, r)),
+        ):
+            expected = begin + factors[0] @ factors[1]
+            size = np.abs(begin) + np.abs(factors[0]) @ np.abs(factors[1])
+            assert found.shape == expected.shape
+            assert (np.abs(found - expected) <= (rows + width + 4) * eps * size).all()
+
+
 @pytest.mark.parametrize("d", WIDTHS)
 def test_exact_scores(kernels, d):
-    """Of a slab of a wider matrix, beside NumPy in longdouble; others go to NumPy."""
+    """Of a slab of a wider matrix, beside longdouble; float64 goes to NumPy."""
     rng = np.random.default_rng(d)
     X = rng.normal(size=(21, d + 3)).astype(np.float32)[::2, 1 : d + 1]
     w = rng.normal(size=(d, 1))
@@ -285,10 +327,10 @@ def test_exact_scores(kernels, d):
     size = np.abs(X).astype(np.longdouble) @ np.abs(w)
     found = exact_scores(X, w)
     assert (np.abs(found - expected) <= 4 * d * 2.0**-53 * size).all()
-    for rows, weights in ((X.astype(np.float64), w), (X, np.hstack([w, w]))):
-        np.testing.assert_array_equal(
-            exact_scores(rows, weights), rows.astype(np.float64) @ weights
-        )
+    twice = exact_scores(X, np.hstack([w, w]))
+    assert (np.abs(twice - expected) <= 4 * d * 2.0**-53 * size).all()
+    wide = X.astype(np.float64)
+    np.testing.assert_array_equal(exact_scores(wide, w), wide @ w)
     assert exact_scores(X[:0], w).shape == (0, 1)
 
 

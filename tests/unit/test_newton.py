@@ -8,7 +8,13 @@ from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.solvers import newton as solver
 from tests.helpers.harness import make_problem
-from tests.helpers.polish import GRIDS, flat, gradient, polished
+from tests.helpers.polish import (
+    GRIDS,
+    checks_of_scaling,
+    flat,
+    gradient,
+    polished,
+)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -96,6 +102,7 @@ def test_messages_of_newton(grid, monkeypatch):
         p, t = said["passes"], said["trials"]
         words = over_members * (n + 1 + p * (n + 4)) + over_all * 3 * (1 + t)
         words += (replicas > 1) * (1 + (1 + p) * (d + 1) + 2 * d + 1)
+        words += (replicas > 1) * checks_of_scaling(p) * (2 * d + 2)
         return words + over_all * (1 + p) * (3 * 41 + 6)
 
     directions = (replicas > 1) * lbfgs.report["polish"]["passes"] * (d + 1)

@@ -4,14 +4,24 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from hpcsgd.backends import compiled_calls
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm import get_family
 from hpcsgd.runs.progress import Callback
+from hpcsgd.solvers import lbfgs
 from hpcsgd.solvers.callbacks import Request
 from hpcsgd.solvers.lbfgs import CurvaturePairs, Trial, search
+from tests.helpers.cpu import kernels  # noqa: F401
 from tests.helpers.harness import config_for, make_problem, train_on
-from tests.helpers.polish import GRIDS, ICPT, flat, gradient, polished
+from tests.helpers.polish import (
+    GRIDS,
+    ICPT,
+    checks_of_scaling,
+    flat,
+    gradient,
+    polished,
+)
 from tests.helpers.problems import FAMILIES
 
 
@@ -195,6 +205,8 @@ def test_messages_are_those_of_the_formulas(grid):
     words += over_members * (n * K + 1 + passes * (n * K + 3 + K))
     calls += over_replicas * (2 + 2 * passes)  # gradients, the moments, directions
     words += over_replicas * ((1 + 2 * passes) * (d + 1) * K + (2 * d + 1) * K)
+    calls += over_replicas * 2 * checks_of_scaling(passes)  # mean curvature, moments
+    words += over_replicas * (2 * d + 2) * K * checks_of_scaling(passes)
     calls += over_all * (1 + trials + 1 + passes)
     words += over_all * (3 * (1 + trials) + (1 + passes) * (3 * (2 * depth + 1) + 6))
     after_calls, after_words = final_look(n, d, K, grid)
@@ -245,6 +257,41 @@ def test_the_recursion_is_that_of_two_loops():
     expected = two_loops(pairs[-4:], hessian @ points[-1])
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     assert slope == pytest.approx(expected @ hessian @ points[-1])
+
+
+def test_the_recursion_is_that_of_numpy(kernels):  # noqa: F811
+    rng = np.random.default_rng(4)
+    vectors = rng.normal(size=(9, 30))
+    vectors[2::2] += vectors[1::2]  # y near s: their product is above 0
+    products = vectors @ vectors.T
+    for order in ([], [2], [3, 0, 1], [1, 2, 3, 0]):
+        found = compiled_calls.two_loops(order, products)
+        np.testing.assert_allclose(found, lbfgs.two_loops(order, products), rtol=1e-12)
+
+
+def rare_label(rows=2000, columns=100):
+    """Rows of which few are of the second class: curvatures change much on the way."""
+    rng = np.random.default_rng(7)
+    X = (rng.random((rows, columns)) < 0.1 * rng.random(columns) ** 3).astype(float)
+    t = X @ (2.0 * rng.normal(size=columns)) - 5.0
+    problem = make_problem("logistic", n=rows, d=columns)
+    problem.X[...] = X
+    problem.y[...] = rng.random(rows) < 1 / (1 + np.exp(-t))
+    return problem
+
+
+def test_variables_follow_curvatures_that_change(monkeypatch):
+    """Pairs are converted: on any grid, the steps are those of one rank."""
+    problem = rare_label()
+    settings = {"problem": {"l2": 1e-5}, "polish": {"tol": 1e-9}}
+    results = [polished("logistic", grid, problem, **settings) for grid in GRIDS]
+    monkeypatch.setattr(lbfgs, "RESCALED_FIRST", 10**9)
+    never = polished("logistic", (1, 1), problem, **settings)
+    passes = [result.report["polish"]["passes"] for result in results]
+    assert max(passes) <= 0.8 * never.report["polish"]["passes"]
+    assert max(passes) - min(passes) <= 2
+    for result in results:
+        np.testing.assert_allclose(flat(result), flat(never), rtol=1e-6, atol=1e-7)
 
 
 def two_loops(pairs, gradient):

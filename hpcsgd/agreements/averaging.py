@@ -54,6 +54,12 @@ class AverageSettings(AgreementSettings):
         choices=BUFFERS,
         read_if={"update.kind": WITH_MOMENTUM},
     )
+    proximal: float = setting(  # type: ignore[misc]
+        0.0,
+        "FedProx: weight μ of the term (μ/2) |w − a|² that keeps the steps of a replica"
+        " near the last average a; 0 uses none",
+        at_least=0,
+    )
 
 
 class Average(Agreement):
@@ -66,7 +72,9 @@ class Average(Agreement):
              percentile).
     Keeps    nothing beside the state. The momentum, the columns of the state behind the
              first `classes`, is averaged as the weights are, kept by every replica, or
-             set to zero, as `momentum` names it.
+             set to zero, as `momentum` names it. With `proximal` (FedProx, Li et al.,
+             2020) the last columns are the anchor: the weights after the last average
+             of all replicas, which is not sent.
     Sends    every τ exchanges an all-reduce of (d + i)·a·K words, and at the end one
              more, unless the last exchange had one.
     """
@@ -80,10 +88,12 @@ class Average(Agreement):
         period: int,
         momentum: str = "average",
         classes: int = 0,
+        proximal: float = 0.0,
     ) -> None:
         super().__init__(grid, share, period)
         self.momentum = momentum
         self.classes = classes
+        self.has_anchor = proximal > 0.0
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Average":
@@ -94,7 +104,27 @@ class Average(Agreement):
             terms.period,
             terms.settings.momentum,
             terms.classes,
+            terms.settings.proximal,
         )
+
+    def start(self, state: State, exchanges: int) -> None:
+        """Set the anchor to the first weights of a run, unless it is resumed."""
+        if not exchanges:
+            self.anchor(state)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Average the weights if that is due; all replicas then anchor there."""
+        super().after_exchange(state, exchanges)
+        if self.is_whole(exchanges):
+            self.anchor(state)
+
+    def anchor(self, state: State) -> None:
+        """Set the anchor of FedProx, if there is one, to the present weights."""
+        if not self.has_anchor:
+            return
+        state.weights[:, -self.classes :] = state.weights[:, : self.classes]
+        if state.intercept is not None:
+            state.intercept[-1] = state.intercept[0]
 
     def agree(self, state: State, purpose: str) -> None:
         """Average weights and intercept over replicas, weighted by rows. Collective."""
@@ -114,10 +144,19 @@ class Average(Agreement):
         return super().keeps_own(state)
 
     def averages_all(self, state: State) -> bool:
-        """Return whether the whole state is averaged, including any momentum."""
+        """Return whether all but the anchor is averaged, including any momentum."""
         if self.momentum == "average":
             return True
-        return bool(state.host_array("weights").shape[1] <= self.classes)
+        states = 1 + self.has_anchor
+        return bool(state.host_array("weights").shape[1] <= states * self.classes)
+
+    def unanchored(self, state: State) -> State:
+        """Return the state without the anchor of FedProx, as views."""
+        if not self.has_anchor:
+            return state
+        return positions(
+            state, self.classes, state.weights.shape[1] // self.classes - 1
+        )
 
     def average(
         self, state: State, share: float, group: Communicator, purpose: str
@@ -128,11 +167,11 @@ class Average(Agreement):
         as `momentum` names it.
         """
         if self.averages_all(state):
-            self._average_all(state, share, group, purpose)
+            self._average_all(self.unanchored(state), share, group, purpose)
             return
         self._average_all(positions(state, self.classes), share, group, purpose)
         if self.momentum == "reset":
-            clear_momentum(state, self.classes)
+            clear_momentum(self.unanchored(state), self.classes)
 
     @classmethod
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:
@@ -171,6 +210,7 @@ class AverageVariant(Average):
             terms.period,
             terms.settings.momentum,
             terms.classes,
+            terms.settings.proximal,
         )
 
     @classmethod
@@ -192,8 +232,10 @@ def sent_for_average(shape: RunShape, replicas: int = 0) -> list[SentWords]:
 
 def words_averaged(shape: RunShape) -> int:
     """Return how many words an average sends for each column of the data."""
-    travels = shape.settings.momentum == "average"
-    return shape.classes * (shape.states if travels else 1)
+    if shape.settings.momentum != "average":
+        return shape.classes
+    has_anchor = shape.settings.proximal > 0.0
+    return shape.classes * (shape.states - int(has_anchor))
 
 
 def sent_for_mean(shape: RunShape, wide: int, replicas: int) -> list[SentWords]:
@@ -211,12 +253,15 @@ def sent_for_mean(shape: RunShape, wide: int, replicas: int) -> list[SentWords]:
     return sent
 
 
-def positions(state: State, classes: int) -> State:
-    """Return a state with views of weights and intercept, without momentum."""
+def positions(state: State, classes: int, states: int = 1) -> State:
+    """Return a state with views of the first `states` arrays of weights and intercept.
+
+    By default these are the weights and the intercept, without momentum.
+    """
     intercept: Array | None = state.intercept
     return State(
-        weights=state.weights[:, :classes],
-        intercept=None if intercept is None else intercept[:1],
+        weights=state.weights[:, : states * classes],
+        intercept=None if intercept is None else intercept[:states],
     )
 
 
@@ -476,8 +521,13 @@ class AsyncAverageSettings(AverageSettings):
     )
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield refusals of a delay above the period, and of svrg."""
+        """Yield refusals of a delay above the period, of svrg, and of FedProx."""
         period = config.schedule.period
+        if self.proximal:
+            yield (
+                "has no moment at which all replicas are at one average, and proximal"
+                " draws steps to it; use --agreement average, or agreement.proximal=0"
+            )
         if self.delay > period:
             yield (
                 f"sends one average at a time: [agreement] delay = {self.delay} must be"

@@ -192,6 +192,9 @@ class AgreementSettings(Settings, section="agreement"):
 
     Attributes
     ----------
+    proximal : float
+        Weight μ of FedProx: how strongly steps are drawn to the last average. Kinds
+        that average weights have a setting of this name.
     shares_gradients : bool
         Whether the agreement receives gradients and takes the steps itself, as
         `Gradient` and its subclasses do.
@@ -266,6 +269,7 @@ class AgreementSettings(Settings, section="agreement"):
     )
     foreign: tuple[tuple[str, Any], ...] = ()
 
+    proximal: ClassVar[float] = 0.0
     shares_gradients: ClassVar[bool] = False
     slices: ClassVar[bool] = False
     on_disk: ClassVar[bool] = False

@@ -276,6 +276,8 @@ class Hierarchical(AverageVariant):
         due = [c for c in self.circles if exchanges % c.period == 0]
         if due and due[-1].size > 1:
             self.average(state, due[-1].share, due[-1].group, "agreement")
+        if self.is_whole(exchanges):
+            self.anchor(state)
 
     @classmethod
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:

@@ -22,6 +22,7 @@ from hpcsgd.agreements.averaging import (
     FedAvgSettings,
     PostLocalSettings,
     clear_momentum,
+    positions,
     sent_for_average,
     words_averaged,
 )
@@ -76,7 +77,8 @@ class Shards:
         computes.
         """
         whole = self.base.momentum == "average"
-        width = state.weights.shape[1] if whole else self.classes
+        sent = self.base.unanchored(state) if whole else positions(state, self.classes)
+        width = sent.weights.shape[1]
         states = width // self.classes  # of the intercept that travel
         weights = state.weights[:, :width]
         intercept = None if state.intercept is None else state.intercept[:states]
@@ -86,7 +88,7 @@ class Shards:
         if intercept is not None:
             intercept[...] = mean.reshape(intercept.shape)
         if self.base.momentum == "reset":
-            clear_momentum(state, self.classes)
+            clear_momentum(self.base.unanchored(state), self.classes)
 
     def join(self, own: Array, state: State, purpose: str) -> Array:
         """Return an array with a row per local column, joined from all replicas.
@@ -315,6 +317,7 @@ class SlowMo(Agreement):
             self.base.conclude(state, exchanges, "agreement")
             self._walk(decay, state, state.weights[:, : self.classes])
         self._walk_intercept(decay, state)
+        self.base.anchor(state)
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
         """Average as the base does, without a slow step. Collective.

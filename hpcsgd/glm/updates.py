@@ -119,6 +119,47 @@ class NesterovClassic(LinearUpdate):
         return np.array([1.0, self.momentum])
 
 
+# FedProx: local steps that stay near the weights a that replicas agreed on last.
+#
+# T. Li, A. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar and V. Smith, "Federated
+# Optimization in Heterogeneous Networks" (MLSys 2020), equation 2: replica k minimises
+#
+#     h_k(w; a) = F_k(w) + (μ/2) |w − a|²,    ∇h_k = ∇F_k + μ (w − a)
+#
+# A step is affine in (x, a): with u the gain of a mean gradient, read at q·x,
+# x ← M(η, λ + μ) x − μ u a, and a stays.
+
+
+@dataclass(frozen=True)
+class FedProx(LinearUpdate):
+    """The steps of `inner` on the loss with the term (μ/2) |w − a|² of FedProx.
+
+    μ is `pull`. The anchor a is one more state, the last one, which steps leave as it
+    is.
+    """
+
+    inner: LinearUpdate = Sgd()
+    pull: float = 0.0
+
+    @property
+    def states(self) -> int:  # type: ignore[override]
+        """Return the number of states of `inner`, and one for the anchor."""
+        return self.inner.states + 1
+
+    def transition(self, rate: float, l2: float) -> Array:
+        count = self.inner.states
+        whole = np.eye(count + 1)
+        whole[:count, :count] = self.inner.transition(rate, l2 + self.pull)
+        whole[:count, count] = -self.pull * self.inner.gain(rate, 1)
+        return whole
+
+    def gain(self, rate: float, count: int) -> Array:
+        return np.append(self.inner.gain(rate, count), 0.0)
+
+    def probe(self) -> Array:
+        return np.append(self.inner.probe(), 0.0)
+
+
 # Rules: steps with the mean gradient, which all replicas take alike.
 #
 # A rule works entry by entry on some columns at a time. A rank can step any part of the

@@ -189,6 +189,7 @@ def refusals(config: RunConfig) -> Iterator[str]:
     yield from _of_epochs(config)
     yield from _of_steps(config)
     yield from _of_svrg(config)
+    yield from _of_proximal(config)
     yield from product_refusals(config)
     yield from _of_open_steps(config)
     yield from _of_agreement(config, config.precision.resolve())
@@ -580,6 +581,23 @@ def _of_svrg(config: RunConfig) -> Iterator[str]:
     for is_asked, sentence in refused:
         if is_asked:
             yield f"--update svrg: {sentence}"
+
+
+def _of_proximal(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for each setting that the proximal term does not support."""
+    if not config.agreement.proximal:
+        return
+    refused = (
+        (config.run.device != "cpu", "its steps are not on GPUs; use --device cpu"),
+        (
+            config.update.kind == KIND,
+            "it changes what replicas minimise, and snapshots of svrg are of F; use"
+            " --update sgd",
+        ),
+    )
+    for is_asked, sentence in refused:
+        if is_asked:
+            yield f"[agreement] proximal: {sentence}"
 
 
 def snapshot_observers(

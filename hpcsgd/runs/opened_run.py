@@ -69,6 +69,7 @@ def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
     warn_of_one_replica(config, replicas, world.size)
     precision = config.precision.resolve()
     update = config.update
+    agreement = agreement_name(config)
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.
     shrinks = config.run.on_failure == "shrink"
@@ -83,8 +84,9 @@ def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
             update.kind,
             0.0 if update.kind == "sgd" else update.momentum,
             update.bits,
+            config.agreement.proximal if agreement != "none" else 0.0,
         ),
-        agreement=agreement_name(config),
+        agreement=agreement,
         latency=network.alpha if network else 0.0,
     )
 

@@ -285,7 +285,7 @@ def _shape(report: Report) -> RunShape:
         ),
         grid=GridSize(report["grid"]["replicas"]),
         classes=report["classes"],
-        states=1 if config.update.kind == "sgd" else 2,
+        states=1 + (config.update.kind != "sgd") + (config.agreement.proximal > 0.0),
         tiling=Tiling(
             count=agreement.get("buckets", 0) if "stage" in agreement else 0,
             columns=agreement.get("tile_columns", 1),

@@ -31,6 +31,7 @@ class Swarm:
         self.states = [dict(zero) for _ in range(replicas)]
         self.start = dict(zero)  # x_old of slow momentum
         self.slow = dict(zero)  # its u, in units of gradient as the paper has it
+        self.anchor = dict(zero)  # wᵗ of FedProx: what all replicas had last
         self.X = problem.X.astype(L)
         self.y = problem.y.astype(L).reshape(-1, 1)
 
@@ -58,6 +59,12 @@ class Swarm:
 
     def agree(self, number, last):
         """After exchange `number`; the last one leaves all replicas one."""
+        self.agreed = False
+        self._agree(number, last)
+        if self.agreed:
+            self.anchor = dict(self.states[0])
+
+    def _agree(self, number, last):
         asked = self.config.agreement
         if asked.kind != "slowmo":
             self.base(asked.kind, number, last)
@@ -124,6 +131,7 @@ class Swarm:
 
     def mean(self, of, to):
         """The mean by rows of some replicas, for some replicas."""
+        self.agreed = len(to) == self.R
         share = {r: L(self.rows[r]) / L(sum(self.rows[q] for q in of)) for r in of}
         how = self.config.agreement.momentum
         for part in PARTS:
@@ -151,6 +159,7 @@ class Swarm:
         config, state = self.config, self.states[r]
         update = oracle.Update(config.update.kind, config.update.momentum)
         l2, steps = L(config.problem.l2), self.steps[r]
+        mu = L(config.agreement.proximal)
         first = epoch * sum(steps) + sum(steps[:index])
         w, v, b, bv = (state[part] for part in PARTS)
         batches = self.batches[r][index] if index < len(self.batches[r]) else ()
@@ -159,7 +168,11 @@ class Swarm:
             t = self.X[rows] @ update.point(w, v) + update.point(b, bv)
             res = oracle.residual(self.problem.family, t, self.y[rows])
             g = self.X[rows].T @ res / len(rows) + l2 * update.point(w, v)
+            # ∇h(w; wᵗ) = ∇F(w) + μ (w − wᵗ), where the gradient is taken.
+            gb = res.sum(axis=0) / len(rows)
+            gb = gb + mu * (update.point(b, bv) - self.anchor["b"])
+            g = g + mu * (update.point(w, v) - self.anchor["w"])
             w, v = update.step(w, v, g, rate)
             if config.problem.intercept:
-                b, bv = update.step(b, bv, res.sum(axis=0) / len(rows), rate)
+                b, bv = update.step(b, bv, gb, rate)
         self.states[r] = {"w": w, "v": v, "b": b, "bv": bv}

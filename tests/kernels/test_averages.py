@@ -3,14 +3,14 @@
 import pytest
 
 from hpcsgd.agreements import Average
-from tests.helpers.averages import ROWS, config_of
+from tests.helpers.averages import PLAIN, config_of
 from tests.helpers.harness import make_problem, relative_error, train_on
 from tests.helpers.swarm import Swarm
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
-    "row, members", [(row, 1 + i % 2) for i, row in enumerate(ROWS)]
+    "row, members", [(row, 1 + i % 2) for i, row in enumerate(PLAIN)]
 )
 def test_runs_on_a_device_equal_those_of_the_host(devices, row, members, monkeypatch):
     """Averages are taken there; slow steps look at the weights on the host."""

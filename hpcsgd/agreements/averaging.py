@@ -27,6 +27,16 @@ from hpcsgd.agreements.base import (
     Supports,
     same_on_members,
 )
+from hpcsgd.agreements.buckets import ReplicaChannel
+from hpcsgd.agreements.codecs import (
+    Bucket,
+    CodecConfig,
+    Moment,
+    is_coded,
+    kept_bytes,
+    make_codec,
+)
+from hpcsgd.agreements.codecs.base import ERROR
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
@@ -46,6 +56,9 @@ WITH_MOMENTUM = ("momentum", "nesterov", "nesterov-classic", "svrg")  # updates
 @dataclass(frozen=True)
 class AverageSettings(AgreementSettings):
     """The settings of local SGD: replicas step alone, and average their weights."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"feedback"})
+    supports: ClassVar[Supports] = replace(AgreementSettings.supports, codecs=True)
 
     momentum: str = setting(
         "average",
@@ -67,16 +80,19 @@ class Average(Agreement):
 
     Needs    an update that is linear in the state: sgd, momentum, nesterov,
              nesterov-classic or svrg; no certain s, τ, product or penalty.
-    Refuses  optimizer state in 8 bits, codecs, `hierarchical`, `accumulate` above 1,
-             and changes of a mean gradient (centre, normalise, noise, clip by
-             percentile).
+    Refuses  optimizer state in 8 bits, `hierarchical`, `accumulate` above 1, and
+             changes of a mean gradient (centre, normalise, noise, clip by percentile);
+             with a codec, averages of momentum, and the codecs dgc and accordion.
     Keeps    nothing beside the state. The momentum, the columns of the state behind the
              first `classes`, is averaged as the weights are, kept by every replica, or
              set to zero, as `momentum` names it. With `proximal` (FedProx, Li et al.,
              2020) the last columns are the anchor: the weights after the last average
-             of all replicas, which is not sent.
+             of all replicas, which is not sent. With a codec also these weights, d·K
+             words, and what the codec keeps.
     Sends    every τ exchanges an all-reduce of (d + i)·a·K words, and at the end one
-             more, unless the last exchange had one.
+             more, unless the last exchange had one. With a codec, every τ exchanges the
+             bytes of the codec for a bucket of d columns, and an all-reduce of i·K
+             words in float64.
     """
 
     settings: ClassVar[type[AgreementSettings]] = AverageSettings
@@ -89,11 +105,13 @@ class Average(Agreement):
         momentum: str = "average",
         classes: int = 0,
         proximal: float = 0.0,
+        changes: "CodedChanges | None" = None,
     ) -> None:
         super().__init__(grid, share, period)
         self.momentum = momentum
         self.classes = classes
         self.has_anchor = proximal > 0.0
+        self.changes = changes
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Average":
@@ -105,7 +123,13 @@ class Average(Agreement):
             terms.settings.momentum,
             terms.classes,
             terms.settings.proximal,
+            CodedChanges.of(terms),
         )
+
+    def prepare(self, state: State) -> None:
+        """Allocate what the codec of changes keeps, if there is a codec."""
+        if self.changes is not None:
+            self.changes.prepare(state)
 
     def start(self, state: State, exchanges: int) -> None:
         """Set the anchor to the first weights of a run, unless it is resumed."""
@@ -114,17 +138,39 @@ class Average(Agreement):
 
     def after_exchange(self, state: State, exchanges: int) -> None:
         """Average the weights if that is due; all replicas then anchor there."""
-        super().after_exchange(state, exchanges)
         if self.is_whole(exchanges):
+            self.synchronise(state, exchanges)
             self.anchor(state)
 
+    def synchronise(self, state: State, exchanges: int) -> None:
+        """Average all replicas, by a codec if there is one. Collective.
+
+        `conclude` averages without a codec: evaluations and the end of a run use it.
+        """
+        if self.changes is None:
+            self.conclude(state, exchanges, PURPOSE)
+            return
+        self.changes.average(state, self.weight(exchanges), exchanges)
+        if self.momentum == "reset":
+            clear_momentum(self.unanchored(state), self.classes)
+
     def anchor(self, state: State) -> None:
-        """Set the anchor of FedProx, if there is one, to the present weights."""
+        """Set the anchors of FedProx and of a codec, if any, to the present weights."""
+        if self.changes is not None:
+            self.changes.anchor(state)
         if not self.has_anchor:
             return
         state.weights[:, -self.classes :] = state.weights[:, : self.classes]
         if state.intercept is not None:
             state.intercept[-1] = state.intercept[0]
+
+    def inherit(self, state: State, name: str, kept: Array) -> None:
+        """Move by what codecs of several replicas had not sent; ignore other arrays.
+
+        A run on one replica has no codec.
+        """
+        if name == OF_CODEC + ERROR:
+            state.weights[:, : self.classes] -= kept
 
     def agree(self, state: State, purpose: str) -> None:
         """Average weights and intercept over replicas, weighted by rows. Collective."""
@@ -179,14 +225,25 @@ class Average(Agreement):
         return exchanges % shape.period == 0
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return what rank 0 sends after an exchange; [] where no average is due."""
-        return sent_for_average(shape) if cls.agrees(shape, exchanges) else []
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
+        """Return what rank 0 sends after an exchange; [] where no average is due.
+
+        Return None where the data decide what a codec sends, and with a codec in a
+        reproducible run.
+        """
+        return sent_for_changes(shape) if cls.agrees(shape, exchanges) else []
 
     @classmethod
     def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what rank 0 sends at the end; [] if the last exchange averaged."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield name and bytes of the states, and of what a codec of changes keeps."""
+        yield from super().holds(shape)
+        if is_coded(shape.config) and shape.replicas > 1:
+            yield "coded changes", bytes_of_changes(shape)
 
     def _average_all(
         self, state: State, share: float, group: Communicator, purpose: str
@@ -211,6 +268,7 @@ class AverageVariant(Average):
             terms.settings.momentum,
             terms.classes,
             terms.settings.proximal,
+            CodedChanges.of(terms),
         )
 
     @classmethod
@@ -270,6 +328,126 @@ def clear_momentum(state: State, classes: int) -> None:
     state.weights[:, classes:] = 0.0
     if state.intercept is not None:
         state.intercept[1:] = 0.0
+
+
+# Changes of weights by a codec: Qsparse-local-SGD, and FedPAQ with `fedavg`.
+#
+# Since the last average, whose weights a all replicas know, replica r has moved by
+# a − x_r. With its error e_r, which is 0 for codecs without error feedback,
+#
+#     c_r = R (n_r / n) (a − x_r) + e_r;    e_r ← c_r − C(c_r)
+#     a ← a − (1/R) Σ_r C(c_r);             x_r ← a
+#
+# D. Basu, D. Data, C. Karakus and S. Diggavi, "Qsparse-local-SGD" (NeurIPS 2019),
+# Algorithm 1, lines 8 to 14; A. Reisizadeh, A. Mokhtari, H. Hassani, A. Jadbabaie and
+# R. Pedarsani, "FedPAQ" (AISTATS 2020), equation 6, without e_r, where n_r / n are the
+# shares of the replicas that were drawn. The intercept is averaged as it is, and so are
+# all weights at evaluations and at the end.
+
+AGREED = "agreed"  # name of a in checkpoints
+AVERAGES = "averages"  # and of the number of averages so far
+OF_CODEC = "codec_"  # prefix of the names of arrays that the codec keeps
+
+
+class CodedChanges:
+    """The codec by which replicas send how far they moved since the last average."""
+
+    def __init__(self, terms: AgreementInputs, config: CodecConfig) -> None:
+        self.grid = terms.grid
+        self.config = config
+        self.name = terms.settings.codec
+        self.seed = terms.seed
+        self.classes = terms.classes
+        self.each = terms.exchanges_per_epoch
+        self._line = ReplicaChannel(terms.grid.replicas)
+
+    @classmethod
+    def of(cls, terms: AgreementInputs) -> "CodedChanges | None":
+        """Return the codec of a run; None without one, and for one replica."""
+        if terms.codec is None or terms.grid.replicas.size == 1:
+            return None
+        return cls(terms, terms.codec)
+
+    def prepare(self, state: State) -> None:
+        """Make the codec of all local columns, and allocate what checkpoints save."""
+
+        def room(name: str) -> Array:
+            whole: Array = state.remember(OF_CODEC + name, self.classes)
+            return whole.reshape(-1)
+
+        bucket = Bucket(
+            number=0,
+            height=len(state.weights),
+            width=self.classes,
+            dtype=state.weights.dtype,
+            seed=self.seed,
+            member=self.grid.member,
+            room=room,
+        )
+        self.codec = make_codec(self.name, bucket, self.config)
+        state.remember(AGREED, self.classes)
+        state.shared.setdefault(AVERAGES, np.zeros((1, self.classes)))
+        for what, array in self.codec.kept.items():
+            state.rank_arrays[OF_CODEC + what] = array
+
+    def anchor(self, state: State) -> None:
+        """Store the present weights, which all replicas have, as those agreed on."""
+        state.memory[AGREED][...] = state.weights[:, : self.classes]
+
+    def average(self, state: State, share: float, exchanges: int) -> None:
+        """Set the weights to a − (1/R) Σ C(c), and average the intercept. Collective.
+
+        `share` is the weight of this replica in the average after `exchanges`
+        exchanges.
+        """
+        agreed = state.memory[AGREED]
+        part = agreed - state.weights[:, : self.classes]
+        part *= part.dtype.type(share * self._line.size)
+        number = int(state.shared[AVERAGES][0, 0])
+        moment = Moment(number, (exchanges - 1) // self.each, 1.0, 1.0)
+        finish = self.codec.start(part.reshape(-1), self._line, moment)
+        mean = finish().mean.reshape(agreed.shape)
+        state.weights[:, : self.classes] = agreed - mean
+        state.shared[AVERAGES] += 1.0
+        if state.intercept is not None:
+            intercept = state.intercept[0]
+            intercept *= share
+            self.grid.replicas.sum(intercept, PURPOSE)
+            same_on_members(self.grid, intercept, self._line.size)
+
+
+def sent_for_changes(shape: RunShape) -> list[SentWords] | None:
+    """Return what rank 0 sends for an average of all replicas, by the codec if any.
+
+    Return None where the data decide the bytes, and with a codec in a reproducible run:
+    a codec may gather or sum.
+    """
+    if not is_coded(shape.config) or shape.replicas == 1:
+        return sent_for_average(shape)
+    if shape.reproducible:
+        return None
+    dtype = np.dtype(f"f{shape.itemsize}")
+    bucket = Bucket(0, shape.local_columns, shape.classes, dtype)
+    codec = make_codec(shape.settings.codec, bucket, shape.config.codec)
+    payload = codec.payload_bytes(shape.replicas, 0)
+    if payload is None:
+        return None
+    sent = [SentWords(None, payload)]
+    if shape.intercept:
+        sent += [shape.sent(shape.classes, 8), *shape.to_members(shape.classes)]
+    return sent
+
+
+def bytes_of_changes(shape: StateShape) -> int:
+    """Return the bytes of the weights agreed on, and of what a codec keeps and makes.
+
+    They count with their snapshots, and with the words that are encoded and decoded.
+    """
+    config = shape.config
+    bucket = Bucket(0, shape.columns, 1, np.dtype(f"f{shape.itemsize}"))
+    codec = shape.settings.codec, bucket, config.codec, config.accordion
+    kept = shape.vector + kept_bytes(*codec)
+    return (2 + shape.snapshots) * kept + 3 * shape.vector
 
 
 # Post-local SGD: local SGD that averages more often at first.
@@ -348,6 +526,11 @@ class FedAvgSettings(AverageSettings):
         above=0,
         at_most=1,
     )
+
+    @property
+    def rests(self) -> bool:
+        """Return True: replicas that were not drawn rest."""
+        return True
 
 
 class FedAvg(AverageVariant):
@@ -517,8 +700,9 @@ class AsyncAverageSettings(AverageSettings):
     )
 
     supports: ClassVar[Supports] = replace(
-        AverageSettings.supports, averages=False, emulated_members=False
+        AverageSettings.supports, codecs=False, averages=False, emulated_members=False
     )
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield refusals of a delay above the period, of svrg, and of FedProx."""

@@ -218,8 +218,9 @@ class HierarchicalSettings(AverageSettings):
     )
 
     supports: ClassVar[Supports] = replace(
-        AverageSettings.supports, emulated_members=False
+        AverageSettings.supports, codecs=False, emulated_members=False
     )
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Raise a ConfigError where groups, periods and replicas do not fit."""

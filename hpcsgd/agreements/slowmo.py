@@ -24,6 +24,7 @@ from hpcsgd.agreements.averaging import (
     clear_momentum,
     positions,
     sent_for_average,
+    sent_for_changes,
     words_averaged,
 )
 from hpcsgd.agreements.base import (
@@ -188,11 +189,17 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
     )
 
     supports: ClassVar[Supports] = AverageSettings.supports
+    reads: ClassVar[frozenset[str]] = AverageSettings.reads
 
     @property
     def of_base(self) -> type[AgreementSettings]:
         """Return the settings class of the base."""
         return get_agreement(self.base).settings
+
+    @property
+    def rests(self) -> bool:
+        """Return whether only a part of the replicas trains in the base."""
+        return issubclass(self.of_base, FedAvgSettings)
 
     def conditions(self) -> dict[str, Condition]:
         """Return, for each setting of a base alone, that `base` must name that base."""
@@ -210,6 +217,19 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
                 f"with base = {self.base!r} splits groups of ranks, and"
                 " --emulate-members has one rank; use base = 'average'"
             )
+        if config.agreement.codec != "identity":
+            if not self.of_base.supports.codecs:
+                yield (
+                    f"with base = {self.base!r} averages in groups of replicas, for"
+                    " which there is no codec; leave agreement.codec out, or use base ="
+                    " 'average'"
+                )
+            if self.slow_sharded:
+                yield (
+                    "with slow_sharded adds weights piece by piece, and a codec encodes"
+                    " changes of all columns; leave agreement.codec out, or use"
+                    " slow_sharded = false"
+                )
         yield from self.of_base.conflicts_with(self, config, precision)
 
 
@@ -314,7 +334,7 @@ class SlowMo(Agreement):
         if self.shards is not None:
             self.shards.average(state, exchanges, partial(self._walk, decay))
         else:
-            self.base.conclude(state, exchanges, "agreement")
+            self.base.synchronise(state, exchanges)
             self._walk(decay, state, state.weights[:, : self.classes])
         self._walk_intercept(decay, state)
         self.base.anchor(state)
@@ -360,6 +380,10 @@ class SlowMo(Agreement):
         else:
             self.base.remember(state, name, kept)
 
+    def inherit(self, state: State, name: str, kept: Array) -> None:
+        """Use a saved array that only the base may know."""
+        self.base.inherit(state, name, kept)
+
     def close(self) -> None:
         """Close the communicators that the base opened. Collective."""
         self.base.close()
@@ -388,7 +412,7 @@ class SlowMo(Agreement):
         return base_of(shape).rank_0_trains(shape, number)
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what the base sends, or one average of all where a slow step is due.
 
         On d local columns of W words, a sharded average is a reduce-scatter of d·W
@@ -398,7 +422,7 @@ class SlowMo(Agreement):
         if not cls.steps_slowly(shape, exchanges):
             return base_of(shape).messages(shape, exchanges)
         if not shape.settings.slow_sharded:
-            return sent_for_average(shape)
+            return sent_for_changes(shape)
         wide = words_averaged(shape)
         shard_columns = split_range(shape.local_columns, shape.replicas, 0).stop
         more = shape.replicas * wide * shape.intercept
@@ -417,7 +441,7 @@ class SlowMo(Agreement):
         The slow state counts with its snapshots, and once as whole arrays for a
         checkpoint.
         """
-        yield from super().holds(shape)
+        yield from get_agreement(shape.settings.base).holds(shape)
         parts = shape.replicas if shape.settings.slow_sharded else 1
         shard_bytes = shape.vector * (1 + shape.snapshots) // parts
         yield "slow state", 2 * (shard_bytes + shape.vector)

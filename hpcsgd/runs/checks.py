@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.codecs import get_codec, make_codec
+from hpcsgd.agreements.codecs import CODECS, get_codec, make_codec
 from hpcsgd.agreements.codecs.base import Bucket
 from hpcsgd.agreements.hierarchical import check_groups
 from hpcsgd.backends.base import Backend
@@ -251,6 +251,8 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
     subject = f"[agreement] kind = {agreement.kind!r}"
     if agreement.shares_gradients:
         yield from _raised_by(lambda: check_groups(agreement.hierarchical))
+    is_coded = agreement.supports.codecs and agreement.codec != "identity"
+    if agreement.shares_gradients or is_coded:
         # One replica encodes nothing, but refuses settings that no grid could run.
         codec = agreement.codec, ONE_WORD, config.codec, config.accordion
         yield from _raised_by(lambda: make_codec(*codec))
@@ -269,7 +271,11 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
         for is_wrong, ending in _of_gradients(config, precision):
             if is_wrong:
                 yield f"{subject} {ending}"
-    elif agreement.accumulate > 1:
+    elif agreement.supports.codecs:
+        for is_wrong, ending in _of_changes(config):
+            if is_wrong:
+                yield f"{subject} {ending}"
+    if not agreement.shares_gradients and agreement.accumulate > 1:
         yield (
             f"{subject} sends no gradients, and [agreement] accumulate ="
             f" {agreement.accumulate} was given; {INSTEAD}"
@@ -373,6 +379,44 @@ def _of_gradients(
         hierarchical != "off" and bool(config.run.emulate_members),
         f"with hierarchical = {hierarchical!r} has groups that --emulate-members does"
         " not know; use agreement.hierarchical=off",
+    )
+
+
+def _of_changes(config: RunConfig) -> Iterator[tuple[bool, str]]:
+    """Yield (whether it is violated, end of a sentence) for rules on coded changes.
+
+    The rules hold for every agreement on weights that supports codecs.
+    """
+    settings: Any = config.agreement
+    codec = settings.codec
+    yield (
+        codec in ("dgc", "accordion"),
+        f"sends changes of weights, and codec = {codec!r} follows gradients; use"
+        " codec = 'topk', or --agreement gradient",
+    )
+    yield (
+        codec == "identity" and config.codec.feedback != "auto",
+        "sends weights uncompressed, so that no error is left, and [codec] feedback ="
+        f" {config.codec.feedback!r} was given; name a codec, or leave codec.feedback"
+        " out",
+    )
+    if codec == "identity" or codec not in CODECS:
+        return
+    yield (
+        settings.momentum == "average" and config.update.kind not in ("sgd", "svrg"),
+        f"encodes changes of weights with codec = {codec!r}, and would average momenta,"
+        " too; set agreement.momentum = 'keep' or 'reset'",
+    )
+    yield (
+        config.update.kind == "svrg",
+        f"encodes changes of weights with codec = {codec!r}, and svrg averages its"
+        " snapshot, too; use --update sgd, or leave agreement.codec out",
+    )
+    yield (
+        settings.rests
+        and config.codec.remembers_errors(get_codec(codec).wants_feedback),
+        f"has replicas that rest, which would send what codec = {codec!r} has kept of"
+        " earlier rounds; use a codec without error feedback, as qsgd",
     )
 
 

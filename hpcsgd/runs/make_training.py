@@ -454,6 +454,7 @@ def _agreement(parts: Parts) -> Agreement:
         seed=config.sampling.seed,
         settings=config.agreement,
         last_rate=last_rate(config, lengths(total, replicas)[0]),
+        codec=config.codec if config.agreement.codec != "identity" else None,
     )
     return get_agreement(parts.words.agreement).of(terms)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpcsgd.agreements.base import usual_kind
+from hpcsgd.agreements.base import agreement_name
 from hpcsgd.backends import compiled_calls, make_backend
 from hpcsgd.backends.base import Backend, ColumnDraws, make_loss_scale
 from hpcsgd.backends.compiled_calls import SOFTMAX
@@ -29,7 +29,7 @@ from hpcsgd.glm import get_family, make_update
 from hpcsgd.glm.families import Family, for_models
 from hpcsgd.glm.penalties import Models
 from hpcsgd.glm.updates import LinearUpdate
-from hpcsgd.precision import AUTO, Precision
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import make_clip
 from hpcsgd.runs.checks import refusals, warn_of_one_replica
 from hpcsgd.runs.gpu import open_gpu
@@ -120,16 +120,6 @@ def _as_many(config: RunConfig, world: Communicator) -> Communicator:
     return EmulatedCommunicator(
         run.emulate_members, (members, grid.replicas), world.ledger, world.reproducible
     )
-
-
-def agreement_name(config: RunConfig) -> str:
-    """Return the kind of agreement that runs.
-
-    "auto" becomes "none" for one replica, and "average" for several.
-    """
-    if config.agreement.kind == AUTO:
-        return usual_kind(config.grid.replicas)
-    return config.agreement.kind
 
 
 def _family(config: RunConfig) -> Family:

@@ -32,6 +32,8 @@ class Swarm:
         self.start = dict(zero)  # x_old of slow momentum
         self.slow = dict(zero)  # its u, in units of gradient as the paper has it
         self.anchor = dict(zero)  # wᵗ of FedProx: what all replicas had last
+        self.errors = [np.zeros((d, K), dtype=L) for _ in range(replicas)]
+        self.averages = 0
         self.X = problem.X.astype(L)
         self.y = problem.y.astype(L).reshape(-1, 1)
 
@@ -125,13 +127,17 @@ class Swarm:
         early = kind == "postlocal" and number <= np.ceil(
             asked.switch * self.each - 1e-9
         )
-        if last or number % tau == 0 or early:
+        is_due = number % tau == 0 or early
+        if last or is_due:
             of = self.drawn(number) if kind == "fedavg" else everybody
             self.mean(of, everybody)
+        if is_due and asked.codec != "identity":
+            self.encode(of)
 
     def mean(self, of, to):
         """The mean by rows of some replicas, for some replicas."""
         self.agreed = len(to) == self.R
+        self.before = [state["w"] for state in self.states]
         share = {r: L(self.rows[r]) / L(sum(self.rows[q] for q in of)) for r in of}
         how = self.config.agreement.momentum
         for part in PARTS:
@@ -142,6 +148,53 @@ class Swarm:
                 mean = mean * 0
             for r in to:
                 self.states[r][part] = mean
+
+    def encode(self, of):
+        """Qsparse-local-SGD and FedPAQ: the mean of coded changes since the last one.
+
+        g_r = C(m_r + a − x_r), m_r ← m_r + a − x_r − g_r, a ← a − (1/R) Σ g_r, where a
+        change counts by the rows of its replica.
+        """
+        config, members = self.config, max(self.config.grid.members, 1)
+        rows = {r: L(self.rows[r]) / L(sum(self.rows[q] for q in of)) for r in of}
+        keeps = config.agreement.codec == "topk"
+        total = np.zeros_like(self.before[0])
+        for r in range(self.R):
+            moved = self.anchor["w"] - self.before[r]
+            change = self.R * rows.get(r, L(0)) * moved + self.errors[r]
+            coded = np.zeros_like(change)
+            for m in range(members):
+                part = split_range(len(change), members, m)
+                coded[part] = self.coded(change[part], r, m)
+            if keeps:
+                self.errors[r] = change - coded
+            total = total + coded
+        self.averages += 1
+        for state in self.states:
+            state["w"] = self.anchor["w"] - total / self.R
+
+    def coded(self, part, replica, member):
+        """C of the words of one member, by its published rule."""
+        asked, flat = self.config.codec, part.reshape(-1)
+        out = np.zeros_like(flat)
+        if self.config.agreement.codec == "topk":
+            count = max(round(asked.share * flat.size), 1)
+            largest = np.argsort(-np.abs(flat))[:count]
+            out[largest] = flat[largest]
+            return out.reshape(part.shape)
+        # QSGD: N sign(v) ξ, ξ on the grid j / s, up with probability s |v| / N − j.
+        who = (self.config.sampling.seed, member, 0, self.averages, 1 + replica)
+        dice = np.random.default_rng(who).random(flat.size)
+        steps = 2 ** (asked.bits - 1) - 1
+        norm = L(np.float32(np.abs(flat).max()))
+        if norm < np.abs(flat).max():
+            norm = L(np.nextafter(np.float32(norm), np.float32(np.inf)))
+        if norm == 0:
+            return out.reshape(part.shape)
+        ratio = steps * np.abs(flat) / norm
+        level = np.minimum(np.floor(ratio), steps - 1)
+        level = level + (dice < ratio - level)
+        return (norm * np.sign(flat) * level / steps).reshape(part.shape)
 
     def _batches(self, part, replica):
         schedule, rows = self.config.schedule, part.stop - part.start

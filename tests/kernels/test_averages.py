@@ -52,3 +52,14 @@ def test_momentum_that_does_not_travel(devices, momentum):
     config = config_of(problem, "average", 2, agreement={"momentum": momentum}, **more)
     found = train_on(2, config, problem)
     assert relative_error(found, Swarm(config, problem, 2).run()) < 2e-5
+
+
+def test_changes_are_encoded_on_the_host(devices):
+    """Qsparse-local-SGD: the device has the weights that replicas agreed on after it."""
+    problem = make_problem("logistic", n=58, d=13)
+    more = {"products": {"kind": "gram"}, "precision": {"recipe": "fp32"}}
+    more["codec"] = {"share": 0.2, "dense": "never"}
+    more["run"] = {"device": "cuda", "evaluate_every": 1}
+    config = config_of(problem, "average", 2, agreement={"codec": "topk"}, **more)
+    found = train_on(2, config, problem)
+    assert relative_error(found, Swarm(config, problem, 2).run()) < 2e-5

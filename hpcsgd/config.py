@@ -522,6 +522,11 @@ METHODS = {
         "half of a gradient is sent while the other is computed",
         {"agreement.kind": "ticktock", "schedule.steps": 1},
     ),
+    "local-adam": MethodRow(
+        "local, with steps of Adam by the gradients of each replica",
+        {"agreement.kind": "local-steps", "schedule.steps": 1},
+        {"update.kind": "adam", "schedule.period": 8},
+    ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged(
         "postlocal", "averages after every exchange at first, then as local"

@@ -42,6 +42,7 @@ from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.formats import Array
+from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
 from hpcsgd.settings import setting
 
@@ -50,13 +51,15 @@ from hpcsgd.settings import setting
 # Both change the iterates; CA-SGD inside one replica does not.
 
 BUFFERS = ("average", "keep", "reset")  # what becomes of momentum when replicas agree
-WITH_MOMENTUM = ("momentum", "nesterov", "nesterov-classic", "svrg")  # updates
+# Updates with more arrays than weights.
+WITH_MOMENTUM = ("momentum", "nesterov", "nesterov-classic", "svrg", *ADAPTIVE)
 
 
 @dataclass(frozen=True)
 class AverageSettings(AgreementSettings):
     """The settings of local SGD: replicas step alone, and average their weights."""
 
+    averages_weights: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"feedback"})
     supports: ClassVar[Supports] = replace(AgreementSettings.supports, codecs=True)
 

@@ -69,6 +69,7 @@ AGREEMENTS: dict[str, "str | type[Agreement]"] = {
     "gradient": "hpcsgd.agreements.gradient:Gradient",
     "growing": "hpcsgd.agreements.gradient:Growing",
     "postlocal": "hpcsgd.agreements.averaging:PostLocal",
+    "local-steps": "hpcsgd.agreements.more.decentralized:LocalSteps",
     "hierarchical": "hpcsgd.agreements.hierarchical:Hierarchical",
     "fedavg": "hpcsgd.agreements.averaging:FedAvg",
     "slowmo": "hpcsgd.agreements.slowmo:SlowMo",
@@ -205,6 +206,8 @@ class AgreementSettings(Settings, section="agreement"):
     proximal : float
         Weight μ of FedProx: how strongly steps are drawn to the last average. Kinds
         that average weights have a setting of this name.
+    averages_weights : bool
+        Whether replicas average their weights, by a codec if the kind supports it.
     shares_gradients : bool
         Whether the agreement receives gradients and takes the steps itself, as
         `Gradient` and its subclasses do.
@@ -280,6 +283,7 @@ class AgreementSettings(Settings, section="agreement"):
     foreign: tuple[tuple[str, Any], ...] = ()
 
     proximal: ClassVar[float] = 0.0
+    averages_weights: ClassVar[bool] = False
     shares_gradients: ClassVar[bool] = False
     slices: ClassVar[bool] = False
     on_disk: ClassVar[bool] = False

@@ -287,6 +287,10 @@ class SlowMo(Agreement):
         """Return the facts of the base for the report of a run."""
         return self.base.facts()
 
+    def weight(self, exchanges: int) -> float:
+        """Return the weight of this replica in an average of the base."""
+        return self.base.weight(exchanges)
+
     def trains(self, number: int) -> bool:
         """Return whether this replica trains in exchange `number`, counted from 1."""
         return self.base.trains(number)

@@ -271,7 +271,7 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
         for is_wrong, ending in _of_gradients(config, precision):
             if is_wrong:
                 yield f"{subject} {ending}"
-    elif agreement.supports.codecs:
+    if agreement.averages_weights and agreement.supports.codecs:
         for is_wrong, ending in _of_changes(config):
             if is_wrong:
                 yield f"{subject} {ending}"

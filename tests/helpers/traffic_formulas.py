@@ -77,6 +77,13 @@ def averages(due):
     return formula
 
 
+def local_adam(sizes):
+    """As local; behind an average after two exchanges m and v, twice as many words."""
+    count = len(sizes.exchanges())
+    rule = summed(2 * (sizes.words + sizes.scores)) + told(sizes, 2 * sizes.scores)
+    return (average(sizes) + rule) * (count // 2) + average(sizes) * (count % 2)
+
+
 def nested(sizes):
     """All after three exchanges; two of four after each other one."""
     sent, last = [], sizes.exchanges()[-1]
@@ -236,6 +243,7 @@ AGREEMENTS = {
     "bytescheduler": scheduled,
     "wavelet": two_halves,
     "local": every(2),
+    "local-adam": local_adam,
     "postlocal": averages(switched),
     "hierarchical": nested,
     "fedavg": every(2),

@@ -55,7 +55,7 @@ def test_momentum_that_does_not_travel(devices, momentum):
 
 
 def test_changes_are_encoded_on_the_host(devices):
-    """Qsparse-local-SGD: the device has the weights that replicas agreed on after it."""
+    """Qsparse-local-SGD: the device then has the weights that were agreed on."""
     problem = make_problem("logistic", n=58, d=13)
     more = {"products": {"kind": "gram"}, "precision": {"recipe": "fp32"}}
     more["codec"] = {"share": 0.2, "dense": "never"}

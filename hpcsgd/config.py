@@ -522,6 +522,7 @@ METHODS = {
         "half of a gradient is sent while the other is computed",
         {"agreement.kind": "ticktock", "schedule.steps": 1},
     ),
+    "sgp": averaged("gossip", "half of the weights to one other replica, by push-sum"),
     "local-adam": MethodRow(
         "local, with steps of Adam by the gradients of each replica",
         {"agreement.kind": "local-steps", "schedule.steps": 1},

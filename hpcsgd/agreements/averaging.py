@@ -1,4 +1,4 @@
-"""Weights that are averaged: local SGD, post-local SGD, FedAvg, async averages.
+"""Weights that are averaged: local and post-local SGD, SGP, FedAvg, async averages.
 
 The class docstrings count the words of a rank with d columns of K classes, in a run of
 R replicas. S is the number of arrays of the update (sgd 1, momenta 2, svrg 3), a = S
@@ -506,6 +506,108 @@ class PostLocal(AverageVariant):
 def exchanges_in(epochs: float, each: int) -> int:
     """Return the number of exchanges in `epochs` epochs of `each`, rounded up."""
     return ceil(round(epochs * each, 6))  # 0.1 · 30 is 3, not 4
+
+
+# Stochastic gradient push: half of the weights to one other replica, by push-sum.
+#
+# M. Assran, N. Loizou, N. Ballas and M. Rabbat, "Stochastic Gradient Push for
+# Distributed Deep Learning" (ICML 2019), Algorithm 1, on the directed exponential graph
+# of its appendix A. After exchange k = 1, 2, ... replica r sends half of its x and of
+# its push-sum weight p to replica r + 2^((k − 1) mod ⌈log₂ R⌉), keeps the others, and
+# steps at z = x / p:
+#
+#     x_r ← ½ x_r + ½ x_s;    p_r ← ½ p_r + ½ p_s;    z_r ← x_r / p_r
+#
+# with s the replica that sends to r. Σ p_r z_r never changes by this. p begins as
+# R n_r / n (1 where all replicas have as many rows), so that the mean that a run
+# evaluates, Σ (p_r / R) z_r, is that of `average`. Where τ divides k all replicas take
+# this mean, as SlowMo needs it, and p begins again.
+
+PUSH = "push_weight"  # the name of p in checkpoints of the same grid
+
+
+@dataclass(frozen=True)
+class GossipSettings(AverageSettings):
+    """The settings of stochastic gradient push, which are those of averages."""
+
+    supports: ClassVar[Supports] = replace(
+        AverageSettings.supports, emulated_members=False
+    )
+
+
+class Gossip(AverageVariant):
+    """Stochastic gradient push (SGP; Assran et al., 2019), with averages every τ.
+
+    Needs    what `Average` needs.
+    Refuses  what `Average` refuses, and `--emulate-members`.
+    Keeps    what `Average` keeps, and the push-sum weight of this replica. Momentum
+             stays with its replica until all average.
+    Sends    after exchanges that τ does not divide (d + i)·K + 1 words to one other
+             replica; after the others and at the end what `Average` sends.
+    """
+
+    settings: ClassVar[type[AgreementSettings]] = GossipSettings
+
+    def __init__(self, terms: AgreementInputs) -> None:
+        super().__init__(terms)
+        self._push = np.ones(1)
+
+    def prepare(self, state: State) -> None:
+        """Allocate also the push-sum weight, which checkpoints save."""
+        super().prepare(state)
+        self._push = state.rank_arrays.setdefault(PUSH, self._push)
+        self._push[0] = self.share * self.grid.replicas.size
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Push half of the weights, or average all replicas if due. Collective."""
+        super().after_exchange(state, exchanges)
+        if not self.is_whole(exchanges) and self.grid.replicas.size > 1:
+            self._exchange_halves(state, exchanges)
+
+    def anchor(self, state: State) -> None:
+        """Anchor at the present weights; push-sum weights begin again."""
+        super().anchor(state)
+        self._push[0] = self.share * self.grid.replicas.size
+
+    def weight(self, exchanges: int) -> float:
+        """Return p / R, the weight of this replica in an average of all."""
+        return float(self._push[0]) / self.grid.replicas.size
+
+    def conclude(self, state: State, exchanges: int, purpose: str) -> None:
+        """Set all replicas to Σ (p_r / R) z_r. Collective."""
+        self.average(state, self.weight(exchanges), self.grid.replicas, purpose)
+
+    def _exchange_halves(self, state: State, exchanges: int) -> None:
+        replicas = self.grid.replicas
+        hop = push_hop(exchanges, replicas.size)
+        half = flat_positions(state, self.classes)
+        half = np.append(half, half.dtype.type(1.0))
+        half *= half.dtype.type(0.5 * self._push[0])
+        counts = [0] * replicas.size
+        counts[(replicas.rank + hop) % replicas.size] = half.size
+        received = [0] * replicas.size
+        received[(replicas.rank - hop) % replicas.size] = half.size
+        total = np.empty_like(half)
+        replicas.deal(half, counts, total, received, PURPOSE)
+        total += half
+        self._push[0] = total[-1]
+        positions(state, self.classes).become(total[:-1] / total[-1])
+
+    @classmethod
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
+        """Return half of the weights and p, or where due an average of all."""
+        if cls.agrees(shape, exchanges):
+            return super().messages(shape, exchanges)
+        words = shape.classes * (shape.local_columns + shape.intercept)
+        return [shape.sent(words + 1)] if shape.replicas > 1 else []
+
+
+def push_hop(exchanges: int, replicas: int) -> int:
+    """Return by how many places a replica pushes its half after `exchanges`.
+
+    It is 1, 2, 4, ... in turn, up to the largest power of two below `replicas`.
+    """
+    return int(2 ** ((exchanges - 1) % max((replicas - 1).bit_length(), 1)))
 
 
 # Federated averaging: in every round of τ exchanges a part of the replicas trains.

@@ -69,6 +69,7 @@ AGREEMENTS: dict[str, "str | type[Agreement]"] = {
     "gradient": "hpcsgd.agreements.gradient:Gradient",
     "growing": "hpcsgd.agreements.gradient:Growing",
     "postlocal": "hpcsgd.agreements.averaging:PostLocal",
+    "gossip": "hpcsgd.agreements.averaging:Gossip",
     "local-steps": "hpcsgd.agreements.more.decentralized:LocalSteps",
     "hierarchical": "hpcsgd.agreements.hierarchical:Hierarchical",
     "fedavg": "hpcsgd.agreements.averaging:FedAvg",

@@ -1,6 +1,7 @@
 """SlowMo: slow momentum on averaged weights (Wang et al., 2020).
 
-Needs    a base that averages weights: average, postlocal, hierarchical or fedavg.
+Needs    a base that averages weights: average, postlocal, hierarchical, fedavg or
+         gossip.
 Refuses  what its base refuses, and `--emulate-members` where the base splits groups.
 Keeps    x_old and v, d·K words each of d columns and K classes (1/R of that on each of
          R replicas with `slow_sharded`), and K words each for the intercept.
@@ -161,7 +162,7 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
     base: str = setting(
         "average",
         "agreement that slow momentum is added to",
-        choices=("average", "postlocal", "hierarchical", "fedavg"),
+        choices=("average", "postlocal", "hierarchical", "fedavg", "gossip"),
     )
     slow_rate: float = setting(
         1.0,

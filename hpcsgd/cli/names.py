@@ -5,9 +5,9 @@ import of NumPy. tests/architecture/test_import.py holds it against the registri
 """
 
 AGREEMENTS = (
-    *("none", "average", "gradient", "growing", "postlocal", "local-steps"),
-    *("hierarchical", "fedavg", "slowmo", "decentralized", "decentralized-low"),
-    *("async-average", "qadam"),
+    *("none", "average", "gradient", "growing", "postlocal", "gossip"),
+    *("local-steps", "hierarchical", "fedavg", "slowmo", "decentralized"),
+    *("decentralized-low", "async-average", "qadam"),
     *("anybatch", "scheduled", "ticktock", "sharded", "offload", "infinity"),
 )
 AUTO = "auto"  # in the place of a recipe: pilots choose one
@@ -44,7 +44,7 @@ METHODS = (  # of --method
     *("ddp", "fp16", "bf16", "fp8", "topk", "randomk", "threshold", "wangni", "dgc"),
     *("qsgd", "sign", "byte", "bytegrad", "nuqsgd", "alq", "amq", "powersgd"),
     *("infinity", "accordion", "bagua", "decentralized", "decentralized-low", "qadam"),
-    *("async-average", "accordion-batch", "bytescheduler", "wavelet"),
+    *("async-average", "accordion-batch", "bytescheduler", "wavelet", "sgp"),
     *("local-adam", "local", "postlocal", "hierarchical", "fedavg", "slowmo"),
     "anybatch",
     *("zero1", "zero2", "zero3", "offload"),

@@ -34,6 +34,7 @@ class Swarm:
         self.anchor = dict(zero)  # wᵗ of FedProx: what all replicas had last
         self.errors = [np.zeros((d, K), dtype=L) for _ in range(replicas)]
         self.averages = 0
+        self.push = self.R * self.rows.astype(L) / L(self.n)  # p of SGP
         self.X = problem.X.astype(L)
         self.y = problem.y.astype(L).reshape(-1, 1)
 
@@ -65,6 +66,7 @@ class Swarm:
         self._agree(number, last)
         if self.agreed:
             self.anchor = dict(self.states[0])
+            self.push = self.R * self.rows.astype(L) / L(self.n)
 
     def _agree(self, number, last):
         asked = self.config.agreement
@@ -113,6 +115,12 @@ class Swarm:
     def base(self, kind, number, last):
         asked, tau = self.config.agreement, self.config.schedule.period
         everybody = range(self.R)
+        if kind == "gossip":
+            if number % tau:
+                self.push_halves(number)
+            if last or number % tau == 0:
+                self.mean(everybody, everybody, self.push / self.R)
+            return
         if kind == "hierarchical":
             sizes, periods = (
                 list(map(int, text.split(",")))
@@ -134,11 +142,26 @@ class Swarm:
         if is_due and asked.codec != "identity":
             self.encode(of)
 
-    def mean(self, of, to):
+    def push_halves(self, number):
+        """SGP: x = p z; halves of x and p go 2^((k − 1) mod ⌈log₂ R⌉) on; z = x / p."""
+        if self.R == 1:
+            return
+        hop = 2 ** ((number - 1) % int(np.ceil(np.log2(self.R))))
+        before, push = [dict(state) for state in self.states], self.push.copy()
+        for r, state in enumerate(self.states):
+            s = (r - hop) % self.R
+            self.push[r] = (push[r] + push[s]) / 2
+            for part in ("w", "b"):
+                x = (push[r] * before[r][part] + push[s] * before[s][part]) / 2
+                state[part] = x / self.push[r]
+
+    def mean(self, of, to, share=None):
         """The mean by rows of some replicas, for some replicas."""
         self.agreed = len(to) == self.R
         self.before = [state["w"] for state in self.states]
-        share = {r: L(self.rows[r]) / L(sum(self.rows[q] for q in of)) for r in of}
+        if share is None:
+            rows = sum(self.rows[q] for q in of)
+            share = {r: L(self.rows[r]) / L(rows) for r in of}
         how = self.config.agreement.momentum
         for part in PARTS:
             if part in ("v", "bv") and how == "keep":

@@ -84,6 +84,15 @@ def local_adam(sizes):
     return (average(sizes) + rule) * (count // 2) + average(sizes) * (count % 2)
 
 
+def pushed(sizes):
+    """All after three exchanges; after the others half to one, with its weight."""
+    sent = []
+    for number in sizes.exchanges():
+        half = sizes.words + sizes.scores + 1
+        sent += average(sizes) if number % 3 == 0 else [("deal", half, 8)]
+    return sent + (average(sizes) if sizes.exchanges()[-1] % 3 else [])
+
+
 def nested(sizes):
     """All after three exchanges; two of four after each other one."""
     sent, last = [], sizes.exchanges()[-1]
@@ -243,6 +252,7 @@ AGREEMENTS = {
     "bytescheduler": scheduled,
     "wavelet": two_halves,
     "local": every(2),
+    "sgp": pushed,
     "local-adam": local_adam,
     "postlocal": averages(switched),
     "hierarchical": nested,

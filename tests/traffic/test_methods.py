@@ -33,6 +33,7 @@ SETTINGS = {
     "async-average": {"agreement": {"delay": 1}, "schedule": {"period": 3}},
     "bytescheduler": {"agreement": {"partition": 16 * 8 / 2**20}},
     "local": {"schedule": {"period": 2}},
+    "sgp": {"schedule": {"period": 3}},
     "local-adam": {"schedule": {"period": 2}},
     "postlocal": {"agreement": {"switch": 0.5}, "schedule": {"period": 3}},
     "hierarchical": {"agreement": {"periods": "1,3"}, "schedule": {"period": 1}},

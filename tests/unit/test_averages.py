@@ -5,11 +5,19 @@ import pytest
 
 from hpcsgd import sweep
 from hpcsgd.agreements import get_agreement
-from hpcsgd.agreements.averaging import client_count, draw, exchanges_in
-from hpcsgd.agreements.base import StateShape
+from hpcsgd.agreements.averaging import (
+    Gossip,
+    GossipSettings,
+    client_count,
+    draw,
+    exchanges_in,
+)
+from hpcsgd.agreements.base import AgreementInputs, StateShape
 from hpcsgd.agreements.hierarchical import GroupLevel, label, plan_levels
 from hpcsgd.api import train
+from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Address, own_address
+from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.readers import MemoryReader
@@ -478,3 +486,39 @@ def test_fedprox_is_refused(agreement, sections, why):
             **sections,
         )
         train_on(2, config, problem)
+
+
+# ------------------------------------------------------------------------- SGP
+
+
+def test_pushes_alone_bring_replicas_together():
+    """Without a step, each of ⌈log₂ R⌉ pushes halves what is left of R = 2^L values."""
+
+    def on_rank(world):
+        terms = AgreementInputs(
+            grid=Grid(world, world.size, 1),
+            rows=(7,) * world.size,
+            classes=1,
+            period=10**6,
+            exchanges_per_epoch=10,
+            seed=0,
+            settings=GossipSettings(),
+            last_rate=lambda exchanges: 0.1,
+        )
+        agreement = Gossip.of(terms)
+        state = State(np.array([[float(world.rank)]]), None)
+        agreement.prepare(state)
+        agreement.start(state, 0)
+        found = []
+        for number in range(1, 4):
+            agreement.after_exchange(state, number)
+            found.append(state.weights.item())
+        return found
+
+    hops = [1, 2, 4]
+    values = np.arange(8.0)
+    for number, hop in enumerate(hops):
+        values = (values + np.roll(values, hop)) / 2
+        found = [values_of[number] for values_of in run_ranks(8, on_rank)]
+        np.testing.assert_allclose(found, values, 1e-15)
+    np.testing.assert_allclose(values, 3.5, 1e-15)

@@ -273,7 +273,7 @@ def test_what_methods_share_is_for_those_that_read_it():
         for name in ("codec.share", "codec.bits", "agreement.bucket")
     )
     assert [row.name for row in found.rows] == ["sgd", "topk", "qsgd", "local"]
-    assert share == [0.01, 0.5, 0.01, 0.01]
+    assert share == [0.0, 0.5, 0.0, 0.0]
     assert bits == [4, 4, 6, 4]
     assert bucket == [4.0, 0.5, 0.5, 4.0]
 
@@ -294,7 +294,7 @@ def compare_on_two(methods, config):
 def test_a_setting_that_says_it_itself_is_told():
     base = {"codec": {"share": 0.5}}
     own = {"agreement": {"method": "sign"}}
-    assert make_setting("a", base, own).config.codec.share == 0.01
+    assert make_setting("a", base, own).config.codec.share == 0.0
     with pytest.raises(ConfigError, match="setting 'a': .*share = 0.5"):
         make_setting("a", base, {**own, **base})
 
@@ -306,7 +306,7 @@ def test_compare_on_the_command_line():
 
     rows = ["--setting", "a: method=sign", "--setting", "b: method=topk"]
     _, found = asked(*rows)
-    assert [one.config.codec.share for one in found] == [0.01, 0.5]
+    assert [one.config.codec.share for one in found] == [0.0, 0.5]
     with pytest.raises(ConfigError, match="read by none"):
         asked(*rows[:2])
 

@@ -85,10 +85,12 @@ class CodecConfig(Settings, section="codec"):
         read_by="feedback",
     )
     share: float = setting(
-        0.01,
-        "sparse codecs: share of the words of a bucket that is sent",
-        above=0,
+        0.0,
+        "sparse codecs: share of the words of a bucket that is sent; 0 is 1 % and at"
+        " least 16 words",
+        at_least=0,
         at_most=1,
+        becomes=("1 %", "1 % of a bucket, and at least 16 words"),
         read_if={
             "agreement.codec": SPARSE,
             "codec.threshold": (0.0,),
@@ -186,6 +188,20 @@ class CodecConfig(Settings, section="codec"):
         10,
         "powersgd: exchanges at the start that are sent uncompressed",
         at_least=0,
+        read_if={"agreement.codec": ("powersgd",)},
+    )
+    iterations: int = setting(
+        1,
+        "powersgd: power iterations of an exchange, with two sums each; more come"
+        " nearer to the best matrix of this rank",
+        at_least=1,
+        remedy="1 is usual",
+        read_if={"agreement.codec": ("powersgd",)},
+    )
+    warm_start: bool = setting(
+        True,
+        "powersgd: begin with the right factor of the last exchange, and not with"
+        " random columns",
         read_if={"agreement.codec": ("powersgd",)},
     )
     min_rate: float = setting(

@@ -57,6 +57,7 @@ DENSE = ("auto", "never")
 NORMS = ("max", "l2")
 BITS = 2, 32
 SPARSE = ("topk", "randomk", "threshold", "wangni", "dgc")
+ENTROPIES = ("none", "elias", "huffman")
 LEVELS = ("qsgd", "nuqsgd", "alq", "amq")
 BY_SHARE = "by share", "codec.share names the words"
 
@@ -169,6 +170,13 @@ class CodecConfig(Settings, section="codec"):
         "max",
         "quantisers: norm of a chunk that levels are multiples of, max |v| or l2",
         choices=NORMS,
+        read_if={"agreement.codec": LEVELS},
+    )
+    entropy: str = setting(
+        "none",
+        "quantisers: code of the levels, of a fixed length (none), Elias ω (elias), or"
+        " Huffman for the levels of each record (huffman)",
+        choices=ENTROPIES,
         read_if={"agreement.codec": LEVELS},
     )
     adapt: int = setting(

@@ -477,6 +477,7 @@ METHODS = {
     ),
     "qsgd": ddp("qsgd", "random rounding to uniform levels, unbiased"),
     "sign": ddp("sign", "one bit for each word and a scale, with feedback"),
+    "vote": ddp("vote", "the sign that most replicas have, as signSGD"),
     "byte": ddp("byte", "8 bits from smallest to largest value, with feedback"),
     "bytegrad": ddp("bytegrad", "8 bits, all-reduced by shards, with feedback"),
     "nuqsgd": ddp("nuqsgd", "random rounding to powers of two, unbiased"),
@@ -505,6 +506,16 @@ METHODS = {
             "schedule.steps": 1,
         },
         {"codec.feedback": "off"},
+    ),
+    "onebit-adam": MethodRow(
+        "Adam that sends its momentum in 1 bit after a warm-up, with feedback",
+        {
+            "agreement.kind": "qadam",
+            "agreement.codec": "sign",
+            "update.kind": "adam",
+            "schedule.steps": 1,
+        },
+        {"agreement.frozen_correction": True},
     ),
     "async-average": averaged(
         "async-average", "local, with averages that overlap with steps"

@@ -13,8 +13,8 @@ AGREEMENTS = (
 AUTO = "auto"  # in the place of a recipe: pilots choose one
 CODECS = (
     *("identity", "fp16", "bf16", "fp8", "topk", "randomk", "threshold", "wangni"),
-    *("dgc", "qsgd", "sign", "byte", "bytegrad", "nuqsgd", "alq", "amq", "powersgd"),
-    "accordion",
+    *("dgc", "qsgd", "sign", "vote", "byte", "bytegrad", "nuqsgd", "alq", "amq"),
+    *("powersgd", "accordion"),
 )
 DEVICES = ("cpu", "cuda")
 DRIVERS = ("independent", "mpio")  # of HDF5
@@ -42,12 +42,11 @@ ADAPTIVE = ("adagrad", "adam")
 
 METHODS = (  # of --method
     *("ddp", "fp16", "bf16", "fp8", "topk", "randomk", "threshold", "wangni", "dgc"),
-    *("qsgd", "sign", "byte", "bytegrad", "nuqsgd", "alq", "amq", "powersgd"),
+    *("qsgd", "sign", "vote", "byte", "bytegrad", "nuqsgd", "alq", "amq", "powersgd"),
     *("infinity", "accordion", "bagua", "decentralized", "decentralized-low", "qadam"),
-    *("async-average", "accordion-batch", "bytescheduler", "wavelet", "sgp"),
-    *("local-adam", "local", "postlocal", "hierarchical", "fedavg", "slowmo"),
-    "anybatch",
-    *("zero1", "zero2", "zero3", "offload"),
+    *("onebit-adam", "async-average", "accordion-batch", "bytescheduler", "wavelet"),
+    *("sgp", "local-adam", "local", "postlocal", "hierarchical", "fedavg", "slowmo"),
+    *("anybatch", "zero1", "zero2", "zero3", "offload"),
 )
 LINE_UP = ("sgd", "casgd", "hybrid", *METHODS)  # of compare
 

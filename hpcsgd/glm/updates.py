@@ -333,13 +333,18 @@ class Adam(Rule):
         m += g
         self.walk(part, turn)
 
+    def steps_of_squares(self, steps: int) -> int:
+        """Return the number of steps that v is a mean of; here all `steps`."""
+        return steps
+
     def walk(self, part: ColumnViews, turn: Turn) -> None:
         """Compute w ← w − η m̂ / (√v̂ + ε) in place, without a change of m and v."""
         m = part.arrays["adam_m"]
         v = part.arrays["adam_v"]
         real = m.dtype.type
         t = turn.number + 1
-        below = np.sqrt(v * real(1.0 / (1.0 - self.beta2**t)))
+        squares = self.steps_of_squares(t)
+        below = np.sqrt(v * real(1.0 / (1.0 - self.beta2**squares)))
         below += real(self.epsilon)
         np.divide(m, below, out=below)
         below *= real(turn.rate / (1.0 - self.beta1**t))

@@ -366,6 +366,11 @@ def _of_gradients(
         " precision.residual=fp32",
     )
     yield (
+        codec == "vote" and config.rate.is_open,
+        "would take steps at 1/L, which --rate auto is, and codec = 'vote' moves each"
+        " weight by the rate; give a rate, --rate 0.001 is a cautious start",
+    )
+    yield (
         wrapped == "dgc" and config.codec.momentum > 0 and update.kind in MOMENTA,
         f"has momentum in codec dgc already and [update] kind = {update.kind!r} takes"
         " it of that again; use --update sgd, or codec.momentum = 0",
@@ -389,8 +394,10 @@ def _of_changes(config: RunConfig) -> Iterator[tuple[bool, str]]:
     """
     settings: Any = config.agreement
     codec = settings.codec
+    if codec not in CODECS:
+        return
     yield (
-        codec in ("dgc", "accordion"),
+        get_codec(codec).follows_gradients,
         f"sends changes of weights, and codec = {codec!r} follows gradients; use"
         " codec = 'topk', or --agreement gradient",
     )
@@ -400,7 +407,7 @@ def _of_changes(config: RunConfig) -> Iterator[tuple[bool, str]]:
         f" {config.codec.feedback!r} was given; name a codec, or leave codec.feedback"
         " out",
     )
-    if codec == "identity" or codec not in CODECS:
+    if codec == "identity":
         return
     yield (
         settings.momentum == "average" and config.update.kind not in ("sgd", "svrg"),

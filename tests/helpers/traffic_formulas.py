@@ -157,13 +157,17 @@ def coded(name):
     return formula
 
 
-def warm_momentum(sizes):
-    """Three gradients as they are, then bytegrad."""
-    each = len(gradient(sizes)) // len(sizes.exchanges())
-    plain = gradient(sizes)[: 3 * each]
-    later = coded("bytegrad")(sizes)
-    each = len(later) // len(sizes.exchanges())
-    return [("bytes", w * size, 1) for _, w, size in plain] + later[3 * each :]
+def warm_momentum(codec):
+    """Three gradients as they are, then momentum by the codec."""
+
+    def formula(sizes):
+        each = len(gradient(sizes)) // len(sizes.exchanges())
+        plain = gradient(sizes)[: 3 * each]
+        later = coded(codec)(sizes)
+        each = len(later) // len(sizes.exchanges())
+        return [("bytes", w * size, 1) for _, w, size in plain] + later[3 * each :]
+
+    return formula
 
 
 def mixed(sizes):
@@ -235,7 +239,7 @@ def switched(sizes, number):
 
 
 CODECS = (
-    *("fp16", "bf16", "fp8", "topk", "randomk", "dgc", "qsgd", "sign", "byte"),
+    *("fp16", "bf16", "fp8", "topk", "randomk", "dgc", "qsgd", "sign", "vote", "byte"),
     *("bytegrad", "nuqsgd", "alq", "amq", "powersgd"),
 )
 # Here the data say when, or how much.
@@ -247,7 +251,8 @@ AGREEMENTS = {
     "infinity": slices,
     "decentralized": mixed,
     "decentralized-low": records,
-    "qadam": warm_momentum,
+    "qadam": warm_momentum("bytegrad"),
+    "onebit-adam": warm_momentum("sign"),
     "async-average": late,
     "bytescheduler": scheduled,
     "wavelet": two_halves,

@@ -28,6 +28,7 @@ CODECS = {
     "dgc": "hpcsgd.agreements.codecs.sparse:Dgc",
     "qsgd": "hpcsgd.agreements.codecs.levels:Qsgd",
     "sign": "hpcsgd.agreements.codecs.bits:Sign",
+    "vote": "hpcsgd.agreements.codecs.bits:Vote",
     "byte": "hpcsgd.agreements.codecs.bits:Byte",
     "bytegrad": "hpcsgd.agreements.codecs.bits:ByteGrad",
     "nuqsgd": "hpcsgd.agreements.codecs.levels:Nuqsgd",
@@ -514,6 +515,10 @@ class Codec(ABC):
         setting `feedback` is "auto".
     has_own_memory : bool
         Whether the codec itself keeps what it has not sent.
+    takes_feedback : bool
+        Whether error feedback can be added to the codec.
+    follows_gradients : bool
+        Whether it is for gradients alone, and not for changes of weights.
     needs_own : bool
         Whether `Decoded.own` is read. It need not be made otherwise.
     remembers : tuple of str
@@ -551,6 +556,8 @@ class Codec(ABC):
     unbiased: bool
     wants_feedback: bool
     has_own_memory = False
+    takes_feedback = True
+    follows_gradients = False
     mean_roundoff: float = 0.0
     needs_own = False
     remembers: tuple[str, ...] = ()

@@ -569,6 +569,7 @@ class Dgc(Codec):
     unbiased = False
     wants_feedback = False
     has_own_memory = True
+    follows_gradients = True
     remembers = "momentum", "velocity"
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:

@@ -598,6 +598,7 @@ class Svrg(LinearUpdate):
 #     inverse-sqrt  η / √(1 + c k)
 #     cosine        η (1 + cos(π k / n)) / 2
 #     milestones    η fᵐ, where m milestones are at most k N / n epochs
+#     step          η fᵐ, where m = ⌊k N / (n E)⌋: a milestone after every E epochs
 #
 # A run of milestones is constant between them, and drops at each: step decay, as
 # networks are trained by. All others are smooth.
@@ -611,8 +612,10 @@ RATES: dict[str, Callable[["Rate", Array], Array]] = {
         0.5 * (1.0 + np.cos(np.pi * np.minimum(k / rate.total_steps, 1.0)))
     ),
     "milestones": lambda rate, k: rate.config.factor ** rate.passed(k),
+    "step": lambda rate, k: rate.config.factor ** rate.passed(k),
 }
 NORMS = ("rows", "batches")
+DROPPING = ("milestones", "step")  # kinds whose rate drops after whole epochs
 
 
 @dataclass(frozen=True)
@@ -671,7 +674,16 @@ class RateConfig(Settings, section="rate"):
         above=0,
         below=1,
         remedy="0.1 is usual",
-        read_if={"rate.kind": ("milestones",)},
+        read_if={"rate.kind": DROPPING},
+    )
+    every: int = setting(
+        30,
+        "epochs from one drop to the next of the rate schedule `step`, each by"
+        " rate.factor",
+        is_whole=True,
+        at_least=1,
+        remedy="30 is usual",
+        read_if={"rate.kind": ("step",)},
     )
 
     def conflicts(self) -> Iterator[str]:
@@ -712,8 +724,13 @@ class Rate:
     def passed(self, steps: Array) -> Array:
         """Return how many milestones are at or before the beginning of each step.
 
-        `steps` are numbers of steps, from 0 on.
+        `steps` are numbers of steps, from 0 on. A schedule `step` has a milestone after
+        every `every` epochs.
         """
+        if self.config.kind == "step":
+            between = self.config.every * self.total_steps
+            drops: Array = steps * self.epochs // between
+            return drops
         places = np.array(self.config.milestones) * self.total_steps
         counts: Array = np.searchsorted(places, steps * self.epochs, side="right")
         return counts
@@ -721,9 +738,9 @@ class Rate:
     def drops(self, step: int) -> int:
         """Return how many milestones have lowered the rate when `step` begins.
 
-        The result is 0 unless the kind of the schedule is `milestones`.
+        The result is 0 unless the kind of the schedule is `milestones` or `step`.
         """
-        if self.config.kind != "milestones":
+        if self.config.kind not in DROPPING:
             return 0
         return int(self.passed(np.array([step]))[0])
 

@@ -161,7 +161,8 @@ def last_rate(config: RunConfig, rows: int) -> Callable[[int], float]:
     value = config.rate.value or 1.0
     plans = plan_groups(rows, schedule.batch, schedule.steps)
     each = steps_in(plans)
-    rate = make_rate(replace(config.rate, value=value), schedule.epochs * each)
+    epochs = schedule.epochs
+    rate = make_rate(replace(config.rate, value=value), epochs * each, epochs)
 
     def after(exchanges: int) -> float:
         epoch, index = divmod(exchanges - 1, len(plans))

@@ -283,7 +283,10 @@ def _set_rounding(
         seed = config.sampling.seed
         backend.dice = ColumnDraws(seed, replica, shard.columns, shard.total_columns)
     if backend.loss_scale is not None:
-        backend.loss_scale = make_loss_scale(config.precision.loss_scale)
+        scale = config.precision
+        backend.loss_scale = make_loss_scale(
+            scale.loss_scale, scale.loss_scale_start, scale.loss_scale_growth
+        )
 
 
 def _clip(config: RunConfig, backend: Backend) -> Clip | None:

@@ -195,6 +195,14 @@ class UpdateConfig(Settings, section="update"):
         choices=CENTRES,
     )
     normalise: bool = setting(False, "scale every gradient to norm 1")
+    trust: float = setting(
+        0.0,
+        "trust coefficient, which scales the steps of weights and of intercept to their"
+        " norms: LARS, and with adam LAMB; 0 scales none",
+        at_least=0,
+        remedy="0.001 is usual, and with adam 1",
+        read_if={"update.kind": ("sgd", "momentum", "nesterov", "adam")},
+    )
     noise: float = setting(
         0.0,
         "variance of the Gaussian noise on gradients in the first step; in step t it is"

@@ -93,6 +93,7 @@ FEATURES = {  # fields of Supports
             "update.centre": lambda c: c.update.centre != "none",
             "update.normalise": lambda c: c.update.normalise,
             "update.noise": lambda c: c.update.noise > 0.0,
+            "update.trust": lambda c: c.update.trust > 0.0,
             "update.clip": lambda c: c.update.clip == "percentile",
         },
         INSTEAD,
@@ -364,6 +365,17 @@ def _of_gradients(
         f"leaves a step out where residuals in {residual} overflow, of which codec ="
         f" {codec!r} would have sent a part; use codec = 'identity', or --set"
         " precision.residual=fp32",
+    )
+    yield (
+        update.trust > 0.0 and config.agreement.slices,
+        f"gives a replica a slice of the weights, and [update] trust = {update.trust:g}"
+        " needs the norm of all; use --agreement gradient, or leave it out",
+    )
+    takes_alike = config.agreement.steps_of_gradient
+    yield (
+        update.trust > 0.0 and update.kind == "adam" and not takes_alike,
+        f"takes steps otherwise than at once, and [update] trust = {update.trust:g} of"
+        " adam scales whole steps; use --agreement gradient, or leave it out",
     )
     yield (
         codec == "vote" and config.rate.is_open,

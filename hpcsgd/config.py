@@ -196,6 +196,14 @@ class UpdateConfig(Settings, section="update"):
         choices=CENTRES,
     )
     normalise: bool = setting(False, "scale every gradient to norm 1")
+    trust: float = setting(
+        0.0,
+        "trust coefficient, which scales the steps of weights and of intercept to their"
+        " norms: LARS, and with adam LAMB; 0 scales none",
+        at_least=0,
+        remedy="0.001 is usual, and with adam 1",
+        read_if={"update.kind": ("sgd", "momentum", "nesterov", "adam")},
+    )
     noise: float = setting(
         0.0,
         "variance of the Gaussian noise on gradients in the first step; in step t it is"
@@ -478,6 +486,7 @@ METHODS = {
     ),
     "qsgd": ddp("qsgd", "random rounding to uniform levels, unbiased"),
     "sign": ddp("sign", "one bit for each word and a scale, with feedback"),
+    "vote": ddp("vote", "the sign that most replicas have, as signSGD"),
     "byte": ddp("byte", "8 bits from smallest to largest value, with feedback"),
     "bytegrad": ddp("bytegrad", "8 bits, all-reduced by shards, with feedback"),
     "nuqsgd": ddp("nuqsgd", "random rounding to powers of two, unbiased"),
@@ -507,6 +516,16 @@ METHODS = {
         },
         {"codec.feedback": "off"},
     ),
+    "onebit-adam": MethodRow(
+        "Adam that sends its momentum in 1 bit after a warm-up, with feedback",
+        {
+            "agreement.kind": "qadam",
+            "agreement.codec": "sign",
+            "update.kind": "adam",
+            "schedule.steps": 1,
+        },
+        {"agreement.frozen_correction": True},
+    ),
     "async-average": averaged(
         "async-average", "local, with averages that overlap with steps"
     ),
@@ -522,6 +541,12 @@ METHODS = {
     "wavelet": MethodRow(
         "half of a gradient is sent while the other is computed",
         {"agreement.kind": "ticktock", "schedule.steps": 1},
+    ),
+    "sgp": averaged("gossip", "half of the weights to one other replica, by push-sum"),
+    "local-adam": MethodRow(
+        "local, with steps of Adam by the gradients of each replica",
+        {"agreement.kind": "local-steps", "schedule.steps": 1},
+        {"update.kind": "adam", "schedule.period": 8},
     ),
     "local": averaged("average", "weights are averaged every --period exchanges"),
     "postlocal": averaged(

@@ -187,6 +187,21 @@ class PrecisionConfig(Settings, section="precision"):
     loss_scale: float = setting(
         0.0, "factor of fp16 or fp8 residuals; 0 finds it and adapts it"
     )
+    loss_scale_start: float = setting(
+        2.0**10,
+        "first value of a loss scale that adapts, a power of two",
+        above=0,
+        remedy="1024 is usual",
+        read_if={"precision.loss_scale": (0.0,)},
+    )
+    loss_scale_growth: int = setting(
+        1000,
+        "exchanges without overflow after which a loss scale that adapts doubles",
+        is_whole=True,
+        at_least=1,
+        remedy="1000 is usual",
+        read_if={"precision.loss_scale": (0.0,)},
+    )
 
     def resolve(self) -> Precision:
         """Return the nine number formats: the recipe, and fields set on their own.

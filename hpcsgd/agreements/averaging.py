@@ -1,4 +1,4 @@
-"""Weights that are averaged: local SGD, post-local SGD, FedAvg, async averages.
+"""Weights that are averaged: local and post-local SGD, SGP, FedAvg, async averages.
 
 The class docstrings count the words of a rank with d columns of K classes, in a run of
 R replicas. S is the number of arrays of the update (sgd 1, momenta 2, svrg 3), a = S
@@ -27,11 +27,22 @@ from hpcsgd.agreements.base import (
     Supports,
     same_on_members,
 )
+from hpcsgd.agreements.buckets import ReplicaChannel
+from hpcsgd.agreements.codecs import (
+    Bucket,
+    CodecConfig,
+    Moment,
+    is_coded,
+    kept_bytes,
+    make_codec,
+)
+from hpcsgd.agreements.codecs.base import ERROR
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.formats import Array
+from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
 from hpcsgd.settings import setting
 
@@ -40,12 +51,17 @@ from hpcsgd.settings import setting
 # Both change the iterates; CA-SGD inside one replica does not.
 
 BUFFERS = ("average", "keep", "reset")  # what becomes of momentum when replicas agree
-WITH_MOMENTUM = ("momentum", "nesterov", "nesterov-classic", "svrg")  # updates
+# Updates with more arrays than weights.
+WITH_MOMENTUM = ("momentum", "nesterov", "nesterov-classic", "svrg", *ADAPTIVE)
 
 
 @dataclass(frozen=True)
 class AverageSettings(AgreementSettings):
     """The settings of local SGD: replicas step alone, and average their weights."""
+
+    averages_weights: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"feedback"})
+    supports: ClassVar[Supports] = replace(AgreementSettings.supports, codecs=True)
 
     momentum: str = setting(
         "average",
@@ -54,6 +70,12 @@ class AverageSettings(AgreementSettings):
         choices=BUFFERS,
         read_if={"update.kind": WITH_MOMENTUM},
     )
+    proximal: float = setting(  # type: ignore[misc]
+        0.0,
+        "FedProx: weight μ of the term (μ/2) |w − a|² that keeps the steps of a replica"
+        " near the last average a; 0 uses none",
+        at_least=0,
+    )
 
 
 class Average(Agreement):
@@ -61,14 +83,19 @@ class Average(Agreement):
 
     Needs    an update that is linear in the state: sgd, momentum, nesterov,
              nesterov-classic or svrg; no certain s, τ, product or penalty.
-    Refuses  optimizer state in 8 bits, codecs, `hierarchical`, `accumulate` above 1,
-             and changes of a mean gradient (centre, normalise, noise, clip by
-             percentile).
+    Refuses  optimizer state in 8 bits, `hierarchical`, `accumulate` above 1, and
+             changes of a mean gradient (centre, normalise, noise, clip by percentile);
+             with a codec, averages of momentum, and the codecs dgc and accordion.
     Keeps    nothing beside the state. The momentum, the columns of the state behind the
              first `classes`, is averaged as the weights are, kept by every replica, or
-             set to zero, as `momentum` names it.
+             set to zero, as `momentum` names it. With `proximal` (FedProx, Li et al.,
+             2020) the last columns are the anchor: the weights after the last average
+             of all replicas, which is not sent. With a codec also these weights, d·K
+             words, and what the codec keeps.
     Sends    every τ exchanges an all-reduce of (d + i)·a·K words, and at the end one
-             more, unless the last exchange had one.
+             more, unless the last exchange had one. With a codec, every τ exchanges the
+             bytes of the codec for a bucket of d columns, and an all-reduce of i·K
+             words in float64.
     """
 
     settings: ClassVar[type[AgreementSettings]] = AverageSettings
@@ -80,10 +107,14 @@ class Average(Agreement):
         period: int,
         momentum: str = "average",
         classes: int = 0,
+        proximal: float = 0.0,
+        changes: "CodedChanges | None" = None,
     ) -> None:
         super().__init__(grid, share, period)
         self.momentum = momentum
         self.classes = classes
+        self.has_anchor = proximal > 0.0
+        self.changes = changes
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "Average":
@@ -94,7 +125,55 @@ class Average(Agreement):
             terms.period,
             terms.settings.momentum,
             terms.classes,
+            terms.settings.proximal,
+            CodedChanges.of(terms),
         )
+
+    def prepare(self, state: State) -> None:
+        """Allocate what the codec of changes keeps, if there is a codec."""
+        if self.changes is not None:
+            self.changes.prepare(state)
+
+    def start(self, state: State, exchanges: int) -> None:
+        """Set the anchor to the first weights of a run, unless it is resumed."""
+        if not exchanges:
+            self.anchor(state)
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Average the weights if that is due; all replicas then anchor there."""
+        if self.is_whole(exchanges):
+            self.synchronise(state, exchanges)
+            self.anchor(state)
+
+    def synchronise(self, state: State, exchanges: int) -> None:
+        """Average all replicas, by a codec if there is one. Collective.
+
+        `conclude` averages without a codec: evaluations and the end of a run use it.
+        """
+        if self.changes is None:
+            self.conclude(state, exchanges, PURPOSE)
+            return
+        self.changes.average(state, self.weight(exchanges), exchanges)
+        if self.momentum == "reset":
+            clear_momentum(self.unanchored(state), self.classes)
+
+    def anchor(self, state: State) -> None:
+        """Set the anchors of FedProx and of a codec, if any, to the present weights."""
+        if self.changes is not None:
+            self.changes.anchor(state)
+        if not self.has_anchor:
+            return
+        state.weights[:, -self.classes :] = state.weights[:, : self.classes]
+        if state.intercept is not None:
+            state.intercept[-1] = state.intercept[0]
+
+    def inherit(self, state: State, name: str, kept: Array) -> None:
+        """Move by what codecs of several replicas had not sent; ignore other arrays.
+
+        A run on one replica has no codec.
+        """
+        if name == OF_CODEC + ERROR:
+            state.weights[:, : self.classes] -= kept
 
     def agree(self, state: State, purpose: str) -> None:
         """Average weights and intercept over replicas, weighted by rows. Collective."""
@@ -114,10 +193,19 @@ class Average(Agreement):
         return super().keeps_own(state)
 
     def averages_all(self, state: State) -> bool:
-        """Return whether the whole state is averaged, including any momentum."""
+        """Return whether all but the anchor is averaged, including any momentum."""
         if self.momentum == "average":
             return True
-        return bool(state.host_array("weights").shape[1] <= self.classes)
+        states = 1 + self.has_anchor
+        return bool(state.host_array("weights").shape[1] <= states * self.classes)
+
+    def unanchored(self, state: State) -> State:
+        """Return the state without the anchor of FedProx, as views."""
+        if not self.has_anchor:
+            return state
+        return positions(
+            state, self.classes, state.weights.shape[1] // self.classes - 1
+        )
 
     def average(
         self, state: State, share: float, group: Communicator, purpose: str
@@ -128,11 +216,11 @@ class Average(Agreement):
         as `momentum` names it.
         """
         if self.averages_all(state):
-            self._average_all(state, share, group, purpose)
+            self._average_all(self.unanchored(state), share, group, purpose)
             return
         self._average_all(positions(state, self.classes), share, group, purpose)
         if self.momentum == "reset":
-            clear_momentum(state, self.classes)
+            clear_momentum(self.unanchored(state), self.classes)
 
     @classmethod
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:
@@ -140,14 +228,25 @@ class Average(Agreement):
         return exchanges % shape.period == 0
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return what rank 0 sends after an exchange; [] where no average is due."""
-        return sent_for_average(shape) if cls.agrees(shape, exchanges) else []
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
+        """Return what rank 0 sends after an exchange; [] where no average is due.
+
+        Return None where the data decide what a codec sends, and with a codec in a
+        reproducible run.
+        """
+        return sent_for_changes(shape) if cls.agrees(shape, exchanges) else []
 
     @classmethod
     def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
         """Return what rank 0 sends at the end; [] if the last exchange averaged."""
         return [] if cls.agrees(shape, exchanges) else sent_for_average(shape)
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield name and bytes of the states, and of what a codec of changes keeps."""
+        yield from super().holds(shape)
+        if is_coded(shape.config) and shape.replicas > 1:
+            yield "coded changes", bytes_of_changes(shape)
 
     def _average_all(
         self, state: State, share: float, group: Communicator, purpose: str
@@ -171,6 +270,8 @@ class AverageVariant(Average):
             terms.period,
             terms.settings.momentum,
             terms.classes,
+            terms.settings.proximal,
+            CodedChanges.of(terms),
         )
 
     @classmethod
@@ -192,8 +293,10 @@ def sent_for_average(shape: RunShape, replicas: int = 0) -> list[SentWords]:
 
 def words_averaged(shape: RunShape) -> int:
     """Return how many words an average sends for each column of the data."""
-    travels = shape.settings.momentum == "average"
-    return shape.classes * (shape.states if travels else 1)
+    if shape.settings.momentum != "average":
+        return shape.classes
+    has_anchor = shape.settings.proximal > 0.0
+    return shape.classes * (shape.states - int(has_anchor))
 
 
 def sent_for_mean(shape: RunShape, wide: int, replicas: int) -> list[SentWords]:
@@ -211,12 +314,15 @@ def sent_for_mean(shape: RunShape, wide: int, replicas: int) -> list[SentWords]:
     return sent
 
 
-def positions(state: State, classes: int) -> State:
-    """Return a state with views of weights and intercept, without momentum."""
+def positions(state: State, classes: int, states: int = 1) -> State:
+    """Return a state with views of the first `states` arrays of weights and intercept.
+
+    By default these are the weights and the intercept, without momentum.
+    """
     intercept: Array | None = state.intercept
     return State(
-        weights=state.weights[:, :classes],
-        intercept=None if intercept is None else intercept[:1],
+        weights=state.weights[:, : states * classes],
+        intercept=None if intercept is None else intercept[:states],
     )
 
 
@@ -225,6 +331,126 @@ def clear_momentum(state: State, classes: int) -> None:
     state.weights[:, classes:] = 0.0
     if state.intercept is not None:
         state.intercept[1:] = 0.0
+
+
+# Changes of weights by a codec: Qsparse-local-SGD, and FedPAQ with `fedavg`.
+#
+# Since the last average, whose weights a all replicas know, replica r has moved by
+# a − x_r. With its error e_r, which is 0 for codecs without error feedback,
+#
+#     c_r = R (n_r / n) (a − x_r) + e_r;    e_r ← c_r − C(c_r)
+#     a ← a − (1/R) Σ_r C(c_r);             x_r ← a
+#
+# D. Basu, D. Data, C. Karakus and S. Diggavi, "Qsparse-local-SGD" (NeurIPS 2019),
+# Algorithm 1, lines 8 to 14; A. Reisizadeh, A. Mokhtari, H. Hassani, A. Jadbabaie and
+# R. Pedarsani, "FedPAQ" (AISTATS 2020), equation 6, without e_r, where n_r / n are the
+# shares of the replicas that were drawn. The intercept is averaged as it is, and so are
+# all weights at evaluations and at the end.
+
+AGREED = "agreed"  # name of a in checkpoints
+AVERAGES = "averages"  # and of the number of averages so far
+OF_CODEC = "codec_"  # prefix of the names of arrays that the codec keeps
+
+
+class CodedChanges:
+    """The codec by which replicas send how far they moved since the last average."""
+
+    def __init__(self, terms: AgreementInputs, config: CodecConfig) -> None:
+        self.grid = terms.grid
+        self.config = config
+        self.name = terms.settings.codec
+        self.seed = terms.seed
+        self.classes = terms.classes
+        self.each = terms.exchanges_per_epoch
+        self._line = ReplicaChannel(terms.grid.replicas)
+
+    @classmethod
+    def of(cls, terms: AgreementInputs) -> "CodedChanges | None":
+        """Return the codec of a run; None without one, and for one replica."""
+        if terms.codec is None or terms.grid.replicas.size == 1:
+            return None
+        return cls(terms, terms.codec)
+
+    def prepare(self, state: State) -> None:
+        """Make the codec of all local columns, and allocate what checkpoints save."""
+
+        def room(name: str) -> Array:
+            whole: Array = state.remember(OF_CODEC + name, self.classes)
+            return whole.reshape(-1)
+
+        bucket = Bucket(
+            number=0,
+            height=len(state.weights),
+            width=self.classes,
+            dtype=state.weights.dtype,
+            seed=self.seed,
+            member=self.grid.member,
+            room=room,
+        )
+        self.codec = make_codec(self.name, bucket, self.config)
+        state.remember(AGREED, self.classes)
+        state.shared.setdefault(AVERAGES, np.zeros((1, self.classes)))
+        for what, array in self.codec.kept.items():
+            state.rank_arrays[OF_CODEC + what] = array
+
+    def anchor(self, state: State) -> None:
+        """Store the present weights, which all replicas have, as those agreed on."""
+        state.memory[AGREED][...] = state.weights[:, : self.classes]
+
+    def average(self, state: State, share: float, exchanges: int) -> None:
+        """Set the weights to a − (1/R) Σ C(c), and average the intercept. Collective.
+
+        `share` is the weight of this replica in the average after `exchanges`
+        exchanges.
+        """
+        agreed = state.memory[AGREED]
+        part = agreed - state.weights[:, : self.classes]
+        part *= part.dtype.type(share * self._line.size)
+        number = int(state.shared[AVERAGES][0, 0])
+        moment = Moment(number, (exchanges - 1) // self.each, 1.0, 1.0)
+        finish = self.codec.start(part.reshape(-1), self._line, moment)
+        mean = finish().mean.reshape(agreed.shape)
+        state.weights[:, : self.classes] = agreed - mean
+        state.shared[AVERAGES] += 1.0
+        if state.intercept is not None:
+            intercept = state.intercept[0]
+            intercept *= share
+            self.grid.replicas.sum(intercept, PURPOSE)
+            same_on_members(self.grid, intercept, self._line.size)
+
+
+def sent_for_changes(shape: RunShape) -> list[SentWords] | None:
+    """Return what rank 0 sends for an average of all replicas, by the codec if any.
+
+    Return None where the data decide the bytes, and with a codec in a reproducible run:
+    a codec may gather or sum.
+    """
+    if not is_coded(shape.config) or shape.replicas == 1:
+        return sent_for_average(shape)
+    if shape.reproducible:
+        return None
+    dtype = np.dtype(f"f{shape.itemsize}")
+    bucket = Bucket(0, shape.local_columns, shape.classes, dtype)
+    codec = make_codec(shape.settings.codec, bucket, shape.config.codec)
+    payload = codec.payload_bytes(shape.replicas, 0)
+    if payload is None:
+        return None
+    sent = [SentWords(None, payload)]
+    if shape.intercept:
+        sent += [shape.sent(shape.classes, 8), *shape.to_members(shape.classes)]
+    return sent
+
+
+def bytes_of_changes(shape: StateShape) -> int:
+    """Return the bytes of the weights agreed on, and of what a codec keeps and makes.
+
+    They count with their snapshots, and with the words that are encoded and decoded.
+    """
+    config = shape.config
+    bucket = Bucket(0, shape.columns, 1, np.dtype(f"f{shape.itemsize}"))
+    codec = shape.settings.codec, bucket, config.codec, config.accordion
+    kept = shape.vector + kept_bytes(*codec)
+    return (2 + shape.snapshots) * kept + 3 * shape.vector
 
 
 # Post-local SGD: local SGD that averages more often at first.
@@ -282,6 +508,108 @@ def exchanges_in(epochs: float, each: int) -> int:
     return ceil(round(epochs * each, 6))  # 0.1 · 30 is 3, not 4
 
 
+# Stochastic gradient push: half of the weights to one other replica, by push-sum.
+#
+# M. Assran, N. Loizou, N. Ballas and M. Rabbat, "Stochastic Gradient Push for
+# Distributed Deep Learning" (ICML 2019), Algorithm 1, on the directed exponential graph
+# of its appendix A. After exchange k = 1, 2, ... replica r sends half of its x and of
+# its push-sum weight p to replica r + 2^((k − 1) mod ⌈log₂ R⌉), keeps the others, and
+# steps at z = x / p:
+#
+#     x_r ← ½ x_r + ½ x_s;    p_r ← ½ p_r + ½ p_s;    z_r ← x_r / p_r
+#
+# with s the replica that sends to r. Σ p_r z_r never changes by this. p begins as
+# R n_r / n (1 where all replicas have as many rows), so that the mean that a run
+# evaluates, Σ (p_r / R) z_r, is that of `average`. Where τ divides k all replicas take
+# this mean, as SlowMo needs it, and p begins again.
+
+PUSH = "push_weight"  # the name of p in checkpoints of the same grid
+
+
+@dataclass(frozen=True)
+class GossipSettings(AverageSettings):
+    """The settings of stochastic gradient push, which are those of averages."""
+
+    supports: ClassVar[Supports] = replace(
+        AverageSettings.supports, emulated_members=False
+    )
+
+
+class Gossip(AverageVariant):
+    """Stochastic gradient push (SGP; Assran et al., 2019), with averages every τ.
+
+    Needs    what `Average` needs.
+    Refuses  what `Average` refuses, and `--emulate-members`.
+    Keeps    what `Average` keeps, and the push-sum weight of this replica. Momentum
+             stays with its replica until all average.
+    Sends    after exchanges that τ does not divide (d + i)·K + 1 words to one other
+             replica; after the others and at the end what `Average` sends.
+    """
+
+    settings: ClassVar[type[AgreementSettings]] = GossipSettings
+
+    def __init__(self, terms: AgreementInputs) -> None:
+        super().__init__(terms)
+        self._push = np.ones(1)
+
+    def prepare(self, state: State) -> None:
+        """Allocate also the push-sum weight, which checkpoints save."""
+        super().prepare(state)
+        self._push = state.rank_arrays.setdefault(PUSH, self._push)
+        self._push[0] = self.share * self.grid.replicas.size
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Push half of the weights, or average all replicas if due. Collective."""
+        super().after_exchange(state, exchanges)
+        if not self.is_whole(exchanges) and self.grid.replicas.size > 1:
+            self._exchange_halves(state, exchanges)
+
+    def anchor(self, state: State) -> None:
+        """Anchor at the present weights; push-sum weights begin again."""
+        super().anchor(state)
+        self._push[0] = self.share * self.grid.replicas.size
+
+    def weight(self, exchanges: int) -> float:
+        """Return p / R, the weight of this replica in an average of all."""
+        return float(self._push[0]) / self.grid.replicas.size
+
+    def conclude(self, state: State, exchanges: int, purpose: str) -> None:
+        """Set all replicas to Σ (p_r / R) z_r. Collective."""
+        self.average(state, self.weight(exchanges), self.grid.replicas, purpose)
+
+    def _exchange_halves(self, state: State, exchanges: int) -> None:
+        replicas = self.grid.replicas
+        hop = push_hop(exchanges, replicas.size)
+        half = flat_positions(state, self.classes)
+        half = np.append(half, half.dtype.type(1.0))
+        half *= half.dtype.type(0.5 * self._push[0])
+        counts = [0] * replicas.size
+        counts[(replicas.rank + hop) % replicas.size] = half.size
+        received = [0] * replicas.size
+        received[(replicas.rank - hop) % replicas.size] = half.size
+        total = np.empty_like(half)
+        replicas.deal(half, counts, total, received, PURPOSE)
+        total += half
+        self._push[0] = total[-1]
+        positions(state, self.classes).become(total[:-1] / total[-1])
+
+    @classmethod
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
+        """Return half of the weights and p, or where due an average of all."""
+        if cls.agrees(shape, exchanges):
+            return super().messages(shape, exchanges)
+        words = shape.classes * (shape.local_columns + shape.intercept)
+        return [shape.sent(words + 1)] if shape.replicas > 1 else []
+
+
+def push_hop(exchanges: int, replicas: int) -> int:
+    """Return by how many places a replica pushes its half after `exchanges`.
+
+    It is 1, 2, 4, ... in turn, up to the largest power of two below `replicas`.
+    """
+    return int(2 ** ((exchanges - 1) % max((replicas - 1).bit_length(), 1)))
+
+
 # Federated averaging: in every round of τ exchanges a part of the replicas trains.
 #
 # Round k = 0, 1, ... is exchanges kτ + 1 .. (k + 1)τ. m = max(⌊fraction · R + 1/2⌋, 1)
@@ -303,6 +631,11 @@ class FedAvgSettings(AverageSettings):
         above=0,
         at_most=1,
     )
+
+    @property
+    def rests(self) -> bool:
+        """Return True: replicas that were not drawn rest."""
+        return True
 
 
 class FedAvg(AverageVariant):
@@ -472,12 +805,18 @@ class AsyncAverageSettings(AverageSettings):
     )
 
     supports: ClassVar[Supports] = replace(
-        AverageSettings.supports, averages=False, emulated_members=False
+        AverageSettings.supports, codecs=False, averages=False, emulated_members=False
     )
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield refusals of a delay above the period, and of svrg."""
+        """Yield refusals of a delay above the period, of svrg, and of FedProx."""
         period = config.schedule.period
+        if self.proximal:
+            yield (
+                "has no moment at which all replicas are at one average, and proximal"
+                " draws steps to it; use --agreement average, or agreement.proximal=0"
+            )
         if self.delay > period:
             yield (
                 f"sends one average at a time: [agreement] delay = {self.delay} must be"

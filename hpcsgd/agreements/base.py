@@ -14,7 +14,7 @@ from math import ceil
 from time import perf_counter
 from typing import Any, ClassVar
 
-from hpcsgd.agreements.codecs import CODECS
+from hpcsgd.agreements.codecs import CODECS, CodecConfig
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
@@ -47,6 +47,7 @@ class AgreementInputs:
     settings: Any  # the section [agreement], of the class of this agreement
     # Exchanges done, from 1 -> rate of the last step of the replica with most rows.
     last_rate: Callable[[int], float]
+    codec: CodecConfig | None = None  # the section [codec]; None: nothing is encoded
 
     @property
     def share(self) -> float:
@@ -68,6 +69,8 @@ AGREEMENTS: dict[str, "str | type[Agreement]"] = {
     "gradient": "hpcsgd.agreements.gradient:Gradient",
     "growing": "hpcsgd.agreements.gradient:Growing",
     "postlocal": "hpcsgd.agreements.averaging:PostLocal",
+    "gossip": "hpcsgd.agreements.averaging:Gossip",
+    "local-steps": "hpcsgd.agreements.more.decentralized:LocalSteps",
     "hierarchical": "hpcsgd.agreements.hierarchical:Hierarchical",
     "fedavg": "hpcsgd.agreements.averaging:FedAvg",
     "slowmo": "hpcsgd.agreements.slowmo:SlowMo",
@@ -87,6 +90,15 @@ AGREEMENTS: dict[str, "str | type[Agreement]"] = {
 def usual_kind(replicas: int) -> str:
     """Return what "auto" stands for: "average" for several replicas, "none" for 1."""
     return "average" if replicas > 1 else "none"
+
+
+def agreement_name(config: Any) -> str:
+    """Return the kind of agreement that runs.
+
+    "auto" becomes "none" for one replica, and "average" for several.
+    """
+    kind: str = config.agreement.kind
+    return usual_kind(config.grid.replicas) if kind == AUTO else kind
 
 
 def automatic_kind(facts: RunFacts) -> Resolved:
@@ -192,6 +204,11 @@ class AgreementSettings(Settings, section="agreement"):
 
     Attributes
     ----------
+    proximal : float
+        Weight μ of FedProx: how strongly steps are drawn to the last average. Kinds
+        that average weights have a setting of this name.
+    averages_weights : bool
+        Whether replicas average their weights, by a codec if the kind supports it.
     shares_gradients : bool
         Whether the agreement receives gradients and takes the steps itself, as
         `Gradient` and its subclasses do.
@@ -266,6 +283,8 @@ class AgreementSettings(Settings, section="agreement"):
     )
     foreign: tuple[tuple[str, Any], ...] = ()
 
+    proximal: ClassVar[float] = 0.0
+    averages_weights: ClassVar[bool] = False
     shares_gradients: ClassVar[bool] = False
     slices: ClassVar[bool] = False
     on_disk: ClassVar[bool] = False
@@ -293,6 +312,11 @@ class AgreementSettings(Settings, section="agreement"):
     @property
     def steps_late(self) -> bool:
         """Return whether a gradient is applied one exchange late."""
+        return False
+
+    @property
+    def rests(self) -> bool:
+        """Return whether only a part of the replicas trains in an exchange."""
         return False
 
     @property

@@ -741,6 +741,8 @@ class Gradient(Agreement):
                 self._take(state, tile, factor, task)
         if counts:
             self._step_intercept(state)
+            for shaper in self.inputs.shapers:
+                shaper.finish(self._facts_of_mean, self._moment)
 
     def _step_on_device(self, state: State, linear: LinearStep) -> None:
         """Take the step x ← M x + u Σ s / n on the device, which has the weights.
@@ -769,6 +771,8 @@ class Gradient(Agreement):
         if state.intercept is not None:
             tail = self._tail() if tail is None else tail
             mean = tail[: self.columns] / tail[-1]
+            for shaper in self.inputs.shapers:
+                shaper.shape_intercept(mean)
             self.steps.take_intercept(state, mean, self._moment)
 
     def _take(self, state: State, tile: Tile, factor: float, task: Task | None) -> None:
@@ -825,8 +829,12 @@ class Gradient(Agreement):
         """Return which columns of the data the mean gradient of this rank has."""
         return self.inputs.shard.columns
 
+    @property
+    def _facts_of_mean(self) -> GradientFacts:
+        return GradientFacts(self._columns_of_mean, self._total)
+
     def _shape_mean(self, mean: Array) -> None:
-        whole = GradientFacts(self._columns_of_mean, self._total)
+        whole = self._facts_of_mean
         for shaper in self.inputs.shapers:
             shaper.shape(mean, whole, self._moment)
 

@@ -218,8 +218,9 @@ class HierarchicalSettings(AverageSettings):
     )
 
     supports: ClassVar[Supports] = replace(
-        AverageSettings.supports, emulated_members=False
+        AverageSettings.supports, codecs=False, emulated_members=False
     )
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Raise a ConfigError where groups, periods and replicas do not fit."""
@@ -276,6 +277,8 @@ class Hierarchical(AverageVariant):
         due = [c for c in self.circles if exchanges % c.period == 0]
         if due and due[-1].size > 1:
             self.average(state, due[-1].share, due[-1].group, "agreement")
+        if self.is_whole(exchanges):
+            self.anchor(state)
 
     @classmethod
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:

@@ -54,6 +54,12 @@ class Shaper(ABC):
         All ranks call it once in an exchange, each with all columns that it has.
         """
 
+    def shape_intercept(self, mean: Array) -> None:  # noqa: B027
+        """Change the mean gradient of the intercept, (K,), in place; here nothing."""
+
+    def finish(self, whole: GradientFacts, moment: Moment) -> None:  # noqa: B027
+        """Change weights and intercept after a step of the kind gradient."""
+
     def facts(self) -> dict[str, Any]:
         """Return the entries of this shaper in the report of a run."""
         return {}
@@ -182,6 +188,98 @@ class ToLengthOne(Shaper):
         if size > 0.0:
             # In float64: 1 / size would overflow for a size near the smallest number.
             gradient[...] = gradient.astype(np.float64) / size
+
+
+# LARS and LAMB: steps in proportion to the weights, layer by layer.
+#
+# The weights are one layer, the intercept another, with λ = 0. With the trust
+# coefficient c, the penalty λ, and the rate η in front of the velocity,
+#
+#     r = c |w| / (|g| + λ |w|);    v ← μ v + r (g + λ w);    w ← w − η v
+#
+# is LARS (Y. You, I. Gitman and B. Ginsburg, "Large Batch Training of Convolutional
+# Networks", 2017, equation 6 and algorithm 1), and with m̂ and v̂ of Adam
+#
+#     u = m̂ / (√v̂ + ε) + λ w;    r = c |w| / |u|;    w ← w − η r u
+#
+# is LAMB (Y. You et al., "Large Batch Optimization for Deep Learning", ICLR 2020,
+# algorithm 2, φ(x) = c x, c = 1 there). Where a norm is zero, as before the first step
+# of a run, r is 1.
+
+
+@dataclass
+class LayerRates(Shaper):
+    """LARS: the gradient with its penalty times the trust ratio of the weights."""
+
+    trust: float
+    l2: float
+
+    def prepare(self, state: State) -> None:
+        """Store the state, whose weights and intercept have the norms."""
+        self._state = state
+
+    def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
+        """Change g so that g + λw becomes r (g + λw); this sums two words."""
+        weights = self._state.weights[:, : gradient.shape[1]]
+        size, slope = norms_of(weights, gradient, whole)
+        ratio = self.ratio(size, slope, slope + self.l2 * size)
+        gradient *= gradient.dtype.type(ratio)
+        if self.l2:
+            gradient += gradient.dtype.type((ratio - 1.0) * self.l2) * weights
+
+    def shape_intercept(self, mean: Array) -> None:
+        """Multiply the mean gradient of the intercept by its own trust ratio."""
+        intercept = self._state.intercept
+        assert intercept is not None  # it has a gradient
+        slope = float(np.linalg.norm(mean))
+        mean *= self.ratio(float(np.linalg.norm(intercept[0])), slope, slope)
+
+    def ratio(self, size: float, slope: float, below: float) -> float:
+        """Return c · `size` / `below`, or 1 if the norm `size` or `slope` is zero."""
+        return self.trust * size / below if size and slope else 1.0
+
+
+class DirectionRates(LayerRates):
+    """LAMB: the step of Adam, with a penalty of its own, times the trust ratio."""
+
+    def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
+        """Keep w, and take λw from g: the rule, which adds it, then steps by g."""
+        weights = self._state.weights[:, : gradient.shape[1]]
+        self._before = weights.copy()
+        if self.l2:
+            gradient -= gradient.dtype.type(self.l2) * weights
+
+    def shape_intercept(self, mean: Array) -> None:
+        """Keep the intercept as it is before the step."""
+        intercept = self._state.intercept
+        assert intercept is not None  # it has a gradient
+        self._intercept = intercept[0].copy()
+
+    def finish(self, whole: GradientFacts, moment: Moment) -> None:
+        """Take the step again, r times as far; this sums two words."""
+        if not moment.rate:
+            return
+        state = self._state
+        before = self._before
+        weights = state.weights[:, : before.shape[1]]
+        along = (before - weights) / before.dtype.type(moment.rate)
+        along += before.dtype.type(self.l2) * before
+        size, slope = norms_of(before, along, whole)
+        reach = moment.rate * self.ratio(size, slope, slope)
+        state.weights[:, : before.shape[1]] = before - before.dtype.type(reach) * along
+        if state.intercept is not None:
+            along = (self._intercept - state.intercept[0]) / moment.rate
+            slope = float(np.linalg.norm(along))
+            size = float(np.linalg.norm(self._intercept))
+            reach = moment.rate * self.ratio(size, slope, slope)
+            state.intercept[0] = self._intercept - reach * along
+
+
+def norms_of(first: Array, second: Array, whole: GradientFacts) -> tuple[float, float]:
+    """Return the norms of two arrays over all columns, by one sum."""
+    squares = [np.square(x, dtype=np.float64).sum() for x in (first, second)]
+    sums = np.sqrt(whole.total(np.array(squares)))
+    return float(sums[0]), float(sums[1])
 
 
 # Noise that fades: N(0, σ² / (1 + t)^0.55) on every word of the mean gradient.

@@ -1,6 +1,7 @@
 """SlowMo: slow momentum on averaged weights (Wang et al., 2020).
 
-Needs    a base that averages weights: average, postlocal, hierarchical or fedavg.
+Needs    a base that averages weights: average, postlocal, hierarchical, fedavg or
+         gossip.
 Refuses  what its base refuses, and `--emulate-members` where the base splits groups.
 Keeps    x_old and v, d·K words each of d columns and K classes (1/R of that on each of
          R replicas with `slow_sharded`), and K words each for the intercept.
@@ -22,7 +23,9 @@ from hpcsgd.agreements.averaging import (
     FedAvgSettings,
     PostLocalSettings,
     clear_momentum,
+    positions,
     sent_for_average,
+    sent_for_changes,
     words_averaged,
 )
 from hpcsgd.agreements.base import (
@@ -76,7 +79,8 @@ class Shards:
         computes.
         """
         whole = self.base.momentum == "average"
-        width = state.weights.shape[1] if whole else self.classes
+        sent = self.base.unanchored(state) if whole else positions(state, self.classes)
+        width = sent.weights.shape[1]
         states = width // self.classes  # of the intercept that travel
         weights = state.weights[:, :width]
         intercept = None if state.intercept is None else state.intercept[:states]
@@ -86,7 +90,7 @@ class Shards:
         if intercept is not None:
             intercept[...] = mean.reshape(intercept.shape)
         if self.base.momentum == "reset":
-            clear_momentum(state, self.classes)
+            clear_momentum(self.base.unanchored(state), self.classes)
 
     def join(self, own: Array, state: State, purpose: str) -> Array:
         """Return an array with a row per local column, joined from all replicas.
@@ -158,7 +162,7 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
     base: str = setting(
         "average",
         "agreement that slow momentum is added to",
-        choices=("average", "postlocal", "hierarchical", "fedavg"),
+        choices=("average", "postlocal", "hierarchical", "fedavg", "gossip"),
     )
     slow_rate: float = setting(
         1.0,
@@ -186,11 +190,17 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
     )
 
     supports: ClassVar[Supports] = AverageSettings.supports
+    reads: ClassVar[frozenset[str]] = AverageSettings.reads
 
     @property
     def of_base(self) -> type[AgreementSettings]:
         """Return the settings class of the base."""
         return get_agreement(self.base).settings
+
+    @property
+    def rests(self) -> bool:
+        """Return whether only a part of the replicas trains in the base."""
+        return issubclass(self.of_base, FedAvgSettings)
 
     def conditions(self) -> dict[str, Condition]:
         """Return, for each setting of a base alone, that `base` must name that base."""
@@ -208,6 +218,19 @@ class SlowMoSettings(PostLocalSettings, FedAvgSettings, HierarchicalSettings):
                 f"with base = {self.base!r} splits groups of ranks, and"
                 " --emulate-members has one rank; use base = 'average'"
             )
+        if config.agreement.codec != "identity":
+            if not self.of_base.supports.codecs:
+                yield (
+                    f"with base = {self.base!r} averages in groups of replicas, for"
+                    " which there is no codec; leave agreement.codec out, or use base ="
+                    " 'average'"
+                )
+            if self.slow_sharded:
+                yield (
+                    "with slow_sharded adds weights piece by piece, and a codec encodes"
+                    " changes of all columns; leave agreement.codec out, or use"
+                    " slow_sharded = false"
+                )
         yield from self.of_base.conflicts_with(self, config, precision)
 
 
@@ -265,6 +288,10 @@ class SlowMo(Agreement):
         """Return the facts of the base for the report of a run."""
         return self.base.facts()
 
+    def weight(self, exchanges: int) -> float:
+        """Return the weight of this replica in an average of the base."""
+        return self.base.weight(exchanges)
+
     def trains(self, number: int) -> bool:
         """Return whether this replica trains in exchange `number`, counted from 1."""
         return self.base.trains(number)
@@ -312,9 +339,10 @@ class SlowMo(Agreement):
         if self.shards is not None:
             self.shards.average(state, exchanges, partial(self._walk, decay))
         else:
-            self.base.conclude(state, exchanges, "agreement")
+            self.base.synchronise(state, exchanges)
             self._walk(decay, state, state.weights[:, : self.classes])
         self._walk_intercept(decay, state)
+        self.base.anchor(state)
 
     def conclude(self, state: State, exchanges: int, purpose: str) -> None:
         """Average as the base does, without a slow step. Collective.
@@ -357,6 +385,10 @@ class SlowMo(Agreement):
         else:
             self.base.remember(state, name, kept)
 
+    def inherit(self, state: State, name: str, kept: Array) -> None:
+        """Use a saved array that only the base may know."""
+        self.base.inherit(state, name, kept)
+
     def close(self) -> None:
         """Close the communicators that the base opened. Collective."""
         self.base.close()
@@ -385,7 +417,7 @@ class SlowMo(Agreement):
         return base_of(shape).rank_0_trains(shape, number)
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what the base sends, or one average of all where a slow step is due.
 
         On d local columns of W words, a sharded average is a reduce-scatter of d·W
@@ -395,7 +427,7 @@ class SlowMo(Agreement):
         if not cls.steps_slowly(shape, exchanges):
             return base_of(shape).messages(shape, exchanges)
         if not shape.settings.slow_sharded:
-            return sent_for_average(shape)
+            return sent_for_changes(shape)
         wide = words_averaged(shape)
         shard_columns = split_range(shape.local_columns, shape.replicas, 0).stop
         more = shape.replicas * wide * shape.intercept
@@ -414,7 +446,7 @@ class SlowMo(Agreement):
         The slow state counts with its snapshots, and once as whole arrays for a
         checkpoint.
         """
-        yield from super().holds(shape)
+        yield from get_agreement(shape.settings.base).holds(shape)
         parts = shape.replicas if shape.settings.slow_sharded else 1
         shard_bytes = shape.vector * (1 + shape.snapshots) // parts
         yield "slow state", 2 * (shard_bytes + shape.vector)

@@ -391,6 +391,7 @@ class LossScale:
     quiet: int = 0  # exchanges since the last change
     waits: bool = False  # True: replicas decide together, when an exchange is over
     overflowed: bool = False  # where it waits: some residual of this exchange
+    patience: int = PATIENCE  # exchanges without overflow after which it doubles
 
     def accepts(self, residuals: NDArray[np.generic]) -> bool:
         """Return whether the steps of these residuals are applied; adapt the scale.
@@ -411,7 +412,7 @@ class LossScale:
     def settle(self, overflowed: bool) -> None:
         """Halve the scale if `overflowed`, else count a quiet exchange.
 
-        `overflowed`: some residual of the exchange was not finite. After `PATIENCE`
+        `overflowed`: some residual of the exchange was not finite. After `patience`
         quiet exchanges, a scale that is not fixed doubles, up to `MOST`.
         """
         self.overflowed = False
@@ -434,20 +435,28 @@ class LossScale:
 
     def _grow(self) -> None:
         self.quiet += 1
-        if not self.is_fixed and self.quiet >= PATIENCE and self.value < MOST:
+        if not self.is_fixed and self.quiet >= self.patience and self.value < MOST:
             self.value = self.value * 2
             self.quiet = 0
 
 
-def make_loss_scale(value: float) -> LossScale:
-    """Return a loss scale of this value, or one that adapts if `value` is 0."""
+def make_loss_scale(
+    value: float, start: float = FIRST, patience: int = PATIENCE
+) -> LossScale:
+    """Return a loss scale of this value, or one that adapts if `value` is 0.
+
+    One that adapts begins with `start`, and doubles after `patience` exchanges without
+    overflow.
+    """
+    for name, number in (("loss_scale", value), ("loss_scale_start", start)):
+        is_power = number > 0 and float(np.frexp(number)[0]) == 0.5 and number <= MOST
+        if number and not is_power:
+            raise ConfigError(
+                f"[precision] {name} = {number:g} must be a power of two up to"
+                f" {MOST:g}, or 0 for one that adapts"
+            )
     if not value:
-        return LossScale()
-    if not (value > 0 and float(np.frexp(value)[0]) == 0.5 and value <= MOST):
-        raise ConfigError(
-            f"[precision] loss_scale = {value:g} must be a power of two up to"
-            f" {MOST:g}, or 0 for one that adapts"
-        )
+        return LossScale(start, patience=patience)
     return LossScale(value, is_fixed=True)
 
 

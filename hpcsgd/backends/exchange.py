@@ -123,7 +123,7 @@ def probed(task: Task, weights: Array) -> Array:
     momentum = float(task.probe[1])
     if momentum == 0.0:
         return point
-    return point + momentum * weights[:, task.columns :]
+    return point + momentum * weights[:, task.columns : 2 * task.columns]
 
 
 def score(task: Task, state: State, rows: Rows, point: Array, out: Array) -> None:

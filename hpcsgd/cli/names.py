@@ -5,15 +5,16 @@ import of NumPy. tests/architecture/test_import.py holds it against the registri
 """
 
 AGREEMENTS = (
-    *("none", "average", "gradient", "growing", "postlocal", "hierarchical", "fedavg"),
-    *("slowmo", "decentralized", "decentralized-low", "async-average", "qadam"),
+    *("none", "average", "gradient", "growing", "postlocal", "gossip"),
+    *("local-steps", "hierarchical", "fedavg", "slowmo", "decentralized"),
+    *("decentralized-low", "async-average", "qadam"),
     *("anybatch", "scheduled", "ticktock", "sharded", "offload", "infinity"),
 )
 AUTO = "auto"  # in the place of a recipe: pilots choose one
 CODECS = (
     *("identity", "fp16", "bf16", "fp8", "topk", "randomk", "threshold", "wangni"),
-    *("dgc", "qsgd", "sign", "byte", "bytegrad", "nuqsgd", "alq", "amq", "powersgd"),
-    "accordion",
+    *("dgc", "qsgd", "sign", "vote", "byte", "bytegrad", "nuqsgd", "alq", "amq"),
+    *("powersgd", "accordion"),
 )
 DEVICES = ("cpu", "cuda")
 DRIVERS = ("independent", "mpio")  # of HDF5
@@ -31,7 +32,7 @@ MACHINES = ("h200-nvlink", "laptop", "perlmutter-a100", "two-core-server")
 PARTITIONS = ("auto", "equal", "stored")
 PLACES = ("local", "slurm")  # of studies
 PREDICTIONS = ("mean", "score", "class", "probability")
-RATES = ("constant", "inverse", "inverse-sqrt", "cosine", "milestones")
+RATES = ("constant", "inverse", "inverse-sqrt", "cosine", "milestones", "step")
 RECIPES = ("fp64", "fp32", "c", "d", "bf16", "fp16", "fp8")
 SHAPES = ("epsilon", "susy", "higgs", "synth", "poisson-synth")
 SOURCES = ("libsvm", "csv", "npy", "npz", "hdf5")
@@ -41,11 +42,11 @@ ADAPTIVE = ("adagrad", "adam")
 
 METHODS = (  # of --method
     *("ddp", "fp16", "bf16", "fp8", "topk", "randomk", "threshold", "wangni", "dgc"),
-    *("qsgd", "sign", "byte", "bytegrad", "nuqsgd", "alq", "amq", "powersgd"),
+    *("qsgd", "sign", "vote", "byte", "bytegrad", "nuqsgd", "alq", "amq", "powersgd"),
     *("infinity", "accordion", "bagua", "decentralized", "decentralized-low", "qadam"),
-    *("async-average", "accordion-batch", "bytescheduler", "wavelet", "local"),
-    *("postlocal", "hierarchical", "fedavg", "slowmo", "anybatch"),
-    *("zero1", "zero2", "zero3", "offload"),
+    *("onebit-adam", "async-average", "accordion-batch", "bytescheduler", "wavelet"),
+    *("sgp", "local-adam", "local", "postlocal", "hierarchical", "fedavg", "slowmo"),
+    *("anybatch", "zero1", "zero2", "zero3", "offload"),
 )
 LINE_UP = ("sgd", "casgd", "hybrid", *METHODS)  # of compare
 

@@ -14,6 +14,7 @@ from hpcsgd.glm.updates import (
     Adagrad,
     Adam,
     ColumnViews,
+    FedProx,
     HeavyBall,
     InEightBits,
     LinearRule,
@@ -293,9 +294,12 @@ UPDATES: dict[str, type[LinearUpdate]] = NameTable(
 ADAPTIVE = {"adagrad": len(Adagrad.state_names), "adam": len(Adam.state_names)}
 
 
-def make_update(name: str, momentum: float, bits: int = 32) -> LinearUpdate:
+def make_update(
+    name: str, momentum: float, bits: int = 32, pull: float = 0.0
+) -> LinearUpdate:
     """Return the linear update called `name`, with the coefficient `momentum`.
 
+    A `pull` above 0 is μ of FedProx, whose steps have the anchor as one more state.
     Adaptive rules and optimizer states in 8 bits have no linear update: for them the
     result is plain SGD, and no recurrence runs.
     """
@@ -308,7 +312,8 @@ def make_update(name: str, momentum: float, bits: int = 32) -> LinearUpdate:
         raise ConfigError(
             f"[update] momentum = {momentum!r} must lie in [0, 1); 0.9 is usual"
         )
-    return UPDATES[name](momentum)
+    update = UPDATES[name](momentum)
+    return FedProx(inner=update, pull=pull) if pull else update
 
 
 def make_rule(settings: Any, update: LinearUpdate) -> Rule:

@@ -119,6 +119,47 @@ class NesterovClassic(LinearUpdate):
         return np.array([1.0, self.momentum])
 
 
+# FedProx: local steps that stay near the weights a that replicas agreed on last.
+#
+# T. Li, A. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar and V. Smith, "Federated
+# Optimization in Heterogeneous Networks" (MLSys 2020), equation 2: replica k minimises
+#
+#     h_k(w; a) = F_k(w) + (μ/2) |w − a|²,    ∇h_k = ∇F_k + μ (w − a)
+#
+# A step is affine in (x, a): with u the gain of a mean gradient, read at q·x,
+# x ← M(η, λ + μ) x − μ u a, and a stays.
+
+
+@dataclass(frozen=True)
+class FedProx(LinearUpdate):
+    """The steps of `inner` on the loss with the term (μ/2) |w − a|² of FedProx.
+
+    μ is `pull`. The anchor a is one more state, the last one, which steps leave as it
+    is.
+    """
+
+    inner: LinearUpdate = Sgd()
+    pull: float = 0.0
+
+    @property
+    def states(self) -> int:  # type: ignore[override]
+        """Return the number of states of `inner`, and one for the anchor."""
+        return self.inner.states + 1
+
+    def transition(self, rate: float, l2: float) -> Array:
+        count = self.inner.states
+        whole = np.eye(count + 1)
+        whole[:count, :count] = self.inner.transition(rate, l2 + self.pull)
+        whole[:count, count] = -self.pull * self.inner.gain(rate, 1)
+        return whole
+
+    def gain(self, rate: float, count: int) -> Array:
+        return np.append(self.inner.gain(rate, count), 0.0)
+
+    def probe(self) -> Array:
+        return np.append(self.inner.probe(), 0.0)
+
+
 # Rules: steps with the mean gradient, which all replicas take alike.
 #
 # A rule works entry by entry on some columns at a time. A rank can step any part of the
@@ -292,13 +333,18 @@ class Adam(Rule):
         m += g
         self.walk(part, turn)
 
+    def steps_of_squares(self, steps: int) -> int:
+        """Return the number of steps that v is a mean of; here all `steps`."""
+        return steps
+
     def walk(self, part: ColumnViews, turn: Turn) -> None:
         """Compute w ← w − η m̂ / (√v̂ + ε) in place, without a change of m and v."""
         m = part.arrays["adam_m"]
         v = part.arrays["adam_v"]
         real = m.dtype.type
         t = turn.number + 1
-        below = np.sqrt(v * real(1.0 / (1.0 - self.beta2**t)))
+        squares = self.steps_of_squares(t)
+        below = np.sqrt(v * real(1.0 / (1.0 - self.beta2**squares)))
         below += real(self.epsilon)
         np.divide(m, below, out=below)
         below *= real(turn.rate / (1.0 - self.beta1**t))
@@ -552,6 +598,7 @@ class Svrg(LinearUpdate):
 #     inverse-sqrt  η / √(1 + c k)
 #     cosine        η (1 + cos(π k / n)) / 2
 #     milestones    η fᵐ, where m milestones are at most k N / n epochs
+#     step          η fᵐ, where m = ⌊k N / (n E)⌋: a milestone after every E epochs
 #
 # A run of milestones is constant between them, and drops at each: step decay, as
 # networks are trained by. All others are smooth.
@@ -565,8 +612,10 @@ RATES: dict[str, Callable[["Rate", Array], Array]] = {
         0.5 * (1.0 + np.cos(np.pi * np.minimum(k / rate.total_steps, 1.0)))
     ),
     "milestones": lambda rate, k: rate.config.factor ** rate.passed(k),
+    "step": lambda rate, k: rate.config.factor ** rate.passed(k),
 }
 NORMS = ("rows", "batches")
+DROPPING = ("milestones", "step")  # kinds whose rate drops after whole epochs
 
 
 @dataclass(frozen=True)
@@ -625,7 +674,16 @@ class RateConfig(Settings, section="rate"):
         above=0,
         below=1,
         remedy="0.1 is usual",
-        read_if={"rate.kind": ("milestones",)},
+        read_if={"rate.kind": DROPPING},
+    )
+    every: int = setting(
+        30,
+        "epochs from one drop to the next of the rate schedule `step`, each by"
+        " rate.factor",
+        is_whole=True,
+        at_least=1,
+        remedy="30 is usual",
+        read_if={"rate.kind": ("step",)},
     )
 
     def conflicts(self) -> Iterator[str]:
@@ -666,8 +724,13 @@ class Rate:
     def passed(self, steps: Array) -> Array:
         """Return how many milestones are at or before the beginning of each step.
 
-        `steps` are numbers of steps, from 0 on.
+        `steps` are numbers of steps, from 0 on. A schedule `step` has a milestone after
+        every `every` epochs.
         """
+        if self.config.kind == "step":
+            between = self.config.every * self.total_steps
+            drops: Array = steps * self.epochs // between
+            return drops
         places = np.array(self.config.milestones) * self.total_steps
         counts: Array = np.searchsorted(places, steps * self.epochs, side="right")
         return counts
@@ -675,9 +738,9 @@ class Rate:
     def drops(self, step: int) -> int:
         """Return how many milestones have lowered the rate when `step` begins.
 
-        The result is 0 unless the kind of the schedule is `milestones`.
+        The result is 0 unless the kind of the schedule is `milestones` or `step`.
         """
-        if self.config.kind != "milestones":
+        if self.config.kind not in DROPPING:
             return 0
         return int(self.passed(np.array([step]))[0])
 

@@ -14,6 +14,8 @@ from hpcsgd.agreements.shaping import (
     ByNorm,
     ByPercentile,
     ByValue,
+    DirectionRates,
+    LayerRates,
     Noise,
     OverClasses,
     OverColumns,
@@ -70,6 +72,9 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
         shapers.append(OverColumns(columns))
     if update.normalise:
         shapers.append(ToLengthOne())
+    if update.trust:
+        kind = DirectionRates if update.kind == "adam" else LayerRates
+        shapers.append(kind(update.trust, config.problem.l2))
     if update.noise:
         shapers.append(Noise(update.noise, config.sampling.seed))
     return tuple(shapers)

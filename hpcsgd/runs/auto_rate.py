@@ -91,11 +91,14 @@ def rows_of_step(config: RunConfig) -> int:
 def ignores_length(update: UpdateConfig) -> str:
     """Return the setting by which steps do not shrink with gradients; "" if none does.
 
-    It is a setting of [update]: an adaptive rule, or normalised gradients. No rate from
+    It is a setting of [update]: an adaptive rule, trust ratios, or normalised
+    gradients. No rate from
     the curvature L suits such steps.
     """
     if update.kind in ADAPTIVE:
         return f"kind = {update.kind!r}"
+    if update.trust:
+        return f"trust = {update.trust:g}"
     return "normalise = true" if update.normalise else ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcsgd.agreements.codecs import get_codec, make_codec
+from hpcsgd.agreements.codecs import CODECS, get_codec, make_codec
 from hpcsgd.agreements.codecs.base import Bucket
 from hpcsgd.agreements.hierarchical import check_groups
 from hpcsgd.backends.base import Backend
@@ -93,6 +93,7 @@ FEATURES = {  # fields of Supports
             "update.centre": lambda c: c.update.centre != "none",
             "update.normalise": lambda c: c.update.normalise,
             "update.noise": lambda c: c.update.noise > 0.0,
+            "update.trust": lambda c: c.update.trust > 0.0,
             "update.clip": lambda c: c.update.clip == "percentile",
         },
         INSTEAD,
@@ -189,6 +190,7 @@ def refusals(config: RunConfig) -> Iterator[str]:
     yield from _of_epochs(config)
     yield from _of_steps(config)
     yield from _of_svrg(config)
+    yield from _of_proximal(config)
     yield from product_refusals(config)
     yield from _of_open_steps(config)
     yield from _of_agreement(config, config.precision.resolve())
@@ -256,6 +258,8 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
     subject = f"[agreement] kind = {agreement.kind!r}"
     if agreement.shares_gradients:
         yield from _raised_by(lambda: check_groups(agreement.hierarchical))
+    is_coded = agreement.supports.codecs and agreement.codec != "identity"
+    if agreement.shares_gradients or is_coded:
         # One replica encodes nothing, but refuses settings that no grid could run.
         codec = agreement.codec, ONE_WORD, config.codec, config.accordion
         yield from _raised_by(lambda: make_codec(*codec))
@@ -274,7 +278,11 @@ def _of_agreement(config: RunConfig, precision: Precision) -> Iterator[str]:
         for is_wrong, ending in _of_gradients(config, precision):
             if is_wrong:
                 yield f"{subject} {ending}"
-    elif agreement.accumulate > 1:
+    if agreement.averages_weights and agreement.supports.codecs:
+        for is_wrong, ending in _of_changes(config):
+            if is_wrong:
+                yield f"{subject} {ending}"
+    if not agreement.shares_gradients and agreement.accumulate > 1:
         yield (
             f"{subject} sends no gradients, and [agreement] accumulate ="
             f" {agreement.accumulate} was given; {INSTEAD}"
@@ -365,6 +373,22 @@ def _of_gradients(
         " precision.residual=fp32",
     )
     yield (
+        update.trust > 0.0 and config.agreement.slices,
+        f"gives a replica a slice of the weights, and [update] trust = {update.trust:g}"
+        " needs the norm of all; use --agreement gradient, or leave it out",
+    )
+    takes_alike = config.agreement.steps_of_gradient
+    yield (
+        update.trust > 0.0 and update.kind == "adam" and not takes_alike,
+        f"takes steps otherwise than at once, and [update] trust = {update.trust:g} of"
+        " adam scales whole steps; use --agreement gradient, or leave it out",
+    )
+    yield (
+        codec == "vote" and config.rate.is_open,
+        "would take steps at 1/L, which --rate auto is, and codec = 'vote' moves each"
+        " weight by the rate; give a rate, --rate 0.001 is a cautious start",
+    )
+    yield (
         wrapped == "dgc" and config.codec.momentum > 0 and update.kind in MOMENTA,
         f"has momentum in codec dgc already and [update] kind = {update.kind!r} takes"
         " it of that again; use --update sgd, or codec.momentum = 0",
@@ -378,6 +402,46 @@ def _of_gradients(
         hierarchical != "off" and bool(config.run.emulate_members),
         f"with hierarchical = {hierarchical!r} has groups that --emulate-members does"
         " not know; use agreement.hierarchical=off",
+    )
+
+
+def _of_changes(config: RunConfig) -> Iterator[tuple[bool, str]]:
+    """Yield (whether it is violated, end of a sentence) for rules on coded changes.
+
+    The rules hold for every agreement on weights that supports codecs.
+    """
+    settings: Any = config.agreement
+    codec = settings.codec
+    if codec not in CODECS:
+        return
+    yield (
+        get_codec(codec).follows_gradients,
+        f"sends changes of weights, and codec = {codec!r} follows gradients; use"
+        " codec = 'topk', or --agreement gradient",
+    )
+    yield (
+        codec == "identity" and config.codec.feedback != "auto",
+        "sends weights uncompressed, so that no error is left, and [codec] feedback ="
+        f" {config.codec.feedback!r} was given; name a codec, or leave codec.feedback"
+        " out",
+    )
+    if codec == "identity":
+        return
+    yield (
+        settings.momentum == "average" and config.update.kind not in ("sgd", "svrg"),
+        f"encodes changes of weights with codec = {codec!r}, and would average momenta,"
+        " too; set agreement.momentum = 'keep' or 'reset'",
+    )
+    yield (
+        config.update.kind == "svrg",
+        f"encodes changes of weights with codec = {codec!r}, and svrg averages its"
+        " snapshot, too; use --update sgd, or leave agreement.codec out",
+    )
+    yield (
+        settings.rests
+        and config.codec.remembers_errors(get_codec(codec).wants_feedback),
+        f"has replicas that rest, which would send what codec = {codec!r} has kept of"
+        " earlier rounds; use a codec without error feedback, as qsgd",
     )
 
 
@@ -586,6 +650,23 @@ def _of_svrg(config: RunConfig) -> Iterator[str]:
     for is_asked, sentence in refused:
         if is_asked:
             yield f"--update svrg: {sentence}"
+
+
+def _of_proximal(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for each setting that the proximal term does not support."""
+    if not config.agreement.proximal:
+        return
+    refused = (
+        (config.run.device != "cpu", "its steps are not on GPUs; use --device cpu"),
+        (
+            config.update.kind == KIND,
+            "it changes what replicas minimise, and snapshots of svrg are of F; use"
+            " --update sgd",
+        ),
+    )
+    for is_asked, sentence in refused:
+        if is_asked:
+            yield f"[agreement] proximal: {sentence}"
 
 
 def snapshot_observers(

@@ -172,7 +172,8 @@ class LastRate:
     def _rate(self) -> Rate:
         config = self.config
         settings = replace(config.rate, value=config.rate.value or 1.0)
-        return make_rate(settings, config.schedule.epochs * steps_in(self._plans))
+        epochs = config.schedule.epochs
+        return make_rate(settings, epochs * steps_in(self._plans), epochs)
 
     def __call__(self, exchanges: int) -> float:
         """Return the rate of the last step of exchange number `exchanges`."""

@@ -212,12 +212,15 @@ def is_replayable(
 ) -> bool:
     """Return whether plain SGD can repeat the exchanges of a run.
 
-    It can if there is one model, and steps are neither clipped nor of svrg. If replicas
+    It can if there is one model, and steps are neither clipped nor of svrg or FedProx.
+    If replicas
     agree on gradients, these must also be plain sums of residuals in a format without a
     scale, which a rule without further state applies unshaped.
     """
     update = config.update
     if update.clip != "none" or update.kind == "svrg" or several:
+        return False
+    if config.agreement.proximal:
         return False
     if not isinstance(agreement, Gradient):
         return True
@@ -451,6 +454,7 @@ def _agreement(parts: Parts) -> Agreement:
         seed=config.sampling.seed,
         settings=config.agreement,
         last_rate=LastRate(config, rows[0]),
+        codec=config.codec if config.agreement.codec != "identity" else None,
     )
     return get_agreement(parts.words.agreement).of(terms)
 

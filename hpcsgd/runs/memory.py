@@ -12,7 +12,13 @@ from pathlib import Path, PurePosixPath
 from time import monotonic
 from typing import Any, TypeVar
 
-from hpcsgd.agreements.base import MIB, StateShape, bucket_count, get_agreement
+from hpcsgd.agreements.base import (
+    MIB,
+    StateShape,
+    agreement_name,
+    bucket_count,
+    get_agreement,
+)
 from hpcsgd.backends.numpy_rows import dense_gram_workspace, sparse_gram_workspace
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
@@ -614,7 +620,7 @@ def _training_bytes(
         # Good states, the one that a checkpoint is made of, and the walk of a check.
         copies=2 + 4 * config.run.fall_back + 3 * exchanges.is_monitored,
     )
-    agreement = get_agreement(config.agreement.kind)
+    agreement = get_agreement(agreement_name(config))
     weights = sum(size for _, size in agreement.holds(shape))
     of_tile = exchanges.shape(exchanges.rows).sampled(width)  # of sparse rows
     of_epoch = exchanges.peak(tile_of(config, width, precision))

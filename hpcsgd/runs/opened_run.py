@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpcsgd.agreements.base import usual_kind
+from hpcsgd.agreements.base import agreement_name
 from hpcsgd.backends import compiled_calls, make_backend
 from hpcsgd.backends.base import Backend, ColumnDraws, make_loss_scale
 from hpcsgd.backends.compiled_calls import SOFTMAX
@@ -29,7 +29,7 @@ from hpcsgd.glm import get_family, make_update
 from hpcsgd.glm.families import Family, for_models
 from hpcsgd.glm.penalties import Models
 from hpcsgd.glm.updates import LinearUpdate
-from hpcsgd.precision import AUTO, Precision
+from hpcsgd.precision import Precision
 from hpcsgd.products.base import make_clip
 from hpcsgd.runs.checks import refuse_combinations, warn_of_one_replica
 from hpcsgd.runs.gpu import open_gpu
@@ -68,6 +68,7 @@ def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
     warn_of_one_replica(config, replicas, world.size)
     precision = config.precision.resolve()
     update = config.update
+    agreement = agreement_name(config)
     network = parse_network(config.run.network) if config.run.network else None
     # Ranks that wait for each other in shared memory would not see one die.
     shrinks = config.run.on_failure == "shrink"
@@ -82,8 +83,9 @@ def resolve_names(config: RunConfig, world: Communicator) -> ResolvedNames:
             update.kind,
             0.0 if update.kind == "sgd" else update.momentum,
             update.bits,
+            config.agreement.proximal if agreement != "none" else 0.0,
         ),
-        agreement=agreement_name(config),
+        agreement=agreement,
         latency=network.alpha if network else 0.0,
     )
 
@@ -117,16 +119,6 @@ def _as_many(config: RunConfig, world: Communicator) -> Communicator:
     return EmulatedCommunicator(
         run.emulate_members, (members, grid.replicas), world.ledger, world.reproducible
     )
-
-
-def agreement_name(config: RunConfig) -> str:
-    """Return the kind of agreement that runs.
-
-    "auto" becomes "none" for one replica, and "average" for several.
-    """
-    if config.agreement.kind == AUTO:
-        return usual_kind(config.grid.replicas)
-    return config.agreement.kind
 
 
 def _family(config: RunConfig) -> Family:
@@ -290,7 +282,10 @@ def _set_rounding(
         seed = config.sampling.seed
         backend.dice = ColumnDraws(seed, replica, shard.columns, shard.total_columns)
     if backend.loss_scale is not None:
-        backend.loss_scale = make_loss_scale(config.precision.loss_scale)
+        scale = config.precision
+        backend.loss_scale = make_loss_scale(
+            scale.loss_scale, scale.loss_scale_start, scale.loss_scale_growth
+        )
 
 
 def _clip(config: RunConfig, backend: Backend) -> Clip | None:

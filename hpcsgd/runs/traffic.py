@@ -90,6 +90,7 @@ def why_uncounted(shape: RunShape, leg: Leg, update: Mapping[str, Any]) -> str:
     shapes_gradients = (
         update["clip"] in ("norm", "percentile")
         or update["normalise"]
+        or update.get("trust", 0.0) > 0.0
         or update["centre"] == "columns"
     )
     if shapes_gradients and (members > 1 or settings.slices):

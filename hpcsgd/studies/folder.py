@@ -49,6 +49,7 @@ from hpcsgd.files import (
     toml_literal,
     write_text,
 )
+from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import product_facts
 from hpcsgd.runs.report import processor
@@ -285,7 +286,9 @@ def _shape(report: Report) -> RunShape:
         ),
         grid=GridSize(report["grid"]["replicas"]),
         classes=report["classes"],
-        states=1 if config.update.kind == "sgd" else 2,
+        states=1
+        + (config.update.kind not in ("sgd", *ADAPTIVE))
+        + (config.agreement.proximal > 0.0),
         tiling=Tiling(
             count=agreement.get("buckets", 0) if "stage" in agreement else 0,
             columns=agreement.get("tile_columns", 1),

@@ -110,7 +110,7 @@ def test_a_card_has_the_formula_that_the_ledger_is_held_to(name):
     if sends == "as qsgd":
         sends = re.search(r"(?m)^\| Sends \| (.*) \|$", cards()["qsgd"])[1]
     letters = {
-        **{"D": words, "R": replicas, "chunk": 16, "r": 1, "n": 120, "m": 120},
+        **{"D": words, "R": replicas, "chunk": 16, "r": 1, "n": 120, "m": 120, "t": 1},
         "bits": 4 if name == "qsgd" else 3,
         "k": round((0.2 if name == "randomk" else 0.1) * words),
     }

@@ -18,9 +18,9 @@ def config_of(problem, name, replicas):
         asked |= {"rounds": "full", "accumulate": 2}
     if name == "accordion-batch":
         asked |= {"accumulate": 2}
-    if name == "qadam":
+    if name in ("qadam", "onebit-adam"):
         asked |= {"warmup_steps": 3}
-    adam = name in ("qadam", "infinity")
+    adam = name in ("qadam", "onebit-adam", "infinity")
     update = {"kind": "adam"} if adam else {"kind": "momentum", "momentum": 0.5}
     period = 3 if "schedule.period" in row.defaults else 1
     tables = {

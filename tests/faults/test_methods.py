@@ -34,6 +34,13 @@ ON_GPUS = {
 KINDS = {
     "sum-under-way": ("ddp", {}, "start of the sum", 7, 2),
     "sum": ("local", PERIOD, "sum", 5, 2),
+    "coded-average": (
+        "local",
+        {**PERIOD, "agreement": {"codec": "sign"}},
+        "start of the gather",
+        5,
+        2,
+    ),
     "broadcast": ("ddp", REPRODUCIBLE, "broadcast", 7, 2),
     "gather": ("sign", {}, "start of the gather", 9, 2),
     "unequal-gather": ("threshold", {}, "start of the gather", 10, 4),

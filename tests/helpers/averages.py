@@ -15,9 +15,17 @@ ROWS = {
         **{"periods": "1,3", "slow_period": 6},
     },
     "slow fedavg": {"kind": "slowmo", "base": "fedavg", "fraction": 0.5},
+    "gossip": {"kind": "gossip"},
+    "slow gossip": {"kind": "slowmo", "base": "gossip", "slow_momentum": 0.6},
+    "proximal": {"kind": "fedavg", "fraction": 0.5, "proximal": 0.7},
+    "slow proximal": {
+        **{"kind": "slowmo", "slow_momentum": 0.6, "slow_sharded": True},
+        "proximal": 0.7,
+    },
 }
 
 
+PLAIN = [row for row, asked in ROWS.items() if "proximal" not in asked]
 SLOW = [row for row, asked in ROWS.items() if asked["kind"] == "slowmo"]
 CHANGING = {
     "inverse": {"kind": "inverse", "decay": 0.3},

@@ -73,6 +73,9 @@ FORMULAS = {
     "randomk": lambda name, parts, size, rank: round(0.2 * parts.shape[1]) * size,
     "threshold": threshold,
     **dict.fromkeys(("qsgd", "nuqsgd", *ADAPTS), levels),
+    "vote": lambda name, parts, size, rank: (
+        (len(parts) + 1) * ceil(ceil(parts.shape[1] / len(parts)) / 5)
+    ),
     "sign": lambda name, parts, size, rank: ceil(parts.shape[1] / 8) + 4,
     "byte": lambda name, parts, size, rank: (
         parts.shape[1] + 8 * ceil(parts.shape[1] / 16)

@@ -31,6 +31,10 @@ class Swarm:
         self.states = [dict(zero) for _ in range(replicas)]
         self.start = dict(zero)  # x_old of slow momentum
         self.slow = dict(zero)  # its u, in units of gradient as the paper has it
+        self.anchor = dict(zero)  # wᵗ of FedProx: what all replicas had last
+        self.errors = [np.zeros((d, K), dtype=L) for _ in range(replicas)]
+        self.averages = 0
+        self.push = self.R * self.rows.astype(L) / L(self.n)  # p of SGP
         self.X = problem.X.astype(L)
         self.y = problem.y.astype(L).reshape(-1, 1)
 
@@ -58,6 +62,13 @@ class Swarm:
 
     def agree(self, number, last):
         """After exchange `number`; the last one leaves all replicas one."""
+        self.agreed = False
+        self._agree(number, last)
+        if self.agreed:
+            self.anchor = dict(self.states[0])
+            self.push = self.R * self.rows.astype(L) / L(self.n)
+
+    def _agree(self, number, last):
         asked = self.config.agreement
         if asked.kind != "slowmo":
             self.base(asked.kind, number, last)
@@ -104,6 +115,12 @@ class Swarm:
     def base(self, kind, number, last):
         asked, tau = self.config.agreement, self.config.schedule.period
         everybody = range(self.R)
+        if kind == "gossip":
+            if number % tau:
+                self.push_halves(number)
+            if last or number % tau == 0:
+                self.mean(everybody, everybody, self.push / self.R)
+            return
         if kind == "hierarchical":
             sizes, periods = (
                 list(map(int, text.split(",")))
@@ -118,13 +135,33 @@ class Swarm:
         early = kind == "postlocal" and number <= np.ceil(
             asked.switch * self.each - 1e-9
         )
-        if last or number % tau == 0 or early:
+        is_due = number % tau == 0 or early
+        if last or is_due:
             of = self.drawn(number) if kind == "fedavg" else everybody
             self.mean(of, everybody)
+        if is_due and asked.codec != "identity":
+            self.encode(of)
 
-    def mean(self, of, to):
+    def push_halves(self, number):
+        """SGP: x = p z; halves of x and p go 2^((k − 1) mod ⌈log₂ R⌉) on; z = x / p."""
+        if self.R == 1:
+            return
+        hop = 2 ** ((number - 1) % int(np.ceil(np.log2(self.R))))
+        before, push = [dict(state) for state in self.states], self.push.copy()
+        for r, state in enumerate(self.states):
+            s = (r - hop) % self.R
+            self.push[r] = (push[r] + push[s]) / 2
+            for part in ("w", "b"):
+                x = (push[r] * before[r][part] + push[s] * before[s][part]) / 2
+                state[part] = x / self.push[r]
+
+    def mean(self, of, to, share=None):
         """The mean by rows of some replicas, for some replicas."""
-        share = {r: L(self.rows[r]) / L(sum(self.rows[q] for q in of)) for r in of}
+        self.agreed = len(to) == self.R
+        self.before = [state["w"] for state in self.states]
+        if share is None:
+            rows = sum(self.rows[q] for q in of)
+            share = {r: L(self.rows[r]) / L(rows) for r in of}
         how = self.config.agreement.momentum
         for part in PARTS:
             if part in ("v", "bv") and how == "keep":
@@ -134,6 +171,53 @@ class Swarm:
                 mean = mean * 0
             for r in to:
                 self.states[r][part] = mean
+
+    def encode(self, of):
+        """Qsparse-local-SGD and FedPAQ: the mean of coded changes since the last one.
+
+        g_r = C(m_r + a − x_r), m_r ← m_r + a − x_r − g_r, a ← a − (1/R) Σ g_r, where a
+        change counts by the rows of its replica.
+        """
+        config, members = self.config, max(self.config.grid.members, 1)
+        rows = {r: L(self.rows[r]) / L(sum(self.rows[q] for q in of)) for r in of}
+        keeps = config.agreement.codec == "topk"
+        total = np.zeros_like(self.before[0])
+        for r in range(self.R):
+            moved = self.anchor["w"] - self.before[r]
+            change = self.R * rows.get(r, L(0)) * moved + self.errors[r]
+            coded = np.zeros_like(change)
+            for m in range(members):
+                part = split_range(len(change), members, m)
+                coded[part] = self.coded(change[part], r, m)
+            if keeps:
+                self.errors[r] = change - coded
+            total = total + coded
+        self.averages += 1
+        for state in self.states:
+            state["w"] = self.anchor["w"] - total / self.R
+
+    def coded(self, part, replica, member):
+        """C of the words of one member, by its published rule."""
+        asked, flat = self.config.codec, part.reshape(-1)
+        out = np.zeros_like(flat)
+        if self.config.agreement.codec == "topk":
+            count = max(round(asked.share * flat.size), 1)
+            largest = np.argsort(-np.abs(flat))[:count]
+            out[largest] = flat[largest]
+            return out.reshape(part.shape)
+        # QSGD: N sign(v) ξ, ξ on the grid j / s, up with probability s |v| / N − j.
+        who = (self.config.sampling.seed, member, 0, self.averages, 1 + replica)
+        dice = np.random.default_rng(who).random(flat.size)
+        steps = 2 ** (asked.bits - 1) - 1
+        norm = L(np.float32(np.abs(flat).max()))
+        if norm < np.abs(flat).max():
+            norm = L(np.nextafter(np.float32(norm), np.float32(np.inf)))
+        if norm == 0:
+            return out.reshape(part.shape)
+        ratio = steps * np.abs(flat) / norm
+        level = np.minimum(np.floor(ratio), steps - 1)
+        level = level + (dice < ratio - level)
+        return (norm * np.sign(flat) * level / steps).reshape(part.shape)
 
     def _batches(self, part, replica):
         schedule, rows = self.config.schedule, part.stop - part.start
@@ -151,6 +235,7 @@ class Swarm:
         config, state = self.config, self.states[r]
         update = oracle.Update(config.update.kind, config.update.momentum)
         l2, steps = L(config.problem.l2), self.steps[r]
+        mu = L(config.agreement.proximal)
         first = epoch * sum(steps) + sum(steps[:index])
         w, v, b, bv = (state[part] for part in PARTS)
         batches = self.batches[r][index] if index < len(self.batches[r]) else ()
@@ -159,7 +244,11 @@ class Swarm:
             t = self.X[rows] @ update.point(w, v) + update.point(b, bv)
             res = oracle.residual(self.problem.family, t, self.y[rows])
             g = self.X[rows].T @ res / len(rows) + l2 * update.point(w, v)
+            # ∇h(w; wᵗ) = ∇F(w) + μ (w − wᵗ), where the gradient is taken.
+            gb = res.sum(axis=0) / len(rows)
+            gb = gb + mu * (update.point(b, bv) - self.anchor["b"])
+            g = g + mu * (update.point(w, v) - self.anchor["w"])
             w, v = update.step(w, v, g, rate)
             if config.problem.intercept:
-                b, bv = update.step(b, bv, res.sum(axis=0) / len(rows), rate)
+                b, bv = update.step(b, bv, gb, rate)
         self.states[r] = {"w": w, "v": v, "b": b, "bv": bv}

@@ -77,6 +77,22 @@ def averages(due):
     return formula
 
 
+def local_adam(sizes):
+    """As local; behind an average after two exchanges m and v, twice as many words."""
+    count = len(sizes.exchanges())
+    rule = summed(2 * (sizes.words + sizes.scores)) + told(sizes, 2 * sizes.scores)
+    return (average(sizes) + rule) * (count // 2) + average(sizes) * (count % 2)
+
+
+def pushed(sizes):
+    """All after three exchanges; after the others half to one, with its weight."""
+    sent = []
+    for number in sizes.exchanges():
+        half = sizes.words + sizes.scores + 1
+        sent += average(sizes) if number % 3 == 0 else [("deal", half, 8)]
+    return sent + (average(sizes) if sizes.exchanges()[-1] % 3 else [])
+
+
 def nested(sizes):
     """All after three exchanges; two of four after each other one."""
     sent, last = [], sizes.exchanges()[-1]
@@ -141,13 +157,17 @@ def coded(name):
     return formula
 
 
-def warm_momentum(sizes):
-    """Three gradients as they are, then bytegrad."""
-    each = len(gradient(sizes)) // len(sizes.exchanges())
-    plain = gradient(sizes)[: 3 * each]
-    later = coded("bytegrad")(sizes)
-    each = len(later) // len(sizes.exchanges())
-    return [("bytes", w * size, 1) for _, w, size in plain] + later[3 * each :]
+def warm_momentum(codec):
+    """Three gradients as they are, then momentum by the codec."""
+
+    def formula(sizes):
+        each = len(gradient(sizes)) // len(sizes.exchanges())
+        plain = gradient(sizes)[: 3 * each]
+        later = coded(codec)(sizes)
+        each = len(later) // len(sizes.exchanges())
+        return [("bytes", w * size, 1) for _, w, size in plain] + later[3 * each :]
+
+    return formula
 
 
 def mixed(sizes):
@@ -219,7 +239,7 @@ def switched(sizes, number):
 
 
 CODECS = (
-    *("fp16", "bf16", "fp8", "topk", "randomk", "dgc", "qsgd", "sign", "byte"),
+    *("fp16", "bf16", "fp8", "topk", "randomk", "dgc", "qsgd", "sign", "vote", "byte"),
     *("bytegrad", "nuqsgd", "alq", "amq", "powersgd"),
 )
 # Here the data say when, or how much.
@@ -231,11 +251,14 @@ AGREEMENTS = {
     "infinity": slices,
     "decentralized": mixed,
     "decentralized-low": records,
-    "qadam": warm_momentum,
+    "qadam": warm_momentum("bytegrad"),
+    "onebit-adam": warm_momentum("sign"),
     "async-average": late,
     "bytescheduler": scheduled,
     "wavelet": two_halves,
     "local": every(2),
+    "sgp": pushed,
+    "local-adam": local_adam,
     "postlocal": averages(switched),
     "hierarchical": nested,
     "fedavg": every(2),

@@ -1,16 +1,17 @@
 """Agreements that average, in runs on a device that is the emulation."""
 
+import numpy as np
 import pytest
 
 from hpcsgd.agreements import Average
-from tests.helpers.averages import ROWS, config_of
-from tests.helpers.harness import make_problem, relative_error, train_on
+from tests.helpers.averages import PLAIN, config_of
+from tests.helpers.harness import config_for, make_problem, relative_error, train_on
 from tests.helpers.swarm import Swarm
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
-    "row, members", [(row, 1 + i % 2) for i, row in enumerate(ROWS)]
+    "row, members", [(row, 1 + i % 2) for i, row in enumerate(PLAIN)]
 )
 def test_runs_on_a_device_equal_those_of_the_host(devices, row, members, monkeypatch):
     """Averages are taken there; slow steps look at the weights on the host."""
@@ -52,3 +53,33 @@ def test_momentum_that_does_not_travel(devices, momentum):
     config = config_of(problem, "average", 2, agreement={"momentum": momentum}, **more)
     found = train_on(2, config, problem)
     assert relative_error(found, Swarm(config, problem, 2).run()) < 2e-5
+
+
+def test_changes_are_encoded_on_the_host(devices):
+    """Qsparse-local-SGD: the device then has the weights that were agreed on."""
+    problem = make_problem("logistic", n=58, d=13)
+    more = {"products": {"kind": "gram"}, "precision": {"recipe": "fp32"}}
+    more["codec"] = {"share": 0.2, "dense": "never"}
+    more["run"] = {"device": "cuda", "evaluate_every": 1}
+    config = config_of(problem, "average", 2, agreement={"codec": "topk"}, **more)
+    found = train_on(2, config, problem)
+    assert relative_error(found, Swarm(config, problem, 2).run()) < 2e-5
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+def test_trust_ratios_look_at_the_weights_of_a_device(devices, kind):
+    """Where LARS and LAMB take their norms, and where LAMB steps again."""
+    problem = make_problem("logistic", n=58, d=13)
+    tables = {
+        "precision": {"recipe": "fp32"},
+        "problem": {"l2": 0.05, "intercept": True},
+        "schedule": {"batch": 4, "steps": 1, "epochs": 2},
+        "products": {"kind": "direct"},
+        "agreement": {"kind": "gradient"},
+        "update": {"kind": kind, "trust": 0.3},
+        "rate": {"value": 0.05},
+        "grid": {"replicas": 2},
+    }
+    found = train_on(2, config_for(problem, **tables, run={"device": "cuda"}), problem)
+    here = train_on(2, config_for(problem, **tables), problem)
+    np.testing.assert_allclose(found.weights, here.weights, 2e-4, 2e-5)

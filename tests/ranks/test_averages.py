@@ -37,6 +37,22 @@ def test_every_row_equals_the_same_step_by_step(comm):
 
 
 @pytest.mark.ranks(4)
+def test_coded_averages_equal_the_papers_step_by_step(comm):
+    problem = make_problem("softmax", n=58, d=7)
+    topk = {"share": 0.2, "dense": "never"}
+    for row, codec, settings in (
+        ("slowmo", "topk", topk),
+        ("fedavg", "qsgd", {"bits": 4}),
+    ):
+        agreement = {"agreement": {"codec": codec}, "codec": settings}
+        config = config_of(problem, row, 4, **agreement)
+        result = trained(comm, config, problem)
+        wanted = Swarm(config, problem, 4).run()
+        assert relative_error(result, wanted) < 1e-11, row
+        assert len(set(comm.allgather(result.weights_sha256))) == 1
+
+
+@pytest.mark.ranks(4)
 def test_groups_by_node_are_freed_with_the_run(comm):
     """Two pretended nodes; an MPI has some two thousand communicators, not more."""
     problem = make_problem("logistic", n=58, d=7)

@@ -9,7 +9,7 @@ from hpcsgd.agreements.codecs import CODECS
 from tests.helpers.codec_formulas import ADAPTS, CASTS, FORMULAS
 from tests.helpers.contracts.codec import ROWS, WORDS, exchange, moments, parts_of
 
-TWICE = (*CASTS, "threshold", "wangni", "bytegrad", "powersgd", "accordion")
+TWICE = (*CASTS, "threshold", "wangni", "bytegrad", "vote", "powersgd", "accordion")
 
 
 def test_every_codec_has_a_formula_here():

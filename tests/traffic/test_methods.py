@@ -30,9 +30,12 @@ GRIDS = [(2, 1), (2, 2), (4, 1), (4, 2)]
 # Few enough exchanges for a short run to meet all that a method does.
 SETTINGS = {
     "qadam": {"agreement": {"warmup_steps": 3}},
+    "onebit-adam": {"agreement": {"warmup_steps": 3}},
     "async-average": {"agreement": {"delay": 1}, "schedule": {"period": 3}},
     "bytescheduler": {"agreement": {"partition": 16 * 8 / 2**20}},
     "local": {"schedule": {"period": 2}},
+    "sgp": {"schedule": {"period": 3}},
+    "local-adam": {"schedule": {"period": 2}},
     "postlocal": {"agreement": {"switch": 0.5}, "schedule": {"period": 3}},
     "hierarchical": {"agreement": {"periods": "1,3"}, "schedule": {"period": 1}},
     "fedavg": {"agreement": {"fraction": 1.0}, "schedule": {"period": 2}},
@@ -101,7 +104,7 @@ def test_every_method_has_a_formula_here():
     assert {*AGREEMENTS, *DECIDED_BY_DATA} == set(METHODS)
 
 
-CODED = (*CODECS, "bagua", "qadam")
+CODED = (*CODECS, "bagua", "qadam", "onebit-adam")
 # Reproducible sums of a codec have no formula: the codec may gather or sum.
 SUMS = [(method, False) for method in AGREEMENTS]
 SUMS += [(method, True) for method in AGREEMENTS if method not in CODED]

@@ -13,7 +13,7 @@ from hpcsgd.agreements.codecs.base import Regime
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
-from hpcsgd.glm.updates import RATES
+from hpcsgd.glm.updates import DROPPING, RATES
 from tests.helpers.contracts.codec import (
     Alone,
     coded,
@@ -137,9 +137,8 @@ def test_smooth_schedules_compress_once_gradients_have_settled(name, interval):
 
 
 def test_all_schedules_but_milestones_are_smooth():
-    assert {SMOOTH[name].get("kind", name) for name in SMOOTH} | {"milestones"} == {
-        *RATES
-    }
+    kinds = {SMOOTH[name].get("kind", name) for name in SMOOTH}
+    assert kinds | {*DROPPING} == {*RATES}
 
 
 # milestones -> exchanges in low compression, of five epochs of seven and a look each;

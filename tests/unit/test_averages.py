@@ -5,11 +5,19 @@ import pytest
 
 from hpcsgd import sweep
 from hpcsgd.agreements import get_agreement
-from hpcsgd.agreements.averaging import client_count, draw, exchanges_in
-from hpcsgd.agreements.base import StateShape
+from hpcsgd.agreements.averaging import (
+    Gossip,
+    GossipSettings,
+    client_count,
+    draw,
+    exchanges_in,
+)
+from hpcsgd.agreements.base import AgreementInputs, StateShape
 from hpcsgd.agreements.hierarchical import GroupLevel, label, plan_levels
 from hpcsgd.api import train
+from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Address, own_address
+from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Clock
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.readers import MemoryReader
@@ -18,8 +26,9 @@ from hpcsgd.precision import Precision
 from hpcsgd.runs.build import build
 from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.result import Status
-from tests.helpers.averages import CHANGING, ROWS, SLOW, config_of, error_of
-from tests.helpers.harness import make_problem, relative_error, train_on
+from tests.helpers.averages import CHANGING, PLAIN, ROWS, SLOW, config_of, error_of
+from tests.helpers.averages_laws import gap
+from tests.helpers.harness import config_for, make_problem, relative_error, train_on
 from tests.helpers.sparse import make_sparse
 from tests.helpers.swarm import Swarm
 
@@ -127,7 +136,7 @@ def test_the_mean_of_the_last_iterates_is_taken_where_all_agree(row):
 
 
 @pytest.mark.cases(3)
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", PLAIN)
 def test_svrg_takes_snapshots_of_what_all_agree_on(row):
     """Momentum's place is that of the snapshot, which is never averaged away."""
     problem = make_problem("logistic", n=117, d=7)
@@ -404,3 +413,112 @@ def test_what_a_result_says_of_its_groups():
     }
     assert said["hierarchical"]["circles"] == [2, 4]
     assert said["slow fedavg"]["workers"] == 2
+
+
+# ---------------------------------------------------------------------- FedProx
+
+
+@pytest.mark.parametrize("kind", ["gram", "direct"])
+@pytest.mark.parametrize("momentum", ["average", "keep", "reset"])
+@pytest.mark.parametrize("update", ["sgd", "momentum", "nesterov", "nesterov-classic"])
+@pytest.mark.parametrize("row", ["average", "hierarchical", "slow fedavg"])
+def test_fedprox_of_every_update(row, update, momentum, kind):
+    """Steps of F + (μ/2) |w − wᵗ|², s at a time or each, against longdouble."""
+    problem = make_problem("softmax", n=58, d=7)
+    config = config_of(
+        *(problem, row, 4, 2 if kind == "gram" else 1),
+        agreement={"proximal": 0.7, "momentum": momentum},
+        update={"kind": update, "momentum": 0.6},
+        products={"kind": kind},
+    )
+    assert error_of(problem, config) < 1e-11
+
+
+def test_fedprox_keeps_replicas_together():
+    """A larger μ ends nearer to the optimum of sorted rows; 0 is local SGD."""
+    local = {"kind": "average"}
+    pulls = (0.0, 0.1, 0.5)
+    found = [gap({**local, "proximal": mu}, tau=16, slower=4.0) for mu in pulls]
+    assert found[0] == gap(local, tau=16, slower=4.0)
+    assert found[0] > found[1] > found[2] > 0
+
+
+def test_fedprox_of_one_replica_is_the_proximal_point_method():
+    """Many steps between two anchors come to argmin F(w) + (μ/2) |w − a|²."""
+    problem = make_problem("gaussian", n=24, d=3)
+    agreement = {"kind": "average", "proximal": 0.5}
+    schedule = {"batch": 24, "steps": 1, "epochs": 4000, "period": 2000}
+    config = config_of(
+        *(problem, "average", 1),
+        agreement=agreement,
+        schedule=schedule,
+        problem={"l2": 0.05, "intercept": False},
+    )
+    found = train_on(1, config, problem).weights
+    H = problem.X.T @ problem.X / 24 + 0.05 * np.eye(3)
+    right, wanted = problem.X.T @ problem.y / 24, np.zeros(3)
+    for _ in range(2):
+        wanted = np.linalg.solve(H + 0.5 * np.eye(3), right + 0.5 * wanted)
+    np.testing.assert_allclose(found, wanted, 1e-9)
+
+
+@pytest.mark.parametrize(
+    "agreement, sections, why",
+    [
+        ({"kind": "async-average"}, {}, "no moment at which all replicas"),
+        ({"kind": "average"}, {"update": {"kind": "svrg"}}, "snapshots of svrg"),
+        ({"kind": "average"}, {"run": {"device": "cuda"}}, "not on GPUs"),
+        (
+            {"kind": "slowmo", "base": "hierarchical"},
+            {"update": {"kind": "svrg"}},
+            "snapshots of svrg",
+        ),
+    ],
+)
+def test_fedprox_is_refused(agreement, sections, why):
+    problem = make_problem("logistic", n=58, d=3)
+    with pytest.raises(ConfigError, match=why):
+        config = config_for(
+            problem,
+            schedule={"period": 4},
+            agreement={**agreement, "proximal": 0.1},
+            grid={"replicas": 2},
+            **sections,
+        )
+        train_on(2, config, problem)
+
+
+# ------------------------------------------------------------------------- SGP
+
+
+def test_pushes_alone_bring_replicas_together():
+    """Without a step, each of ⌈log₂ R⌉ pushes halves what is left of R = 2^L values."""
+
+    def on_rank(world):
+        terms = AgreementInputs(
+            grid=Grid(world, world.size, 1),
+            rows=(7,) * world.size,
+            classes=1,
+            period=10**6,
+            exchanges_per_epoch=10,
+            seed=0,
+            settings=GossipSettings(),
+            last_rate=lambda exchanges: 0.1,
+        )
+        agreement = Gossip.of(terms)
+        state = State(np.array([[float(world.rank)]]), None)
+        agreement.prepare(state)
+        agreement.start(state, 0)
+        found = []
+        for number in range(1, 4):
+            agreement.after_exchange(state, number)
+            found.append(state.weights.item())
+        return found
+
+    hops = [1, 2, 4]
+    values = np.arange(8.0)
+    for number, hop in enumerate(hops):
+        values = (values + np.roll(values, hop)) / 2
+        found = [values_of[number] for values_of in run_ranks(8, on_rank)]
+        np.testing.assert_allclose(found, values, 1e-15)
+    np.testing.assert_allclose(values, 3.5, 1e-15)

@@ -213,11 +213,11 @@ def test_a_slow_step_is_the_formula():
 def test_replicas_with_equal_rows_are_one_process(row):
     """Whole shards a step: however seldom they agree, they never differ.
 
-    Momentum of the slow kind would make another method of it.
+    Momentum of the slow kind, or a proximal term, would make another method of it.
     """
     base = make_problem("logistic", n=16, d=5)
     problem = replace(base, X=np.tile(base.X, (4, 1)), y=np.tile(base.y, 4))
-    agreement = {"slow_rate": 1.0, "slow_momentum": 0.0}
+    agreement = {"slow_rate": 1.0, "slow_momentum": 0.0, "proximal": 0.0}
     schedule = {"batch": 16, "steps": 1, "epochs": 12}
     config = config_of(problem, row, schedule=schedule, agreement=agreement)
     alone = config_of(base, "average", 1, schedule=schedule)

@@ -20,6 +20,7 @@ MORE = {
         *("slowmo", {"base": "hierarchical", "groups": "2,4", "periods": "1,3"}),
     ),
 }
+BY_ADAM = ("qadam", "onebit-adam", "infinity")
 ROWS = {**{name: (name, {}) for name in METHODS}, **MORE}
 
 
@@ -57,7 +58,7 @@ def test_every_group_that_is_opened_is_closed(row, groups, tmp_path):
         agreement={"method": method, **asked, **folder},
         schedule={"batch": 3, "steps": 1, "epochs": 1, "period": period},
         products={"kind": "auto"},
-        update={"kind": "adam" if method in ("qadam", "infinity") else "sgd"},
+        update={"kind": "adam" if method in BY_ADAM else "sgd"},
         grid={"replicas": 4, "members": 1},
         rate={"value": 0.01},
     )

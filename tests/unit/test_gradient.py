@@ -48,7 +48,7 @@ REFUSED = [
     ({"products": {"look_ahead": "on"}}, "needs kind = 'gram'"),
     ({"agreement": {"codec": "zip"}}, "unknown codec: 'zip'; known: .*bf16"),
     (
-        {"agreement": {"kind": "average", "codec": "bf16"}},
+        {"agreement": {"kind": "decentralized", "codec": "bf16"}},
         "use --agreement gradient",
     ),
     ({"agreement": {"kind": "average", "accumulate": 2}}, "accumulate = 2"),

@@ -237,3 +237,71 @@ def test_it_goes_to_the_optimum():
         return np.linalg.norm(bend * (weights - goals.mean(axis=0)))
 
     assert max(run_ranks(2, on_rank)) < 1e-12
+
+
+# -------------------------------------------------------- iterations, warm start
+
+
+def power_method(parts, rank, rows, first, iterations):
+    """P and Q of algorithm 1 of the paper, repeated, by QR of NumPy: the mean."""
+    count, words = parts.shape
+    whole = np.zeros((count, rows, -(-words // rows)))
+    whole.reshape(count, -1)[:, :words] = parts
+    right = first
+    for _ in range(iterations):
+        left = np.linalg.qr(sum(M @ right for M in whole))[0]
+        right = sum(M.T @ left for M in whole) / count
+    return (left @ right.T).reshape(-1)[:words]
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_iterations_are_those_of_the_paper(iterations, rank):
+    """Three replicas, one exchange, and the bytes of two sums an iteration."""
+    rng = np.random.default_rng(7)
+    parts = rng.normal(size=(3, 101)) * np.exp(rng.normal(size=101))
+    settings = {**EAGER, "rank": rank, "iterations": iterations, "feedback": "off"}
+    first = opened("powersgd", settings, 101).kept["guess"].copy()
+    rows = shape_of(101, 1, rank)[0]
+    wanted = power_method(parts, rank, rows, first, iterations)
+    for told, entry, codec in exchange(3, "powersgd", settings, parts):
+        np.testing.assert_allclose(told.mean, wanted, 0, 1e-11)
+        sent = 8 * iterations * rank * sum(codec.shape)
+        assert told.payload == entry.bytes == codec.payload_bytes(3, 0) == sent
+        assert entry.calls == 2 * iterations
+
+
+def test_many_iterations_give_the_best_matrix_of_the_rank():
+    """Of one replica: the truncated singular values of M."""
+    M = np.random.default_rng(8).normal(size=(11, 10))
+    settings = {**EAGER, "rank": 2, "iterations": 400, "feedback": "off"}
+    codec = opened("powersgd", settings, 110)
+    found = codec.start(M.reshape(-1).copy(), Alone(), moments(1)[0])().mean
+    left, sizes, right = np.linalg.svd(M)
+    best = (left[:, :2] * sizes[:2]) @ right[:2]
+    np.testing.assert_allclose(found.reshape(11, 10), best, 0, 1e-10)
+
+
+def test_without_a_warm_start_nothing_is_kept_and_dice_are_thrown_anew():
+    settings = {**EAGER, "warm_start": False, "feedback": "off"}
+    parts = np.random.default_rng(9).normal(size=(2, 101))
+    found = [exchange(2, "powersgd", settings, parts, at) for at in moments(2)]
+    for (told, _, codec), (other, _, _) in zip(*found, strict=True):
+        assert codec.kept == {}
+        assert PowerSgd.table_bytes(codec.bucket, codec.config) == 0
+        assert (told.mean != other.mean).any()
+    again = exchange(2, "powersgd", settings, parts, moments(2)[1])[0][0]
+    np.testing.assert_array_equal(again.mean, found[1][0][0].mean)
+
+
+def test_a_warm_start_comes_nearer():
+    """The same matrix again and again: Q follows it, random columns do not."""
+    M = np.random.default_rng(10).normal(size=101)
+    left = {}
+    for warm in (True, False):
+        settings = {**EAGER, "warm_start": warm, "feedback": "off"}
+        codec = opened("powersgd", settings, 101)
+        for at in moments(30):
+            told = codec.start(M.copy(), Alone(), at)()
+        left[warm] = np.abs(told.mean - M).sum()
+    assert left[True] < left[False]

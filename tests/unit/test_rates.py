@@ -8,11 +8,16 @@ from hypothesis import strategies as st
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.glm.updates import RATES, RateConfig, make_rate
+from hpcsgd.runs.feed import last_rate
+from tests.helpers.harness import config_for, make_problem
 
 
 def config_of(kind, value, decay=0.0, warmup=0):
     """A schedule of this kind, with milestones where it has some."""
-    more = {"milestones": (0.3, 0.7), "factor": 0.5} if kind == "milestones" else {}
+    more = {
+        "milestones": {"milestones": (0.3, 0.7), "factor": 0.5},
+        "step": {"every": 1, "factor": 0.5},
+    }.get(kind, {})
     return RateConfig(kind, value, decay, warmup, **more)
 
 
@@ -53,6 +58,8 @@ def test_formulas():
         {"kind": "milestones", "milestones": (3.0, 2.0)},
         {"kind": "milestones", "milestones": (0.0,)},
         {"kind": "milestones", "milestones": (float("inf"),)},
+        {"kind": "step", "every": 0},
+        {"kind": "step", "every": 1.5},
         {"kind": "milestones", "milestones": (1.0,), "factor": 1.0},
         {"kind": "milestones", "milestones": (1.0,), "factor": 0.0},
         {"kind": "milestones", "milestones": (1.0,), "factor": float("nan")},
@@ -137,3 +144,35 @@ def test_penalties(l2, weights):
 def test_a_penalty_is_summed_in_float64():
     w = np.full((1000, 1), 1e30, dtype=np.float32)
     assert Penalty(2.0).value(w) == pytest.approx(1e63, rel=1e-6)
+
+
+@pytest.mark.parametrize("each", [1, 7, 100])
+@pytest.mark.parametrize("every", [1, 3, 30])
+def test_step_decay_drops_after_every_so_many_epochs(every, each):
+    """η f^⌊epoch / every⌋, written by epochs; the same as milestones there."""
+    epochs, factor = 100, 0.5
+    rate = make_rate(
+        RateConfig("step", 2.0, every=every, factor=factor), epochs * each, epochs
+    )
+    wanted = [2.0 * factor ** (epoch // every) for epoch in range(epochs)]
+    np.testing.assert_array_equal(rate.at(0, epochs * each), np.repeat(wanted, each))
+    drops = tuple(float(e) for e in range(every, epochs, every))
+    other = make_rate(
+        RateConfig("milestones", 2.0, milestones=drops, factor=factor),
+        epochs * each,
+        epochs,
+    )
+    for step in range(0, epochs * each, 13):
+        assert rate.drops(step) == other.drops(step) == step // each // every
+
+
+def test_slow_momentum_knows_drops_after_epochs():
+    """γ of a slow step is the rate of the step before it, after a drop, too."""
+    problem = make_problem("logistic", n=58)
+    config = config_for(
+        problem,
+        schedule={"batch": 4, "steps": 2, "epochs": 4, "period": 2},
+        rate={"kind": "step", "value": 0.5, "every": 2, "factor": 0.1},
+    )
+    after = last_rate(config, 29)  # four exchanges an epoch
+    assert [after(k) for k in (1, 8, 9, 16)] == pytest.approx([0.5, 0.5, 0.05, 0.05])

@@ -246,6 +246,30 @@ class TestLossScale:
         assert scale.value == FIRST / 2
         assert scale.accepts(good) and scale.value == FIRST
 
+    def test_its_growth_is_set(self):
+        """It doubles after every so many exchanges, as in a list of its values."""
+        scale = make_loss_scale(0.0, 4.0, 3)
+        good, bad = np.ones((3, 1)), np.array([[np.nan]])
+        seen = []
+        for rows in [good] * 7 + [bad] + [good] * 3:
+            scale.accepts(rows)
+            seen.append(scale.value)
+        assert seen == [4, 4, 8, 8, 8, 16, 16, 8, 8, 8, 16]
+
+    def test_a_run_grows_as_it_is_set(self):
+        problem = make_problem("logistic")
+        tables = {
+            "precision": {
+                "recipe": "fp16",
+                "loss_scale_start": 64.0,
+                "loss_scale_growth": 2,
+            },
+            "rate": {"value": 0.05},
+        }
+        result = train_on(1, config_for(problem, **tables), problem)
+        scales = result.report["loss_scale"], result.report["skipped_exchanges"]
+        assert scales == (64.0 * 2 ** (result.exchanges // 2), 0)
+
     def test_what_is_not_finite_at_the_least_scale_is_let_through(self):
         """The run then ends as diverged, and does not skip for ever."""
         scale = LossScale(value=2 * LEAST)
@@ -260,6 +284,8 @@ class TestLossScale:
         for value in (3.0, -2.0, 2.0**40):
             with pytest.raises(ConfigError, match="power of two"):
                 make_loss_scale(value)
+        with pytest.raises(ConfigError, match="loss_scale_start = 3 must be"):
+            make_loss_scale(0.0, 3.0)
 
     def test_small_residuals_survive(self):
         """8e-7 is a subnormal of fp16 with few bits; times 2^10 it is a normal one."""

@@ -70,7 +70,7 @@ def test_indices_are_as_narrow_as_can_be(words):
 
 def test_settings_are_checked_at_birth():
     for key, value in (
-        ("share", 0.0),
+        ("share", -0.1),
         ("share", 1.5),
         ("warm_up", -1),
         ("threshold", -1.0),
@@ -81,6 +81,17 @@ def test_settings_are_checked_at_birth():
     ):
         with pytest.raises(ConfigError, match=rf"\[codec\] {key} = "):
             CodecConfig(**{key: value})
+
+
+@pytest.mark.parametrize("words, count", [(5, 5), (37, 16), (300, 16), (5000, 50)])
+def test_a_share_that_nobody_chose_is_useful(words, count):
+    """1 % of the words, at least 16 or all of a bucket; a share that is given holds."""
+    for name in ("topk", "dgc", "randomk"):
+        assert opened(name, {}, words).config.share == 0.0
+        codec = getattr(opened(name, {}, words), "codec", opened(name, {}, words))
+        assert codec.count(moments(1)[0]) == count
+    given = opened("topk", {"share": 0.01, "feedback": "off"}, 300)
+    assert given.count(moments(1)[0]) == 3
 
 
 # ---------------------------------------------------------------------- top-k

@@ -77,7 +77,10 @@ def test_what_all_share_is_in_every_point():
     base["run"] = {"network": "lan"}
     for point in plan(ranks=(4,), methods=tuple(METHODS), base=base).settings():
         config = RunConfig.parse(point.tables("x.h5", "runs/x"))
-        by_adam = point.method in ("qadam", "infinity")  # rates in other units
+        # Rates in other units.
+        row = TABLE.get(point.method)
+        rule = row and {**row.defaults, **row.fixed}.get("update.kind")
+        by_adam = rule == "adam"
         assert config.rate.value == (0.01 if by_adam else 0.25)
         assert config.run.network == "lan"
         assert (config.data.path, config.run.out) == ("x.h5", "runs/x")

@@ -41,6 +41,11 @@ def make_codec(
             f"[codec] feedback = {config.feedback!r} cannot be used with codec {name},"
             " which itself keeps what it has not sent; use feedback = 'auto'"
         )
+    if config.feedback == "on" and not codec.takes_feedback:
+        raise ConfigError(
+            f"[codec] feedback = 'on' cannot be used with codec {name}, whose words are"
+            " not parts of a gradient; use codec sign, or feedback = 'auto'"
+        )
     if config.remembers_errors(codec.wants_feedback):
         return Feedback(codec)
     return codec

@@ -38,6 +38,7 @@ class Accordion(Codec):
     """Two codecs of one kind with different settings, of which one is active."""
 
     remembers = (TOTAL,)
+    follows_gradients = True
 
     def __init__(
         self,

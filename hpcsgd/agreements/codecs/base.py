@@ -28,6 +28,7 @@ CODECS = {
     "dgc": "hpcsgd.agreements.codecs.sparse:Dgc",
     "qsgd": "hpcsgd.agreements.codecs.levels:Qsgd",
     "sign": "hpcsgd.agreements.codecs.bits:Sign",
+    "vote": "hpcsgd.agreements.codecs.bits:Vote",
     "byte": "hpcsgd.agreements.codecs.bits:Byte",
     "bytegrad": "hpcsgd.agreements.codecs.bits:ByteGrad",
     "nuqsgd": "hpcsgd.agreements.codecs.levels:Nuqsgd",
@@ -57,6 +58,7 @@ DENSE = ("auto", "never")
 NORMS = ("max", "l2")
 BITS = 2, 32
 SPARSE = ("topk", "randomk", "threshold", "wangni", "dgc")
+ENTROPIES = ("none", "elias", "huffman")
 LEVELS = ("qsgd", "nuqsgd", "alq", "amq")
 BY_SHARE = "by share", "codec.share names the words"
 
@@ -85,10 +87,12 @@ class CodecConfig(Settings, section="codec"):
         read_by="feedback",
     )
     share: float = setting(
-        0.01,
-        "sparse codecs: share of the words of a bucket that is sent",
-        above=0,
+        0.0,
+        "sparse codecs: share of the words of a bucket that is sent; 0 is 1 % and at"
+        " least 16 words",
+        at_least=0,
         at_most=1,
+        becomes=("1 %", "1 % of a bucket, and at least 16 words"),
         read_if={
             "agreement.codec": SPARSE,
             "codec.threshold": (0.0,),
@@ -169,6 +173,13 @@ class CodecConfig(Settings, section="codec"):
         choices=NORMS,
         read_if={"agreement.codec": LEVELS},
     )
+    entropy: str = setting(
+        "none",
+        "quantisers: code of the levels, of a fixed length (none), Elias ω (elias), or"
+        " Huffman for the levels of each record (huffman)",
+        choices=ENTROPIES,
+        read_if={"agreement.codec": LEVELS},
+    )
     adapt: int = setting(
         100,
         "alq and amq: first exchange in which levels adapt; they adapt again at 20"
@@ -186,6 +197,20 @@ class CodecConfig(Settings, section="codec"):
         10,
         "powersgd: exchanges at the start that are sent uncompressed",
         at_least=0,
+        read_if={"agreement.codec": ("powersgd",)},
+    )
+    iterations: int = setting(
+        1,
+        "powersgd: power iterations of an exchange, with two sums each; more come"
+        " nearer to the best matrix of this rank",
+        at_least=1,
+        remedy="1 is usual",
+        read_if={"agreement.codec": ("powersgd",)},
+    )
+    warm_start: bool = setting(
+        True,
+        "powersgd: begin with the right factor of the last exchange, and not with"
+        " random columns",
         read_if={"agreement.codec": ("powersgd",)},
     )
     min_rate: float = setting(
@@ -490,6 +515,10 @@ class Codec(ABC):
         setting `feedback` is "auto".
     has_own_memory : bool
         Whether the codec itself keeps what it has not sent.
+    takes_feedback : bool
+        Whether error feedback can be added to the codec.
+    follows_gradients : bool
+        Whether it is for gradients alone, and not for changes of weights.
     needs_own : bool
         Whether `Decoded.own` is read. It need not be made otherwise.
     remembers : tuple of str
@@ -527,6 +556,8 @@ class Codec(ABC):
     unbiased: bool
     wants_feedback: bool
     has_own_memory = False
+    takes_feedback = True
+    follows_gradients = False
     mean_roundoff: float = 0.0
     needs_own = False
     remembers: tuple[str, ...] = ()

@@ -342,6 +342,66 @@ class ByteGrad(Codec):
         return (ranks + 1) * (piece_words(self.bucket.words, ranks) + HEAD)
 
 
+# signSGD with majority vote: the sign that most replicas have.
+#
+#     w ← w − η (sign(Σ_p sign(g_p)) + λw)
+#
+# J. Bernstein, Y.-X. Wang, K. Azizzadenesheli and A. Anandkumar, "signSGD" (ICML 2018),
+# algorithm 3. In two phases: replica r counts the votes on piece r, and sends the
+# result to all. A word that is zero, and a vote without a majority, are votes for no
+# step: five signs −1, 0 or 1 take a byte, 1.6 bits a word.
+
+SIGNS = 5  # of a byte: 3⁵ = 243 values
+WEIGHTS = 3 ** np.arange(SIGNS)
+NO_NUMBER = 255  # five words of which one is not finite
+
+
+class Ternary:
+    """An encoding of rows: the signs −1, 0 or 1 of words, five in a byte."""
+
+    def encode(self, pieces: Array) -> NDArray[np.uint8]:
+        """Return pieces (rows, words) as records (rows, ⌈words / 5⌉) of bytes."""
+        rows, words = pieces.shape
+        size = -(-words // SIGNS)
+        padded = np.zeros((rows, size * SIGNS))
+        padded[:, :words] = pieces
+        groups = padded.reshape(rows, size, SIGNS)
+        is_finite = np.isfinite(groups)
+        digits = np.sign(np.where(is_finite, groups, 0.0)) + 1.0
+        codes = digits.astype(np.int64) @ WEIGHTS
+        return np.where(is_finite.all(axis=2), codes, NO_NUMBER).astype(np.uint8)
+
+    def decode(self, records: NDArray[np.uint8], words: int) -> Array:
+        """Return the records of `encode` as pieces (rows, words), in float64."""
+        digits = records[:, :, None] // WEIGHTS % 3 - 1.0
+        digits[records == NO_NUMBER] = np.nan
+        return digits.reshape(len(records), -1)[:, :words]
+
+
+class Vote(Codec):
+    """signSGD with majority vote: every weight moves by the rate, or not at all."""
+
+    unbiased = False
+    wants_feedback = False
+    takes_feedback = False
+    follows_gradients = True
+
+    def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
+        """Start to send the signs of pieces; return a function that waits for votes."""
+        arrive = start_two_phase(part, line, Ternary())
+        payload = self.payload_bytes(line.size, line.rank)
+
+        def finish() -> Decoded:
+            votes = arrive().mean.astype(self.bucket.dtype)
+            return Decoded(votes, None, payload)
+
+        return finish
+
+    def payload_bytes(self, ranks: int, rank: int) -> int:
+        """Return the bytes of R pieces and of a result: (R + 1) ⌈⌈D/R⌉ / 5⌉."""
+        return (ranks + 1) * -(-piece_words(self.bucket.words, ranks) // SIGNS)
+
+
 # One bit a word: its sign, and one scale.
 
 

@@ -1,7 +1,10 @@
 """Codecs of quantisation levels: QSGD, NUQSGD, ALQ and AMQ."""
 
+import heapq
 import zlib
 from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +12,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
 
 from hpcsgd.agreements.codecs.base import (
+    COUNT_BYTES,
     SCALE_BYTES,
     Bucket,
     BucketChannel,
@@ -24,6 +28,135 @@ from hpcsgd.agreements.codecs.base import (
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array
 
+# Prefix codes: frequent levels in few bits.
+#
+# A symbol is the number j of a level and a sign, 2 j + sign. With `elias` it is Elias'
+# omega code of j + 1, and a bit for the sign where level j is not zero: code Code'_s of
+# D. Alistarh, D. Grubic, J. Li, R. Tomioka and M. Vojnovic, "QSGD" (NeurIPS 2017),
+# appendix, which the NUQSGD paper uses, too. With `huffman` it is the canonical
+# Huffman code of the symbols of a record, whose lengths go ahead, a byte for each of
+# the 2^bits symbols (Faghri et al., 2020, section 3).
+#
+# All words are decoded at once. At every bit of a record a table says which symbol
+# would begin there, and so where the next would; the beginnings are the orbit of the
+# first bit, which doubles in every round.
+
+LONGEST = 16  # bits of a code word
+
+
+@dataclass(frozen=True)
+class PrefixCode:
+    """A code of symbols 0, 1, ... in words of up to `LONGEST` bits.
+
+    No word begins another.
+    """
+
+    lengths: NDArray[np.int64]  # of the word of each symbol; 0: it has none
+    words: NDArray[np.int64]  # the bits, the last of which is the lowest
+
+    def encode(self, symbols: Array) -> NDArray[np.uint8]:
+        """Return the words of `symbols` as bytes, filled with zeros at the end."""
+        sizes = self.lengths[symbols]
+        words = self.words[symbols]
+        starts = np.cumsum(sizes) - sizes
+        bits = np.zeros(int(sizes.sum()), dtype=bool)
+        for place in range(int(sizes.max(initial=0))):
+            some = sizes > place
+            bits[starts[some] + place] = (
+                words[some] >> (sizes[some] - 1 - place) & 1
+            ).astype(bool)
+        return np.packbits(bits)
+
+    def decode(self, record: Array, count: int) -> NDArray[np.int64]:
+        """Return the `count` symbols that begin at the first bit of `record`."""
+        table, steps = self._table()
+        bits = np.unpackbits(record)
+        padded = np.concatenate([bits, np.zeros(LONGEST, bits.dtype)]).astype(np.int64)
+        seen = np.zeros(bits.size, dtype=np.int64)  # the next bits from every place on
+        for place in range(LONGEST):
+            seen += padded[place : place + bits.size] << (LONGEST - 1 - place)
+        jump = np.minimum(np.arange(bits.size) + steps[seen], bits.size - 1)
+        places = np.zeros(1, dtype=np.int64)
+        while places.size < count:
+            places = np.concatenate([places, jump[places]])
+            jump = jump[jump]
+        symbols: NDArray[np.int64] = table[seen[places[:count]]]
+        return symbols
+
+    def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return symbol and length of the word that begins any `LONGEST` bits."""
+        table = np.zeros(1 << LONGEST, dtype=np.int64)
+        steps = np.ones(1 << LONGEST, dtype=np.int64)
+        for symbol in np.flatnonzero(self.lengths):
+            free = LONGEST - int(self.lengths[symbol])
+            first = int(self.words[symbol]) << free
+            table[first : first + (1 << free)] = symbol
+            steps[first : first + (1 << free)] = self.lengths[symbol]
+        return table, steps
+
+
+def elias_code(bits: int, has_zero: bool) -> PrefixCode:
+    """Return the code `elias` of 2^bits symbols; with a level 0, if `has_zero`."""
+    lengths = np.zeros(1 << bits, dtype=np.int64)
+    words = np.zeros(1 << bits, dtype=np.int64)
+    for symbol in range(1 << bits):
+        level, sign = divmod(symbol, 2)
+        word, length = omega(level + 1)
+        if level or not has_zero:
+            word, length = 2 * word + sign, length + 1
+        elif sign:
+            continue  # there is one zero
+        lengths[symbol], words[symbol] = length, word
+    return PrefixCode(lengths, words)
+
+
+def omega(number: int) -> tuple[int, int]:
+    """Return Elias' omega code of a positive number: its bits, and how many."""
+    word, length = 0, 1
+    while number > 1:
+        size = number.bit_length()
+        word |= number << length
+        length += size
+        number = size - 1
+    return word, length
+
+
+def huffman_code(counts: Array) -> PrefixCode:
+    """Return the canonical Huffman code of symbols that occur so often."""
+    while True:
+        lengths = _huffman_lengths(counts)
+        if lengths.max(initial=0) <= LONGEST:
+            return canonical(lengths)
+        counts = (counts + 1) // 2  # of rarest symbols, whose words become shorter
+
+
+def _huffman_lengths(counts: Array) -> NDArray[np.int64]:
+    """Return the lengths of a Huffman code; 0 for symbols that do not occur."""
+    lengths = np.zeros(len(counts), dtype=np.int64)
+    heap = [(int(counts[s]), int(s), [int(s)]) for s in np.flatnonzero(counts)]
+    heapq.heapify(heap)
+    if len(heap) == 1:
+        lengths[heap[0][1]] = 1
+    while len(heap) > 1:
+        first, second = heapq.heappop(heap), heapq.heappop(heap)
+        symbols = first[2] + second[2]
+        lengths[symbols] += 1
+        heapq.heappush(heap, (first[0] + second[0], first[1], symbols))
+    return lengths
+
+
+def canonical(lengths: NDArray[np.int64]) -> PrefixCode:
+    """Return the code with these lengths whose words are in the order of symbols."""
+    words = np.zeros(len(lengths), dtype=np.int64)
+    word, before = 0, 0
+    for symbol in sorted(np.flatnonzero(lengths), key=lambda s: (lengths[s], s)):
+        word <<= int(lengths[symbol]) - before
+        before = int(lengths[symbol])
+        words[symbol] = word
+        word += 1
+    return PrefixCode(lengths, words)
+
+
 # Stochastic rounding to levels: what the quantisers have in common.
 #
 # In a chunk of norm N a word v is N · sign · r with r in [0, 1], which lies between two
@@ -33,8 +166,10 @@ from hpcsgd.formats import Array
 # where it is not (amq), words below the least level become that or its opposite.
 #
 # On the wire: a float32 norm for each chunk, then the sign and the number of the level
-# of each word in `bits` bits.
+# of each word in `bits` bits, or by a prefix code. A word that becomes zero has no
+# sign: there is one code of zero, not two.
 
+MOST_CODED = 8  # bits of levels that a prefix code can have
 Between = tuple[NDArray[np.int64], Array, Array]
 
 
@@ -43,11 +178,24 @@ class Quantiser(GatheredCodec):
 
     unbiased = True
     wants_feedback = False
+    has_zero = True  # whether the least level is zero, which has no sign
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)
         self.bits: int = config.bits
         self.chunks = Chunks(bucket.words, config.chunk)
+        self._coded = np.zeros(2, dtype=np.int64)  # bits of codes, and their words
+        self._elias: PrefixCode | None = None
+        if config.entropy == "none":
+            return
+        if self.bits > MOST_CODED:
+            raise ConfigError(
+                f"[codec] entropy = {config.entropy!r} is for at most"
+                f" {1 << MOST_CODED} levels and signs, and bits = {self.bits} has more;"
+                f" use bits = {MOST_CODED} or fewer, or entropy = 'none'"
+            )
+        if config.entropy == "elias":
+            self._elias = elias_code(self.bits, self.has_zero)
 
     @abstractmethod
     def between(self, ratios: Array) -> Between:
@@ -65,7 +213,8 @@ class Quantiser(GatheredCodec):
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
         """Return the record of `part`: the norms of chunks, then the codes of words.
 
-        A code is twice the number of the level, plus one if the word becomes negative.
+        A code is twice the number of the level, plus one if the word becomes negative;
+        a word that becomes zero is not negative.
         """
         norms = self.chunks.norms(part, self.config.norm)
         ratios = self._ratios(part, norms)
@@ -74,7 +223,39 @@ class Quantiser(GatheredCodec):
         number += dice * (high - low) < ratios - low
         turned = np.signbit(part) ^ (number < 0)
         codes = 2 * np.maximum(number, 0) + turned
-        return np.concatenate([norms.view(np.uint8), pack(codes, self.bits)])
+        if self.has_zero:
+            codes[codes == 1] = 0
+        packed = self._packed(codes)
+        self._coded += 8 * packed.size, codes.size
+        return np.concatenate([norms.view(np.uint8), packed])
+
+    def facts(self) -> dict[str, int]:
+        """Return the counts of codecs, and the bits and words of codes that were sent.
+
+        Their quotient is the measured number of bits a word, without the norms.
+        """
+        bits, words = (int(count) for count in self._coded)
+        return super().facts() | {"code_bits": bits, "code_words": words}
+
+    def _packed(self, codes: Array) -> NDArray[np.uint8]:
+        """Return the codes of words as bytes."""
+        if self.config.entropy == "none":
+            return pack(codes, self.bits)
+        if self._elias is not None:
+            return self._elias.encode(codes)
+        code = huffman_code(np.bincount(codes, minlength=1 << self.bits))
+        return np.concatenate([code.lengths.astype(np.uint8), code.encode(codes)])
+
+    def _unpacked(self, record: Array) -> NDArray[Any]:
+        """Return the codes of words from bytes that `_packed` has made."""
+        count = self.bucket.words
+        if self.config.entropy == "none":
+            return unpack(record, count, self.bits)
+        if self._elias is not None:
+            return self._elias.decode(record, count)
+        heads = 1 << self.bits
+        code = canonical(record[:heads].astype(np.int64))
+        return code.decode(record[heads:], count)
 
     def draw_uniform(self, moment: Moment, replica: int) -> Array:
         """Return a random number in [0, 1) for each word, drawn by this replica."""
@@ -88,14 +269,19 @@ class Quantiser(GatheredCodec):
         """
         heads = SCALE_BYTES * len(self.chunks)
         norms = record[:heads].copy().view(np.float32).astype(np.float64)
-        codes = unpack(record[heads:], self.bucket.words, self.bits)
+        codes = self._unpacked(record[heads:])
         values = self.level(codes >> 1)
         values *= self.chunks.spread(norms)
         np.negative(values, out=values, where=(codes & 1).astype(bool))
         total += values
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return ⌈D · bits / 8⌉ for D words, plus 4 for the norm of each chunk."""
+        """Return ⌈D · bits / 8⌉ for D words, plus 4 for the norm of each chunk.
+
+        Return None with a prefix code, which takes as many bits as levels need.
+        """
+        if self.config.entropy != "none":
+            return None
         codes = packed_bytes(self.bucket.words, self.bits)
         return codes + SCALE_BYTES * len(self.chunks)
 
@@ -377,13 +563,19 @@ class Adaptive(Nuqsgd):
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
         """Adapt the levels if due, then encode `part` and start to gather records."""
-        payload = self._bytes()
+        ahead = 0
         if self.is_due(moment):
             sums = self._sums(part)
-            payload += sums.nbytes
-            records = line.start_gather(sums.reshape(-1).view(np.uint8))()
-            self._adapt(np.concatenate(records).view(np.float64).reshape(-1, SUMS))
-        arrive = line.start_gather(self.encode(part, moment, line.rank))
+            ahead = sums.nbytes
+            sent = line.start_gather(sums.reshape(-1).view(np.uint8))()
+            self._adapt(np.concatenate(sent).view(np.float64).reshape(-1, SUMS))
+        record = self.encode(part, moment, line.rank)
+        payload = record.nbytes + ahead
+        if self.config.entropy != "none":
+            records = line.gather_unequal(record)
+            payload += COUNT_BYTES
+            return lambda: self._told(records, line, moment, payload)
+        arrive = line.start_gather(record)
         return lambda: self._told(arrive(), line, moment, payload)
 
     def encode(self, part: Array, moment: Moment, replica: int) -> Array:
@@ -412,10 +604,6 @@ class Adaptive(Nuqsgd):
         bytes a chunk more if the levels adapt.
         """
         return
-
-    def _bytes(self) -> int:
-        codes = packed_bytes(self.bucket.words, self.bits)
-        return MARK_BYTES + codes + SCALE_BYTES * len(self.chunks)
 
     def _mark(self) -> int:
         return zlib.crc32(self.levels.tobytes())
@@ -476,6 +664,7 @@ class Amq(Adaptive):
     """
 
     zeros_cost = True
+    has_zero = False
 
     def first_levels(self) -> Array:
         """Return 1 and the next smaller powers of 1/2, 2^(bits − 1) levels in all."""

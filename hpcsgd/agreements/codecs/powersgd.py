@@ -63,6 +63,10 @@ def outer(left: Array, right: Array) -> Array:
 #
 # P = orth(Σ M_p Q);  Q_p = M_pᵀ P;  mean = P (Σ Q_p / R)ᵀ;  Q ← Σ Q_p / R
 #
+# T. Vogels, S. P. Karimireddy and M. Jaggi, "PowerSGD" (NeurIPS 2019), algorithms 1 and
+# 2. With several `iterations` the line is repeated, and the last P and Q are sent on;
+# without `warm_start` Q is random in every exchange, as in the paper's comparison.
+#
 # Error feedback of replica p subtracts its own part, P Q_pᵀ. To subtract the mean
 # instead would leave the same mean error, but errors of single replicas would grow for
 # ever where shards differ.
@@ -83,29 +87,31 @@ class PowerSgd(Codec):
         super().__init__(bucket, config)
         self.shape, self.rank = _sizes(bucket, config)
         self.is_worth_it = _is_worth_it(bucket, config)
-        if self.is_worth_it:
-            guess = bucket.dice(FIRST).normal(size=(self.shape[1], self.rank))
-            self.kept["guess"] = orthogonal(guess)
+        if self.is_worth_it and config.warm_start:
+            self.kept["guess"] = self._random(FIRST)
 
     @classmethod
     def table_bytes(cls, bucket: Bucket, config: CodecConfig) -> int:
         """Return the bytes of Q in float64, or 0 if the bucket is uncompressed."""
         shape, rank = _sizes(bucket, config)
-        return 8 * shape[1] * rank if _is_worth_it(bucket, config) else 0
+        keeps = config.warm_start and _is_worth_it(bucket, config)
+        return 8 * shape[1] * rank if keeps else 0
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
         """Start the sum of M Q over replicas; the returned function then sums Mᵀ P.
 
-        M is `part` / R as a matrix for R replicas, Q the columns of the last exchange,
-        and P an orthonormal basis of the sum of M Q. An uncompressed exchange sums
-        `part` / R.
+        M is `part` / R as a matrix for R replicas, Q the columns of the last exchange
+        or random ones, and P an orthonormal basis of the sum of M Q. An uncompressed
+        exchange sums `part` / R.
         """
         if not self._compresses(moment):
             part /= line.size
             arrive = line.start_sum(part)
             return lambda: Decoded(arrive(), None, part.nbytes)
         matrix = self._matrix(part / line.size)
-        guess = self.kept["guess"].astype(self.bucket.dtype)
+        warm = self.config.warm_start
+        guess = self.kept["guess"] if warm else self._random(moment)
+        guess = guess.astype(self.bucket.dtype)
         arrive = line.start_sum(np.ascontiguousarray(matrix @ guess))
         return lambda: self._finish(matrix, arrive(), line, moment)
 
@@ -115,14 +121,15 @@ class PowerSgd(Codec):
         Do nothing if the shapes of the matrices differ, or if a codec never compresses.
         """
         is_alike = self.shape == other.shape
-        if is_alike and self.is_worth_it and other.is_worth_it:
+        if is_alike and self.kept and other.kept:
             both = slice(min(self.rank, other.rank))
             self.kept["guess"][:, both] = other.kept["guess"][:, both]
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return the bytes of r (n + m) words, or of all words if uncompressed.
+        """Return the bytes of t r (n + m) words, or of all words if uncompressed.
 
-        r is the rank of the matrix, n × m its shape. Return None if the first exchanges
+        t is the number of iterations, r the rank of the matrix, n × m its shape. Return
+        None if the first exchanges
         are uncompressed and later ones are not.
         """
         size = self.bucket.dtype.itemsize
@@ -130,7 +137,16 @@ class PowerSgd(Codec):
             return self.bucket.words * size
         if self.config.start:
             return None
-        return self.rank * sum(self.shape) * size
+        return self._bytes()
+
+    def _bytes(self) -> int:
+        words = self.config.iterations * self.rank * sum(self.shape)
+        return words * self.bucket.dtype.itemsize
+
+    def _random(self, moment: Moment) -> Array:
+        """Return orthonormal random columns, the same on all replicas."""
+        dice = self.bucket.dice(moment)
+        return orthogonal(dice.normal(size=(self.shape[1], self.rank)))
 
     def _compresses(self, moment: Moment) -> bool:
         return self.is_worth_it and moment.number >= self.config.start
@@ -146,13 +162,17 @@ class PowerSgd(Codec):
     ) -> Decoded:
         basis = orthogonal(seen).astype(matrix.dtype)
         mine = np.ascontiguousarray(matrix.T @ basis)
+        for _ in range(1, self.config.iterations):
+            seen = line.sum(np.ascontiguousarray(matrix @ line.sum(mine)))
+            basis = orthogonal(seen).astype(matrix.dtype)
+            mine = np.ascontiguousarray(matrix.T @ basis)
         own_words = (
             self._flat(outer(basis, mine * line.size)) if self.needs_own else None
         )
         mean = line.sum(mine)
-        self._remember(mean, moment)
-        payload = self.rank * sum(self.shape) * self.bucket.dtype.itemsize
-        return Decoded(self._flat(outer(basis, mean)), own_words, payload)
+        if self.config.warm_start:
+            self._remember(mean, moment)
+        return Decoded(self._flat(outer(basis, mean)), own_words, self._bytes())
 
     def _flat(self, matrix: Array) -> Array:
         return matrix.reshape(-1)[: self.bucket.words]
@@ -171,8 +191,7 @@ class PowerSgd(Codec):
         guess = mean / longest
         lost = lengths <= 100 * np.finfo(mean.dtype).eps * longest
         later = replace(moment, number=moment.number + 1)  # not those of FIRST
-        fresh = self.bucket.dice(later).normal(size=guess.shape)
-        self.kept["guess"][...] = np.where(lost, orthogonal(fresh), guess)
+        self.kept["guess"][...] = np.where(lost, self._random(later), guess)
 
 
 def _sizes(bucket: Bucket, config: CodecConfig) -> tuple[tuple[int, int], int]:

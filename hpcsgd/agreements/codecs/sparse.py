@@ -24,6 +24,10 @@ from hpcsgd.formats import Array
 # later (error feedback), except in the codecs that are `unbiased`.
 
 
+USUAL = 0.01  # of the words of a bucket, if the share is automatic
+USEFUL = 16  # words, and at least so many: one per cent of 300 words teaches little
+
+
 class Sparse(Codec):
     """Base class of sparse codecs, with what they share.
 
@@ -47,10 +51,11 @@ class Sparse(Codec):
         """Return the share of the words that is sent in the exchange of `moment`.
 
         In epoch e of W warm-up epochs it is share^((e + 1) / (W + 1)), and then the
-        setting `share`.
+        setting `share`, or if that is automatic 1 % and at least `USEFUL` words.
         """
+        usual = min(max(USUAL, USEFUL / self.bucket.words), 1.0)
         done = min((moment.epoch + 1) / (self.config.warm_up + 1), 1.0)
-        return float(self.config.share**done)
+        return float((self.config.share or usual) ** done)
 
     def count(self, moment: Moment) -> int:
         """Return k, the number of words that are sent: a share of all, at least one."""
@@ -564,6 +569,7 @@ class Dgc(Codec):
     unbiased = False
     wants_feedback = False
     has_own_memory = True
+    follows_gradients = True
     remembers = "momentum", "velocity"
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:

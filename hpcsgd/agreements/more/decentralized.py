@@ -1,7 +1,8 @@
-"""Decentralized SGD of BAGUA: weights are mixed with one neighbour or with all.
+"""Replicas that step by their own gradients, and mix or average their weights.
 
-`Decentralized` and `LowPrecision` are D_FP_S and D_LP_S of BAGUA (Gan et al., 2021). A
-rank has d columns and K classes; i = 1 with an intercept, else 0.
+`Decentralized` and `LowPrecision` are D_FP_S and D_LP_S of BAGUA (Gan et al., 2021);
+`LocalSteps` is local SGD with any rule, such as Adam. A rank has d columns and K
+classes; i = 1 with an intercept, else 0. The first two:
 
 Needs    s = 1, τ = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
          adam, product direct, gather or gather-once, one model, a smooth penalty, and
@@ -15,6 +16,17 @@ Sends    `Decentralized` (d + i)·K words, in an all-reduce or a swap with one r
          `resync` exchanges (d + i)·K words to each. At the end an all-reduce of
          (d + i)·S·K words, S = 2 with momentum, else 1. Where R > 2, members broadcast
          the intercept, S·K words, after that and after each mix of `Decentralized`.
+
+`LocalSteps` averages weights as `base` does, with slow momentum where it is set:
+
+Needs    what the others need, but any τ.
+Refuses  what they refuse, but codecs, and averages of momentum with a codec.
+Keeps    a gradient, momentum and the n arrays of the rule, each replica its own, and
+         what its base, SlowMo and a codec keep.
+Sends    what its base or SlowMo sends, and where `momentum` is average, behind each
+         average of all replicas an all-reduce of n·(d + i)·K words of the rule (n is 2
+         with adam, 1 with adagrad, else 0), of whose n·K words of the intercept member
+         0 sends a broadcast to the members where R > 2.
 """
 
 from abc import ABC, abstractmethod
@@ -27,28 +39,34 @@ from numpy.typing import NDArray
 
 from hpcsgd.agreements.averaging import (
     Average,
+    AverageSettings,
     flat_positions,
     positions,
     sent_for_mean,
 )
 from hpcsgd.agreements.base import (
     PURPOSE,
+    AgreementInputs,
     AgreementSettings,
     GradientSettings,
     Overlap,
+    Requires,
     RunShape,
     StateShape,
     Supports,
+    get_agreement,
     same_on_members,
 )
 from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
 from hpcsgd.agreements.gradient import Gradient, GradientInputs
+from hpcsgd.agreements.slowmo import SlowMo, SlowMoSettings
 from hpcsgd.backends.base import Rows
 from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.ledger import Sent
+from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.formats import Array
+from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
 from hpcsgd.settings import setting
 
@@ -572,3 +590,218 @@ def mixing_share(own: int, other: int) -> float:
     preserves Σ n_i w_i. The share is 1/3 where all replicas have as many rows.
     """
     return min(1.0, other / own if own else 1.0) / 3.0
+
+
+# Local steps of any rule between averages of weights: local Adam, and codecs for it.
+#
+# Between two averages replica r steps by its own gradient, by a rule such as Adam,
+# whose arrays are averaged with the weights, kept, or set to zero, as SlowMo does with
+# the buffers of its base (Wang et al., 2020, Algorithm 1, line 2). Where they are set
+# to zero, the bias corrections of Adam begin again, too.
+
+
+@dataclass(frozen=True)
+class LocalStepsSettings(SlowMoSettings, OwnStepsSettings):
+    """The settings of local steps of any rule, with those of averages of weights."""
+
+    slow_momentum: float = setting(
+        0.0,
+        "slow momentum coefficient β; 0 with slow_rate = 1 leaves the base agreement"
+        " alone",
+        at_least=0,
+        below=1,
+    )
+
+    shares_gradients: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = AverageSettings.reads
+    ignores: ClassVar[frozenset[str]] = frozenset({"bucket", "accumulate", "proximal"})
+    requires: ClassVar[Requires] = replace(GradientSettings.requires, period=None)
+    supports: ClassVar[Supports] = replace(OwnStepsSettings.supports, codecs=True)
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether slow momentum is added to the base."""
+        if self.slow_period or self.slow_sharded:
+            return True
+        return self.slow_rate != 1.0 or self.slow_momentum > 0.0
+
+
+class LocalSteps(OwnSteps):
+    """Local SGD with any rule: own steps, and averages of weights as `base` takes them.
+
+    Slow momentum and a codec work as in the agreements on weights.
+    """
+
+    settings: ClassVar[type[AgreementSettings]] = LocalStepsSettings
+    others: ClassVar[int] = 0
+
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
+        config = inputs.config
+        steps = inputs.steps
+        self.period = int(config.schedule.period)
+        self.momentum = inputs.settings.momentum
+        terms = AgreementInputs(
+            grid=grid,
+            rows=tuple(self.rows),
+            classes=inputs.columns,
+            period=self.period,
+            exchanges_per_epoch=steps.each,
+            seed=config.sampling.seed,
+            settings=inputs.settings,
+            last_rate=lambda exchanges: float(steps.rates(exchanges - 1, 1)[0]),
+            codec=config.codec if config.agreement.codec != "identity" else None,
+        )
+        self.averages: Any = averaging(inputs.settings).of(terms)
+
+    @property
+    def workers(self) -> int:
+        """Return the number of replicas that train in an exchange of the base."""
+        workers: int = self.averages.workers
+        return workers
+
+    @property
+    def circle_sizes(self) -> list[int]:
+        """Return the sizes of the nested groups of the base."""
+        sizes: list[int] = self.averages.circle_sizes
+        return sizes
+
+    def trains(self, number: int) -> bool:
+        """Return whether this replica trains in exchange `number`, counted from 1."""
+        return bool(self.averages.trains(number))
+
+    def prepare(self, state: State) -> None:
+        """Allocate the arrays of the rule, and those of the averages. Collective."""
+        super().prepare(state)
+        self.averages.prepare(state)
+
+    def start(self, state: State, exchanges: int) -> None:
+        """Begin the averages of a run, or resume them."""
+        self.averages.start(state, exchanges)
+
+    def is_whole(self, exchanges: int) -> bool:
+        """Return whether all replicas have equal weights after so many exchanges."""
+        return bool(self.averages.is_whole(exchanges))
+
+    def after_exchange(self, state: State, exchanges: int) -> None:
+        """Average weights and arrays of the rule where that is due. Collective."""
+        if self._done != exchanges - 1:
+            self._begin(exchanges - 1)  # this replica had no rows, or rested
+        self.averages.after_exchange(state, exchanges)
+        if self.is_whole(exchanges):
+            self._average_rule(state, exchanges)
+
+    def conclude(self, state: State, exchanges: int, purpose: str) -> None:
+        """Average weights for evaluations and at the end. Collective."""
+        self.averages.conclude(state, exchanges, purpose)
+
+    def agree(self, state: State, purpose: str) -> None:
+        """Average weights as the base does. Collective."""
+        self.averages.agree(state, purpose)
+
+    def memory(self, state: State) -> dict[str, Array]:
+        """Return the arrays of `state.memory` as checkpoints save them. Collective."""
+        arrays: dict[str, Array] = self.averages.memory(state)
+        return arrays
+
+    def remember(self, state: State, name: str, kept: Array) -> None:
+        """Store an array that `memory` has returned."""
+        self.averages.remember(state, name, kept)
+
+    def inherit(self, state: State, name: str, kept: Array) -> None:
+        """Use a saved array that only the averages may know."""
+        self.averages.inherit(state, name, kept)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of the averages, and of the buffers."""
+        return {**self.averages.facts(), **self.buffer.facts()}
+
+    def close(self) -> None:
+        """Close the communicators that the averages opened. Collective."""
+        self.averages.close()
+
+    @classmethod
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
+        """Return what an average sends, and behind one of all the rule's arrays."""
+        kind = averaging(shape.settings)
+        sent: Sent | None = kind.messages(shape, exchanges)
+        if sent is None or not kind.agrees(shape, exchanges) or shape.replicas == 1:
+            return sent
+        return [*sent, *_sent_for_rule(shape)]
+
+    @classmethod
+    def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
+        """Return one average of all replicas; [] if the last exchange had one."""
+        sent: Sent = averaging(shape.settings).last_messages(shape, exchanges)
+        return sent
+
+    @classmethod
+    def rank_0_trains(cls, shape: RunShape, number: int) -> bool:
+        """Return whether replica 0 trains in exchange `number`, counted from 0."""
+        return bool(averaging(shape.settings).rank_0_trains(shape, number))
+
+    @classmethod
+    def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
+        """Yield what own steps keep, and what the averages keep beside the state."""
+        yield from super().holds(shape)
+        for name, size in averaging(shape.settings).holds(shape):
+            if name != "states":
+                yield name, size
+
+    def _depart(self, state: State) -> None:
+        """Do nothing: weights are averaged after a step."""
+
+    def _begin(self, number: int) -> None:
+        """Start an exchange; after a reset, the rule counts its steps from then on."""
+        super()._begin(number)
+        if self.momentum == "reset":
+            done = number
+            while done and not self.is_whole(done):
+                done -= 1
+            self._moment = replace(self._moment, number=number - done)
+
+    def _step(self, state: State, task: Task | None) -> None:
+        if self.buffer.tail[-1]:
+            self._whole_gradient(state)
+        self._descend(state)
+
+    def _average_rule(self, state: State, exchanges: int) -> None:
+        """Average the arrays of the rule, set them to zero, or keep them. Collective.
+
+        Average them with the weights of the replicas in the average of weights.
+        """
+        names = self.steps.rule.state_names
+        if self.momentum == "reset":
+            for name in names:
+                state.memory[name][...] = 0.0
+                if state.intercept is not None:
+                    state.shared[name][...] = 0.0
+        if self.momentum != "average" or not names or self.grid.replicas.size == 1:
+            return
+        intercepts = [
+            state.shared[name] for name in names if state.intercept is not None
+        ]
+        rule = State(
+            weights=np.hstack([state.memory[name] for name in names]),
+            intercept=np.vstack(intercepts) if intercepts else None,
+        )
+        share = self.averages.weight(exchanges)
+        self.mean.average(rule, share, self.grid.replicas, PURPOSE)
+        for number, name in enumerate(names):
+            columns = slice(number * self.columns, (number + 1) * self.columns)
+            state.memory[name][...] = rule.weights[:, columns]
+            if rule.intercept is not None:
+                state.shared[name][...] = rule.intercept[number : number + 1]
+
+
+def averaging(settings: LocalStepsSettings) -> Any:
+    """Return the class of the averages between local steps: the base, or SlowMo."""
+    return SlowMo if settings.is_slow else get_agreement(settings.base)
+
+
+def _sent_for_rule(shape: RunShape) -> list[SentWords]:
+    """Return what rank 0 sends to average the arrays of the rule, if it does."""
+    count = ADAPTIVE.get(shape.config.update.kind, 0)
+    if not count or shape.settings.momentum != "average":
+        return []
+    return sent_for_mean(shape, count * shape.classes, shape.replicas)

@@ -43,7 +43,13 @@ from hpcsgd.settings import setting
 # by the rows n_p of each. m moves slowly, and is coarsened with less harm than
 # gradients (BAGUA, arXiv 2107.01499; the codec is bytegrad there). v̂ is still
 # corrected by the number of steps, as in BAGUA's own code: with v at rest, steps grow
-# by 1/√(1 − β₂^T) in the long run.
+# by 1/√(1 − β₂^T) in the long run; with `frozen_correction` they do not.
+#
+# With the codec sign and its error feedback this is 1-bit Adam (H. Tang et al., ICML
+# 2021, algorithm 1, lines 4 to 11), whose means are not encoded once more, since all
+# replicas gather the records:
+#
+#     c_p = β₁ m + (1 − β₁) g_p + e_p;    m ← mean_p C(c_p);    e_p ← c_p − C(c_p)
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,19 @@ class RestingAdam(Adam):
     """Adam for `warmup_steps` steps; then m is an input of a step, and v stays."""
 
     warmup_steps: int = 100
+    frozen_correction: bool = False
 
     @classmethod
-    def of(cls, adam: Adam, warmup_steps: int) -> "RestingAdam":
+    def of(
+        cls, adam: Adam, warmup_steps: int, frozen_correction: bool = False
+    ) -> "RestingAdam":
         """Return a rule with the coefficients of `adam` and this length of warm-up."""
-        return cls(adam.beta1, adam.beta2, adam.epsilon, warmup_steps)
+        coefficients = adam.beta1, adam.beta2, adam.epsilon
+        return cls(*coefficients, warmup_steps, frozen_correction)
+
+    def steps_of_squares(self, steps: int) -> int:
+        """Return the steps that v is corrected for: with v at rest, maybe fewer."""
+        return min(steps, self.warmup_steps) if self.frozen_correction else steps
 
     def rests(self, number: int) -> bool:
         """Return whether v rests, unchanged, in step `number` (0 is the first step)."""
@@ -90,6 +104,11 @@ class QAdamSettings(GradientSettings):
         at_least=1,
         remedy="the second moment is from these steps",
     )
+    frozen_correction: bool = setting(
+        False,
+        "freeze the bias correction of the second moment with it, as 1-bit Adam does,"
+        " so that steps do not grow",
+    )
 
     requires: ClassVar[Requires] = replace(GradientSettings.requires, updates=("adam",))
     supports: ClassVar[Supports] = Supports(
@@ -109,7 +128,10 @@ class QAdam(Gradient):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         adam = cast(Adam, inputs.steps.rule)  # which its settings require
-        self.rule = RestingAdam.of(adam, inputs.settings.warmup_steps)
+        settings = inputs.settings
+        self.rule = RestingAdam.of(
+            adam, settings.warmup_steps, settings.frozen_correction
+        )
         steps = replace(inputs.steps, rule=self.rule)
         super().__init__(grid, share, replace(inputs, steps=steps))
 

@@ -641,6 +641,11 @@ def _check_replayable(folder: Path, result: Result) -> None:
             " how far it is from the optimum",
         ),
         (
+            result.config["agreement"].get("proximal", 0.0) > 0.0,
+            "is of FedProx, and verify replays plain SGD; hpcsgd evaluate computes its"
+            " loss again",
+        ),
+        (
             "models" in result.report,
             "is of a sweep, and verify replays one model; train the model in question"
             " with hpcsgd train and verify that run",

@@ -139,6 +139,8 @@ def keeps_what_it_has_not_sent(name, row, steps=300, ranks=3):
     codec = opened(name, row.rough)
     if codec.has_own_memory and not isinstance(codec, Feedback):
         return
+    if not codec.takes_feedback:
+        return
     settings = {**row.rough, "feedback": "on"}
     times = moments(steps, lambda t: 0.1 * (1.0 + np.sin(t)) + 0.01)
     given = [parts_of(37, ranks, t) for t in range(20)]

@@ -71,6 +71,7 @@ def agrees_on_every_grid(name, row):
             members,
             codec=row.rough,
             precision={"recipe": recipe},
+            rate={"value": problem.rate if row.value is None else row.value},
         )
         results = on_all(replicas * members, config, problem)
         assert {r.status.value for r in results} == {"completed"}

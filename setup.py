@@ -12,13 +12,15 @@ from setuptools.command.build_ext import build_ext
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 # Vectors wider than a set has are taken apart inside of one object: no call passes one.
 FLAGS = ("-O3", "-ffp-contract=fast", "-Wno-psabi")
-SETS = {
-    "portable": (),
+X86 = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": AVX512,
     "avx512bf16": (*AVX512, "-mavx512bf16"),
     "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
+ARM = {"neonbf16": ("-march=armv8.2-a+bf16",)}  # each Armv8 has NEON: it is portable
+# What platform.machine() may return -> the objects beside the portable one.
+MACHINES = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
 NAMES = (
     *("level", "exact", "losses", "looks", "rows", "gram", "gram_pairs"),
     *("gram_amx", "hessian", "steps", "csr", "columns", "columns_amx", "softmax"),
@@ -43,7 +45,11 @@ HEADERS = [
     )
 ]
 LIBRARIES = ["m"] if sys.platform == "win32" else ["m", "pthread"]
-INTEL = platform.machine().lower() in ("x86_64", "amd64")
+
+
+def sets_of(machine):
+    """Return set of instructions -> flags of the objects for a kind of processor."""
+    return {"portable": (), **MACHINES.get(machine.lower(), {})}
 
 
 class EachApart(build_ext):
@@ -81,8 +87,7 @@ setup(
                 libraries=LIBRARIES,
                 optional=True,
             )
-            for name, flags in SETS.items()
-            if INTEL or not flags
+            for name, flags in sets_of(platform.machine()).items()
         ),
     ],
 )

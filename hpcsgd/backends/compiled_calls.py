@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import platform
 import socket
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -57,7 +58,10 @@ def _word(argument: Any) -> ctypes.c_int64 | None:
 # Which of the compiled objects runs here: one for each set of instructions.
 
 # In the order of the numbers that kernels/cpu/level.c gives.
-SETS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
+X86_SETS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
+ARM_SETS = ("portable", "neonbf16")
+IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
+SETS = ARM_SETS if IS_ARM else X86_SETS
 TILES = "amx"  # the set that needs a permission of the operating system
 settled: list[str] = []  # sets on which runs of this process agreed
 CAP = "HPCSGD_ISA"  # the best set that may be used, for comparisons and tests
@@ -91,10 +95,12 @@ def best() -> tuple[Any, str, str]:
 def resolve_isa(sets: Sequence[str]) -> bool:
     """Use no better instruction set than the least of `sets` in this process.
 
-    An empty text in `sets` stands for a rank without compiled kernels. Return whether
-    this changes the set in use.
+    An empty text in `sets` stands for a rank without compiled kernels. With a rank on
+    another kind of processor, the set is "portable". Return whether this changes the
+    set in use.
     """
-    least = min(sets, key=(("", *SETS)).index)
+    known = ("", *SETS)
+    least = min((s if s in known else SETS[0] for s in sets), key=known.index)
     if least == best()[1]:
         return False
     settled.append(least)

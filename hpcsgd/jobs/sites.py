@@ -24,9 +24,10 @@ from hpcsgd.jobs.resources import (
     seconds_of,
 )
 
-# The files of sites: those of the package, and those of the user.
+# The files of sites: those of the user, of the cluster and of the package.
 
 SITE_VARIABLE = "HPCSGD_SITES"  # a folder of the user, or of a group
+CENTRAL_VARIABLE = "HPCSGD_CENTRAL_SITES"  # a folder of the cluster's staff
 
 
 def own_folders() -> list[Path]:
@@ -38,13 +39,15 @@ def own_folders() -> list[Path]:
 
 
 def site_files() -> Iterator[Path]:
-    """Yield the files of all sites, those of the user first."""
-    for folder in [*own_folders(), files.asset_path("slurm/sites")]:
+    """Yield the files of all sites: of the user, of the cluster, of the package."""
+    named = os.environ.get(CENTRAL_VARIABLE)
+    central = [Path(named)] if named else []
+    for folder in [*own_folders(), *central, files.asset_path("slurm/sites")]:
         yield from sorted(folder.glob("*.toml"))
 
 
 def known_sites() -> dict[str, Path]:
-    """Return name -> file; a site of the user hides one of the package."""
+    """Return name -> file; a site of the user hides one of the cluster or package."""
     sites: dict[str, Path] = {}
     for path in site_files():
         sites.setdefault(path.stem, path)

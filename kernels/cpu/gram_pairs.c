@@ -1,32 +1,73 @@
 /* The strictly-lower blocks of Y Yᵀ for bf16 rows, on processors with bf16 pairs.
 
-   What bf16 multiply-adds want is two neighbouring columns of 16 rows in one register.
-   The rows that a tile meets are therefore turned once into panels of FLAT rows, pair by
-   pair; the rows of the tile's other side are read where they lie, two numbers at a time,
-   and broadcast. A tile of TALL × FLAT sums stays in registers. Sums over a piece of DEPTH
-   columns run in the order of the columns and are added to what came before. */
+   What bf16 multiply-adds want is two neighbouring columns of several rows in one register:
+   16 rows with AVX-512, 4 with NEON. The rows that a tile meets are therefore turned once
+   into panels of FLAT rows, pair by pair; the rows of the tile's other side are read where
+   they lie, two numbers at a time, and broadcast. A tile of TALL × FLAT sums stays in
+   registers. Sums over a piece of DEPTH columns run in the order of the columns and are
+   added to what came before. */
 
 #include "lanes.h"
 
-#define TALL 14    /* rows of a tile: 28 sums of 16 lanes and what is multiplied fit */
-#define FLAT 32    /* columns of a tile: two registers */
 #define DEPTH 1024 /* columns of a piece: TALL rows of it stay in the first cache */
 #define CHUNK 224  /* rows that stay in the second cache while all panels pass */
 
-/* Words of 4 bytes that the panels of m rows take. */
+#if defined(__AVX512BF16__)
+#define HAS_PAIRS 1
+#define SIDE 16 /* sums of a register */
+#define TALL 14 /* rows of a tile: 28 registers of sums and what is multiplied fit */
+#define FLAT 32 /* columns of a tile */
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define HAS_PAIRS 1
+#define SIDE 4
+#define TALL 5 /* 20 registers of sums */
+#define FLAT 16
+#else
+#define HAS_PAIRS 0
+#define FLAT 1
+#endif
+
+/* Words of 4 bytes that the panels of m rows take; 0 where there is no such kernel. */
 EXPORT int64_t hpcsgd_gram_room(int64_t rows)
 {
-#if defined(__AVX512BF16__)
-    return (rows + FLAT - 1) / FLAT * FLAT * (DEPTH / 2);
-#else
-    return rows * 0; /* there is no such kernel here */
-#endif
+    return HAS_PAIRS ? (rows + FLAT - 1) / FLAT * FLAT * (DEPTH / 2) : 0;
 }
 
-#if defined(__AVX512BF16__)
+#if HAS_PAIRS
 
 #include "threads.h"
+
+#define PARTS_OF_A_ROW (FLAT / SIDE)
+
+#if defined(__AVX512BF16__)
+
 #include "turn.h"
+
+typedef __m512 sums;
+typedef __m512bh pairs;
+
+INLINE sums no_sums(void) { return _mm512_setzero_ps(); }
+
+INLINE pairs pairs_of(const uint32_t *panel)
+{
+    return (pairs)_mm512_loadu_si512(panel);
+}
+
+INLINE pairs everywhere(uint32_t pair) { return (pairs)_mm512_set1_epi32((int)pair); }
+
+INLINE sums add_products(sums total, pairs row, pairs column)
+{
+    return _mm512_dpbf16_ps(total, row, column);
+}
+
+/* Store the first `left` sums, added to what is there unless they are the first. */
+INLINE void put_sums(float *to, int64_t left, int is_new, sums sum)
+{
+    __mmask16 mask = left < 16 ? ((__mmask16)1 << left) - 1 : 0xffff;
+    if (!is_new)
+        sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, to));
+    _mm512_mask_storeu_ps(to, mask, sum);
+}
 
 /* Columns first .. first + depth of up to FLAT rows, pair by pair; zeros elsewhere. */
 static void make_panel(const uint16_t *matrix, int64_t stride, const int64_t *rows,
@@ -46,48 +87,92 @@ static void make_panel(const uint16_t *matrix, int64_t stride, const int64_t *ro
         }
 }
 
-/* One tile: `tall` rows against a panel. */
-INLINE void tile(const uint16_t *const *rows, const uint32_t *panel, int64_t depth,
-                 const int tall, __m512 total[TALL][2])
+#else
+
+#include <arm_neon.h>
+
+typedef float32x4_t sums;
+typedef bfloat16x8_t pairs;
+
+INLINE sums no_sums(void) { return vdupq_n_f32(0); }
+
+INLINE pairs pairs_of(const uint32_t *panel)
 {
-    for (int i = 0; i < tall; i++)
-        total[i][0] = total[i][1] = _mm512_setzero_ps();
-    int64_t p = 0;
-    for (; p < depth / 2; p++) {
-        __m512bh one = (__m512bh)_mm512_loadu_si512(panel + p * FLAT);
-        __m512bh two = (__m512bh)_mm512_loadu_si512(panel + p * FLAT + 16);
-        for (int i = 0; i < tall; i++) {
-            int pair;
-            memcpy(&pair, rows[i] + 2 * p, 4);
-            __m512bh row = (__m512bh)_mm512_set1_epi32(pair);
-            total[i][0] = _mm512_dpbf16_ps(total[i][0], row, one);
-            total[i][1] = _mm512_dpbf16_ps(total[i][1], row, two);
-        }
-    }
-    if (depth % 2) { /* nothing is read behind the end of a row */
-        __m512bh one = (__m512bh)_mm512_loadu_si512(panel + p * FLAT);
-        __m512bh two = (__m512bh)_mm512_loadu_si512(panel + p * FLAT + 16);
-        for (int i = 0; i < tall; i++) {
-            __m512bh row = (__m512bh)_mm512_set1_epi32(rows[i][2 * p]);
-            total[i][0] = _mm512_dpbf16_ps(total[i][0], row, one);
-            total[i][1] = _mm512_dpbf16_ps(total[i][1], row, two);
+    return vreinterpretq_bf16_u32(vld1q_u32(panel));
+}
+
+INLINE pairs everywhere(uint32_t pair)
+{
+    return vreinterpretq_bf16_u32(vdupq_n_u32(pair));
+}
+
+INLINE sums add_products(sums total, pairs row, pairs column)
+{
+    return vbfdotq_f32(total, row, column);
+}
+
+/* Store the first `left` sums, added to what is there unless they are the first. */
+INLINE void put_sums(float *to, int64_t left, int is_new, sums sum)
+{
+    for (int64_t k = 0; k < SIDE && k < left; k++)
+        to[k] = is_new ? sum[k] : to[k] + sum[k];
+}
+
+/* Columns first .. first + depth of up to FLAT rows, pair by pair; zeros elsewhere. */
+static void make_panel(const uint16_t *matrix, int64_t stride, const int64_t *rows,
+                       int64_t count, int64_t first, int64_t depth, uint32_t *panel)
+{
+    for (int64_t i = 0; i < FLAT; i++) {
+        const uint16_t *row = i < count ? matrix + rows[i] * stride + first : 0;
+        for (int64_t k = 0; k < depth; k += 2) {
+            uint32_t low = row ? row[k] : 0;
+            uint32_t high = row && k + 1 < depth ? row[k + 1] : 0;
+            panel[k / 2 * FLAT + i] = high << 16 | low;
         }
     }
 }
 
-/* Add a row of a tile to what is there, as far as the row's batch allows. */
-INLINE void put(float *to, int64_t room, int is_new, const __m512 total[2])
+#endif
+
+/* Add the products of pair number p of the panel; PAIR is that of row i. */
+#define ADD_PAIR(PAIR)                                                                 \
+    do {                                                                               \
+        pairs columns[PARTS_OF_A_ROW];                                                 \
+        for (int b = 0; b < PARTS_OF_A_ROW; b++)                                       \
+            columns[b] = pairs_of(panel + p * FLAT + b * SIDE);                        \
+        for (int i = 0; i < tall; i++) {                                               \
+            pairs row = everywhere(PAIR);                                              \
+            for (int b = 0; b < PARTS_OF_A_ROW; b++)                                   \
+                total[i][b] = add_products(total[i][b], row, columns[b]);              \
+        }                                                                              \
+    } while (0)
+
+INLINE uint32_t pair_at(const uint16_t *from)
 {
-    for (int half = 0; half < 2; half++) {
-        int64_t left = room - 16 * half;
-        if (left <= 0)
-            return;
-        __mmask16 mask = left < 16 ? ((__mmask16)1 << left) - 1 : 0xffff;
-        __m512 sum = total[half];
-        if (!is_new)
-            sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, to + 16 * half));
-        _mm512_mask_storeu_ps(to + 16 * half, mask, sum);
-    }
+    uint32_t pair;
+    memcpy(&pair, from, sizeof pair);
+    return pair;
+}
+
+/* One tile: `tall` rows against a panel. */
+INLINE void tile(const uint16_t *const *rows, const uint32_t *panel, int64_t depth,
+                 const int tall, sums total[TALL][PARTS_OF_A_ROW])
+{
+    for (int i = 0; i < tall; i++)
+        for (int b = 0; b < PARTS_OF_A_ROW; b++)
+            total[i][b] = no_sums();
+    int64_t p = 0;
+    for (; p < depth / 2; p++)
+        ADD_PAIR(pair_at(rows[i] + 2 * p));
+    if (depth % 2) /* nothing is read behind the end of a row */
+        ADD_PAIR(rows[i][2 * p]);
+}
+
+/* Add a row of a tile to what is there, as far as the row's batch allows. */
+INLINE void put(float *to, int64_t room, int is_new, const sums total[PARTS_OF_A_ROW])
+{
+    for (int b = 0; b < PARTS_OF_A_ROW && SIDE * b < room; b++)
+        put_sums(to + SIDE * b, room - SIDE * b, is_new, total[b]);
 }
 
 typedef struct {
@@ -101,7 +186,7 @@ INLINE void strip(const piece *at, int64_t b, const float *const *out, int64_t i
                   int64_t low, const uint32_t *panel, const int tall)
 {
     const uint16_t *rows[TALL];
-    __m512 total[TALL][2];
+    sums total[TALL][PARTS_OF_A_ROW];
     for (int a = 0; a < tall; a++)
         rows[a] = at->matrix + at->rows[i + a] * at->stride + at->first;
     tile(rows, panel, at->depth, tall, total);

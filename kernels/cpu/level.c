@@ -9,7 +9,12 @@
 #include <unistd.h>
 #define REQUEST 0x1023 /* ARCH_REQ_XCOMP_PERM */
 #define TILE_DATA 18   /* the state that holds the tiles */
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#define BF16_BIT (1UL << 14) /* HWCAP2_BF16, which older headers lack */
 #endif
+
+#if defined(__x86_64__) && defined(__GNUC__)
 
 /* Tiles, bf16 in them, and a system that keeps both of their states over a switch. */
 static int has_tiles(void)
@@ -26,10 +31,11 @@ static int has_tiles(void)
     return 0;
 #endif
 }
+#endif
 
-/* 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with bf16, 4 AMX. The system must keep the
-   registers over a switch too, which the compiler's own check asks the processor as
-   well. */
+/* x86-64: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with bf16, 4 AMX. The system must keep
+   the registers over a switch too, which the compiler's own check asks the processor as
+   well. Armv8: 0 portable, which has NEON, 1 NEON with bf16. */
 EXPORT int hpcsgd_level(void)
 {
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -42,6 +48,8 @@ EXPORT int hpcsgd_level(void)
     if (!__builtin_cpu_supports("avx512bf16"))
         return 2;
     return has_tiles() ? 4 : 3;
+#elif defined(BF16_BIT)
+    return (getauxval(AT_HWCAP2) & BF16_BIT) != 0;
 #else
     return 0;
 #endif

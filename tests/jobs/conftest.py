@@ -24,5 +24,8 @@ def fakes(tmp_path, monkeypatch):
 def no_own_sites(tmp_path, monkeypatch):
     """Sites of whoever runs the tests are not ours; nor are a job's variables."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    for name in ("HPCSGD_SITES", "HPCSGD_SITE", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+    for name in (
+        *("HPCSGD_SITES", "HPCSGD_CENTRAL_SITES", "HPCSGD_SITE"),
+        *("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+    ):
         monkeypatch.delenv(name, raising=False)

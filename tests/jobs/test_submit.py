@@ -358,6 +358,28 @@ def test_new_site_is_found_by_its_name(fakes, capsys, tmp_path, monkeypatch):
     assert str(path) in capsys.readouterr().out
 
 
+def test_sites_of_the_cluster_are_between_those_of_the_user_and_of_the_package(
+    fakes, capsys, tmp_path, monkeypatch
+):
+    """A user reads the central sites, hides one by a copy, and never writes there."""
+    own, central = tmp_path / "own", tmp_path / "central"
+    central.mkdir()
+    for name, summary in (("ours", "of all"), ("generic-cpu", "with our account")):
+        (central / f"{name}.toml").write_text(f'summary = "{summary}"\n')
+    monkeypatch.setenv("HPCSGD_SITES", str(own))
+    monkeypatch.setenv("HPCSGD_CENTRAL_SITES", str(central))
+    assert load_site("ours").summary == "of all"
+    assert load_site("generic-cpu").summary == "with our account"
+    assert jobs("new-site", "ours", "--from", "ours") == 0
+    assert Path(capsys.readouterr().out.strip()) == own / "ours.toml"
+    (own / "ours.toml").write_text('summary = "of one"\n')
+    assert load_site("ours").summary == "of one"
+    assert sorted(path.name for path in central.iterdir()) == [
+        "generic-cpu.toml",
+        "ours.toml",
+    ]
+
+
 @pytest.mark.parametrize(
     "words, said",
     [

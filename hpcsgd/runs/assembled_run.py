@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements.base import Agreement
+from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.compiled_calls import FAMILIES
 from hpcsgd.backends.task import Group, State, Task
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
 from hpcsgd.comm.grid import Grid
@@ -217,4 +219,6 @@ class AssembledRun(PlannedRun):
         weights = task.backend.zeros((shard.width, task.columns))
         margins = np.empty((height, task.columns), dtype=task.margin_dtype)
         task.backend.scores(rows, weights, margins)
-        task.family.residual(margins, shard.targets[:height])
+        # Kernels compute those of most families: SciPy is then not loaded for them.
+        if not compiled_calls.instructions() or task.family.name not in FAMILIES:
+            task.family.residual(margins, shard.targets[:height])

@@ -231,6 +231,7 @@ def _say(text: str) -> None:
 # Ranks over MPI, host buffers; the home of mpi4py.
 
 NAP = 1e-4  # seconds between polls of a patient rank
+PATIENT = ("objects", "broadcast", "max")  # what it waits for asleep
 SITE = (
     "load the MPI of the site (as: module load openmpi), name its library in"
     " MPI4PY_LIBMPI, or build mpi4py for it: MPICC=mpicc pip install --no-binary mpi4py"
@@ -415,6 +416,8 @@ class MpiCommunicator(Communicator):
         if blocking and kind == "sum":  # the shortest way for what repeats most
             self._comm.Allreduce(self._mpi.IN_PLACE, collective.receive)
             return DONE
+        if self.is_patient and kind in PATIENT:
+            self._sleep_until_all_are_here()
         if kind in OTHERS:
             return OTHERS[kind](self, collective)
         name, arguments = CALLS[kind](self._mpi, self.rank, collective)
@@ -424,12 +427,13 @@ class MpiCommunicator(Communicator):
         request = getattr(self._comm, f"I{name.lower()}")(*arguments)
         return Transfer(request.Wait, request.Test)
 
+    def _sleep_until_all_are_here(self) -> None:
+        """Wait for all ranks: MPI itself spins, on a core that others could use."""
+        all_here = self._comm.Ibarrier()
+        while not all_here.Test():
+            time.sleep(NAP)
+
     def _exchange_objects(self, objects: Collective) -> Transfer:
-        if self.is_patient:
-            # MPI spins while it waits, on a core that others could use.
-            all_here = self._comm.Ibarrier()
-            while not all_here.Test():
-                time.sleep(NAP)
         objects.receive[:] = self._comm.allgather(objects.send.value)
         return DONE
 

@@ -18,7 +18,6 @@ from hpcsgd.comm.communicator import (
     Collective,
     Communicator,
     Pending,
-    SentObject,
     Transfer,
     check_summable,
 )
@@ -76,9 +75,7 @@ class NcclQueue(Carrier):
         with self._checked():
             if host.rank == 0:
                 name = self._nccl.get_unique_id()
-        names = Collective("objects", SentObject(name), [])
-        host.begin(names, True).wait()
-        name = names.receive[0]
+        name = host.share_object(name)
         with self._checked():
             return self._nccl.NcclCommunicator(host.size, name, host.rank)
 

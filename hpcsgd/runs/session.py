@@ -632,7 +632,7 @@ def write_result(world: Communicator, folder: RunFolder, result: Result) -> None
     A failure to write is noted in the report of the result, and logged.
     """
     with world.working("writing the result"):
-        unsaved = world.exchange_objects(folder.finish(result))[0]
+        unsaved = world.share_object(folder.finish(result))
     if unsaved:
         # The model is there; a disk must not take it away from the caller.
         result.report["unsaved"] = unsaved

@@ -449,7 +449,7 @@ class BestWeights(Observer):
         with np.errstate(all="ignore"):
             holdout = evaluation.objective.measure(weights, intercept).held
         loss = None if holdout is None else float(holdout[0])
-        first: float | None = evaluation.objective.grid.world.exchange_objects(loss)[0]
+        first: float | None = evaluation.objective.grid.world.share_object(loss)
         return first
 
     def facts(self) -> dict[str, Any]:
@@ -470,7 +470,7 @@ class BestWeights(Observer):
         local_number = (
             int(np.argmin(losses)) if min(losses, default=math.inf) < math.inf else None
         )
-        number = self.evaluation.objective.grid.world.exchange_objects(local_number)[0]
+        number = self.evaluation.objective.grid.world.share_object(local_number)
         return None if number is None else self.history[number]
 
 
@@ -580,8 +580,7 @@ class TailAverage(Observer):
 
         Where both losses are equal up to rounding, ranks could choose differently.
         """
-        copies = self.evaluation.objective.grid.world.exchange_objects(better)
-        return np.asarray(copies[0])
+        return np.asarray(self.evaluation.objective.grid.world.share_object(better))
 
     def _count(self, state: State) -> int:
         """Return the number of iterates in the mean."""

@@ -2,9 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +14,9 @@ from hpcsgd.formats import Array
 from hpcsgd.glm.families import SQUARED, Family, least_losses
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.solvers.objective import Objective, block_rows
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # All rows of the data as two products, in float64 on their exact values.
 #
@@ -179,6 +181,8 @@ class AllRows:
             for rows in self.blocks():
                 yield rows, read(rows)
             return
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(1, "read-ahead") as ahead:
             expected: deque[tuple[slice, Future[Any]]] = deque()
             for rows in self.blocks():
@@ -644,7 +648,7 @@ def _scaled_gap(rows: AllRows, weights: Array, scores: Array, slope: Array) -> f
     lower, upper = penalty.bounds(weights)
     endless = ((slope < 0.0) & np.isinf(upper)) | ((slope > 0.0) & np.isinf(lower))
     largest = np.abs(slope[endless]).max(initial=0.0)
-    steepest = max(grid.members.exchange_objects(float(largest), "evaluate"))
+    steepest = grid.members.max_number(float(largest), "evaluate")
     if penalty.l1 == 0.0 or not np.isfinite(steepest):
         return float("inf")
     # Slightly less than the limit, which rounding could exceed otherwise.

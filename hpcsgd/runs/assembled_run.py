@@ -9,7 +9,7 @@ import numpy as np
 from hpcsgd.agreements.base import Agreement
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.compiled_calls import FAMILIES
-from hpcsgd.backends.task import Group, State, Task
+from hpcsgd.backends.task import Group, Snapshot, State, Task
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
@@ -25,7 +25,6 @@ from hpcsgd.runs.settle import Plan, RunChoice
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
 from hpcsgd.solvers.sgd import RunLength, SgdSolver
-from hpcsgd.solvers.snapshot import Snapshot
 
 
 class PlannedRun:

@@ -17,7 +17,7 @@ import numpy as np
 import hpcsgd
 from hpcsgd.agreements.base import Agreement
 from hpcsgd.agreements.more.infinity import RUN
-from hpcsgd.backends.task import State, Task
+from hpcsgd.backends.task import MEMORY, SHARED, Snapshot, State, Task, arrays_of
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import CheckpointConfig, RunConfig
 from hpcsgd.data.shard import split_range
@@ -34,7 +34,6 @@ from hpcsgd.runs.recording import MemberCheck
 from hpcsgd.settings import without_retired
 from hpcsgd.solvers.callbacks import Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
-from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot, arrays_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

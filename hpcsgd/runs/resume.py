@@ -13,6 +13,7 @@ import numpy as np
 
 from hpcsgd.agreements import settings_of
 from hpcsgd.agreements.gradient import OF_CODECS
+from hpcsgd.backends.task import MEMORY, SHARED, Snapshot
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, RunSection, is_read
 from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
@@ -27,7 +28,6 @@ from hpcsgd.runs.checkpoint import (
 )
 from hpcsgd.runs.fall_back import RAISED
 from hpcsgd.runs.settle import EarlierChoice
-from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot
 
 log = logging.getLogger(__name__)
 Tables = Mapping[str, Mapping[str, Any]]

@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcsgd.agreements.base import check_plan, check_same
 from hpcsgd.backends.base import emulated
-from hpcsgd.backends.task import State
+from hpcsgd.backends.task import Snapshot, State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -45,7 +45,6 @@ from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.resume import CheckpointedRun, resume
 from hpcsgd.runs.settle import note_measured
 from hpcsgd.solvers.callbacks import Callback, Request
-from hpcsgd.solvers.snapshot import Snapshot
 
 # Where a run begins, if not at zero.
 

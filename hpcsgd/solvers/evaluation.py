@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcsgd.agreements.base import Agreement
 from hpcsgd.backends.base import Backend, LossScale
-from hpcsgd.backends.task import Group, State
+from hpcsgd.backends.task import Group, Snapshot, State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.formats import Array
@@ -28,7 +28,6 @@ from hpcsgd.solvers.full_passes import (
 )
 from hpcsgd.solvers.lbfgs import null_excess
 from hpcsgd.solvers.objective import Losses, Objective, Slope
-from hpcsgd.solvers.snapshot import Snapshot
 
 # Full losses along the way, and the last weights that had a good one.
 

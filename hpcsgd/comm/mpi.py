@@ -258,7 +258,8 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
 
     A rank that takes longer is ended with one sentence: another rank has ended, is
     stopped, or was never started. ConfigError is raised if MPI has been finalised,
-    MissingPackage if mpi4py or its library cannot be loaded.
+    MissingPackage if mpi4py or its library cannot be loaded. Without a limit no
+    watchdog calls MPI from a thread of its own, and MPI_THREAD_SERIALIZED suffices.
     """
     if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
         loaded = sys.modules["mpi4py.MPI"]
@@ -274,13 +275,18 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
     rank, size = (0, 1) if launcher is None else (launcher.rank, launcher.size)
     with start_limit(start_seconds(timeout), rank, size):
         try:
+            import mpi4py
+
+            if timeout <= 0:  # a variable of mpi4py may request another level
+                mpi4py.rc.thread_level = "serialized"
             from mpi4py import MPI
         except (ImportError, RuntimeError) as missing:
             # Wheels raise RuntimeError where no library loads, others ImportError.
             raise MissingPackage(why_not_loaded(missing)) from missing
         if not MPI.Is_initialized():
             # `mpi_facts` was here first and imported it without starting it.
-            MPI.Init_thread()
+            level = MPI.THREAD_SERIALIZED if timeout <= 0 else MPI.THREAD_MULTIPLE
+            MPI.Init_thread(level)
             atexit.register(MPI.Finalize)
     return MPI
 

@@ -46,12 +46,11 @@ class CountingComm:
 
     def count(self, buffer, is_shared=False):
         """One call that sends this buffer."""
-        tables = [self.counts]
-        if is_shared:
-            tables.append(self.shared)
-        elif buffer.dtype == np.int64:
+        # Objects are not counted, whether one rank sends them or all ranks do.
+        tables = [self.shared if is_shared else self.counts]
+        if buffer.dtype == np.int64:
             tables.append(self.flags)
-        elif buffer.itemsize <= 2:
+        elif not is_shared and buffer.itemsize <= 2:
             tables.append(self.narrow[buffer.itemsize])
         for counts in tables:
             counts["calls"] += 1

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import defaultdict
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 
@@ -21,6 +22,9 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 # Ranks of MPICH that wait sleep instead of spinning: there are more of them than cores,
 # and the rank that computes, or another worker of these tests, needs the core.
 os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
+
+# Kernels that tests compile, or pretend to, do not go to the home of the user.
+os.environ.setdefault("CUPY_CACHE_DIR", os.path.join(gettempdir(), "hpcsgd-tests"))
 
 # A shell without job control ignores SIGINT in what it starts by `&`, and every child
 # would inherit that: tests that interrupt a command would wait for ever.

@@ -1079,10 +1079,7 @@ def differs(group: Communicator, facts: SharedFacts) -> bool:
     """Return whether the ranks of `group` have different facts. Collective."""
     if group.size == 1:
         return False
-    digest = hash_of(facts)
-    largest = group.max_flag(digest)
-    least = -group.max_flag(-digest)
-    return largest != least
+    return not group.has_equal(hash_of(facts))
 
 
 def hash_of(facts: SharedFacts) -> int:
@@ -1154,8 +1151,7 @@ class ReplicaCheck:
         """
         if not self.is_due(exchanges):
             return
-        prints = _fingerprint(_held(state.host_state(), more))
-        if len(set(self.replicas.exchange_objects(prints))) > 1:
+        if not self.replicas.has_equal(_fingerprint(_held(state.host_state(), more))):
             self._mend(_held(state, more), exchanges)
 
     def _mend(self, held: Sequence[Array], exchanges: int) -> None:

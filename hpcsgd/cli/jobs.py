@@ -1,4 +1,4 @@
-"""`hpcsgd jobs`: render, submit, status, cancel, collect, smoke, new-site."""
+"""`hpcsgd jobs`: render, submit, status, cancel, collect, smoke, new-site, stage."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hpcsgd
 from hpcsgd.cli import launch
 from hpcsgd.cli.names import COMMANDS, DEVICES, TRANSPORTS
 from hpcsgd.cli.parser import (
@@ -89,6 +90,54 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
     return "  ".join(cells).rstrip()
+
+
+# `hpcsgd jobs stage`: the environment of the ranks in one archive.
+
+
+def add_stage_parser(actions: Any) -> None:
+    """Add the parser of `hpcsgd jobs stage`."""
+    parser = actions.add_parser(
+        "stage",
+        help="pack interpreter and packages into one archive for `--stage`",
+        description="Pack the interpreter, hpcsgd and all packages that it needs into"
+        " one archive. Jobs that are submitted with --stage copy it to the disk of each"
+        " node, so that thousands of ranks do not look for their modules on the shared"
+        " file system. Make it again after each change of the environment.",
+        example="hpcsgd jobs stage environment.tar.gz",
+    )
+    parser.add_argument("archive", metavar="FILE.tar.gz", help="archive to write")
+    parser.add_argument(
+        "--with",
+        dest="more",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="installed package to add, with all that it needs, for example one with"
+        " plugins; may be given several times",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="overwrite an archive that exists"
+    )
+    parser.set_defaults(run=run_stage)
+
+
+def run_stage(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Write the archive; print its path, and on standard error what it contains."""
+    from hpcsgd.jobs.stage import stage
+
+    archive = Path(arguments.archive)
+    if archive.exists() and not arguments.force:
+        raise ConfigError(f"{archive} exists; name another archive, or add --force")
+    staged = stage(archive, arguments.more)
+    size = archive.stat().st_size / 1e6
+    print(
+        f"hpcsgd: {len(staged.packages)} packages and Python {staged.python},"
+        f" {size:.0f} MB; use it with: hpcsgd jobs submit train --stage {archive} ...",
+        file=sys.stderr,
+    )
+    print(archive)
+    return 0
 
 
 # `hpcsgd jobs collect`: the results of a job's runs in one table.
@@ -594,6 +643,12 @@ def _add_place(parser: Any) -> None:
         " the one of this command",
     )
     parser.add_argument(
+        "--stage",
+        metavar="FILE.tar.gz",
+        help="archive of `hpcsgd jobs stage`, which each node unpacks on its own disk:"
+        " ranks then start from there, and not from the shared file system",
+    )
+    parser.add_argument(
         "--sbatch",
         action="append",
         default=[],
@@ -669,7 +724,28 @@ def job_of(arguments: argparse.Namespace, site: Site) -> Job:
         after=tuple(arguments.after),
         signal_seconds=arguments.signal,
         restarts=arguments.restarts,
+        stage=_archive(arguments.stage),
     )
+
+
+def _archive(path: str | None) -> str:
+    """Return the absolute path of the archive of --stage, "" without one.
+
+    Warn if it contains another version of hpcsgd than this one.
+    """
+    if path is None:
+        return ""
+    from hpcsgd.jobs.stage import read_list
+
+    staged = read_list(Path(path))
+    if staged is not None and staged.version != hpcsgd.__version__:
+        print(
+            f"hpcsgd: warning: --stage {path} contains hpcsgd {staged.version}, and"
+            f" this command is of hpcsgd {hpcsgd.__version__}; make the archive again"
+            " if the job needs what has changed",
+            file=sys.stderr,
+        )
+    return os.path.abspath(path)
 
 
 def _resources(arguments: argparse.Namespace, site: Site) -> Resources:
@@ -973,6 +1049,7 @@ ACTIONS = (
     add_cancel_parser,
     add_collect_parser,
     add_new_site_parser,
+    add_stage_parser,
     add_smoke_parser,
 )
 

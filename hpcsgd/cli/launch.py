@@ -8,7 +8,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -150,7 +149,7 @@ class RankLaunch:
         environment: Mapping[str, str],
         survives: bool = False,
     ) -> None:
-        mark = uuid.uuid4().hex
+        mark = os.urandom(16).hex()
         self.family = MarkedProcesses(mark)
         self.command = command
         self.survives = survives

@@ -14,8 +14,8 @@ from hpcsgd.errors import DataError, did_you_mean_file
 from hpcsgd.files import parse_json, parse_object, read_entry_text, reason, user_of
 
 if TYPE_CHECKING:
+    from hpcsgd.backends.task import Snapshot
     from hpcsgd.runs.result import Result
-    from hpcsgd.solvers.snapshot import Snapshot
 
 
 # `hpcsgd evaluate`: the quality of a model on the rows of a file.

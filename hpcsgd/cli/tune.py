@@ -168,7 +168,7 @@ def _tune(asked: "TuningQuestion", arguments: argparse.Namespace) -> int:
     budget = max(asked.seconds - spent, LEAST_SECONDS)
 
     def action(world: "Communicator") -> TuningResult:
-        seconds = world.exchange_objects(budget)[0]  # ranks start one after the other
+        seconds = world.share_object(budget)  # ranks start one after the other
         return tune(replace(asked, seconds=seconds), world)
 
     def show(found: TuningResult) -> None:

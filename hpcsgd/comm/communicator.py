@@ -3,6 +3,7 @@
 import os
 import pickle
 import socket
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -481,6 +482,24 @@ class Workspace:
 # The calls of programs: every one is checked, watched, timed and booked.
 
 T = TypeVar("T")
+SHORT = 256  # bytes of the first message of a shared object, with its length
+SIGN = 1 << 63
+NOT_A_NUMBER = SIGN - 1  # its order: beyond infinity
+
+
+def _order_of(value: float) -> int:
+    """Return an integer of 64 bits that is ordered as floats are, NaN the largest."""
+    if value != value:
+        return NOT_A_NUMBER
+    (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    return int(bits if bits >= 0 else -SIGN - bits - 1)
+
+
+def _float_of(order: int) -> float:
+    """Return the float whose `_order_of` is `order`."""
+    bits = order if order >= 0 else -SIGN - order - 1
+    (value,) = struct.unpack("<d", struct.pack("<q", bits))
+    return float(value)
 
 
 class Communicator(Transport):
@@ -492,7 +511,7 @@ class Communicator(Transport):
     transport = "one process"  # what carries the words
     kind = "none"  # what carries arrays of GPUs, as a configuration names it
     waits_busily = False  # True: its ranks spin in collectives, on a core each
-    is_patient = False  # True: they sleep where they exchange objects, and are slower
+    is_patient = False  # True: they sleep where they wait for words of control
     timeout = 0.0  # seconds that a rank waits for one that does nothing; 0 = for ever
     node_sharing = "auto"  # whether ranks of a node share memory: auto, on or off
     serves_threads = True  # False: one thread of a rank alone may call it
@@ -741,8 +760,66 @@ class Communicator(Transport):
         self._run(self._largest_flag, purpose)
         return int(self._flag[0])
 
+    def max_number(self, value: float, purpose: str = "control") -> float:
+        """Return the largest `value` of all ranks; NaN if it is NaN on one. Collective.
+
+        All ranks return the same bits: the floats are compared as integers in the same
+        order.
+        """
+        if self.size == 1:
+            return value
+        return _float_of(self.max_flag(_order_of(value), purpose))
+
+    def has_equal(self, value: int, purpose: str = "control") -> bool:
+        """Return whether all ranks pass the same integer `value`. Collective.
+
+        It has less than 64 bits; pass the hash of anything larger.
+        """
+        largest = self.max_flag(value, purpose)
+        return largest == -self.max_flag(-value, purpose)
+
+    def share_object(self, item: Any, root: int = 0, purpose: str = "control") -> Any:
+        """Return the `item` of rank `root` on every rank. Collective.
+
+        It is broadcast as a pickle, so that other ranks get a copy; their own `item` is
+        ignored. An object whose pickle has up to `SHORT` − 8 bytes is one message.
+        """
+        if self.size == 1:
+            return item
+        packed = np.empty(0, dtype=np.uint8)
+        head = np.zeros(SHORT, dtype=np.uint8)
+        room = head[8:]
+        if self.rank == root:
+            packed = np.frombuffer(pickle.dumps(item), dtype=np.uint8)
+            head[:8].view(np.int64)[0] = packed.size
+            room[: packed.size] = packed[: room.size]
+        self.broadcast(head, root, purpose)
+        size = int(head[:8].view(np.int64)[0])
+        whole = np.empty(size, dtype=np.uint8)
+        whole[: room.size] = room[:size]
+        if size > room.size:
+            rest = whole[room.size :]
+            if self.rank == root:
+                rest[...] = packed[room.size :]
+            self.broadcast(rest, root, purpose)
+        return item if self.rank == root else pickle.loads(whole.data)
+
+    def of_root(self, action: Callable[[], T], purpose: str = "control") -> T:
+        """Return on every rank what `action` returns on rank 0. Collective.
+
+        Rank 0 alone performs it; an error there is raised as by `together`.
+        """
+        result = self.together(lambda: None if self.rank else action())
+        shared: T = self.share_object(result, 0, purpose)
+        return shared
+
     def exchange_objects(self, item: Any, purpose: str = "control") -> list[Any]:
-        """Return the items of all ranks, in rank order, on every rank."""
+        """Return the items of all ranks, in rank order, on every rank.
+
+        Its messages and memory grow with the number of ranks: use `share_object` for an
+        item of one rank, and `max_flag`, `max_number`, `has_equal` or `sum` where one
+        number of all ranks is enough.
+        """
         if self.size == 1:
             return [item]
         items: list[Any] = self._run(
@@ -796,10 +873,8 @@ class Communicator(Transport):
             if raised.was_told:
                 raise
             error = raised
-        if error is None and self.size == 1:
-            return result  # type: ignore[return-value]
-        errors = [e for e in self.exchange_objects(error) if e is not None]
-        if errors:
+        if self.max_flag(int(error is not None)):
+            errors = [e for e in self.exchange_objects(error) if e is not None]
             errors[0].on_all_ranks = errors[0].was_told = True
             raise errors[0]
         return result  # type: ignore[return-value]

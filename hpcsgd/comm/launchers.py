@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -295,6 +294,8 @@ def _began(folder: Path) -> float:
 
     The time is by the clock of the file system of `folder`.
     """
+    from tempfile import TemporaryFile
+
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -231,6 +231,7 @@ def _say(text: str) -> None:
 # Ranks over MPI, host buffers; the home of mpi4py.
 
 NAP = 1e-4  # seconds between polls of a patient rank
+PATIENT = ("objects", "broadcast", "max")  # what it waits for asleep
 SITE = (
     "load the MPI of the site (as: module load openmpi), name its library in"
     " MPI4PY_LIBMPI, or build mpi4py for it: MPICC=mpicc pip install --no-binary mpi4py"
@@ -257,7 +258,8 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
 
     A rank that takes longer is ended with one sentence: another rank has ended, is
     stopped, or was never started. ConfigError is raised if MPI has been finalised,
-    MissingPackage if mpi4py or its library cannot be loaded.
+    MissingPackage if mpi4py or its library cannot be loaded. Without a limit no
+    watchdog calls MPI from a thread of its own, and MPI_THREAD_SERIALIZED suffices.
     """
     if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
         loaded = sys.modules["mpi4py.MPI"]
@@ -273,13 +275,18 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
     rank, size = (0, 1) if launcher is None else (launcher.rank, launcher.size)
     with start_limit(start_seconds(timeout), rank, size):
         try:
+            import mpi4py
+
+            if timeout <= 0:  # a variable of mpi4py may request another level
+                mpi4py.rc.thread_level = "serialized"
             from mpi4py import MPI
         except (ImportError, RuntimeError) as missing:
             # Wheels raise RuntimeError where no library loads, others ImportError.
             raise MissingPackage(why_not_loaded(missing)) from missing
         if not MPI.Is_initialized():
             # `mpi_facts` was here first and imported it without starting it.
-            MPI.Init_thread()
+            level = MPI.THREAD_SERIALIZED if timeout <= 0 else MPI.THREAD_MULTIPLE
+            MPI.Init_thread(level)
             atexit.register(MPI.Finalize)
     return MPI
 
@@ -415,6 +422,8 @@ class MpiCommunicator(Communicator):
         if blocking and kind == "sum":  # the shortest way for what repeats most
             self._comm.Allreduce(self._mpi.IN_PLACE, collective.receive)
             return DONE
+        if self.is_patient and kind in PATIENT:
+            self._sleep_until_all_are_here()
         if kind in OTHERS:
             return OTHERS[kind](self, collective)
         name, arguments = CALLS[kind](self._mpi, self.rank, collective)
@@ -424,12 +433,13 @@ class MpiCommunicator(Communicator):
         request = getattr(self._comm, f"I{name.lower()}")(*arguments)
         return Transfer(request.Wait, request.Test)
 
+    def _sleep_until_all_are_here(self) -> None:
+        """Wait for all ranks: MPI itself spins, on a core that others could use."""
+        all_here = self._comm.Ibarrier()
+        while not all_here.Test():
+            time.sleep(NAP)
+
     def _exchange_objects(self, objects: Collective) -> Transfer:
-        if self.is_patient:
-            # MPI spins while it waits, on a core that others could use.
-            all_here = self._comm.Ibarrier()
-            while not all_here.Test():
-                time.sleep(NAP)
         objects.receive[:] = self._comm.allgather(objects.send.value)
         return DONE
 

@@ -18,7 +18,6 @@ from hpcsgd.comm.communicator import (
     Collective,
     Communicator,
     Pending,
-    SentObject,
     Transfer,
     check_summable,
 )
@@ -76,9 +75,7 @@ class NcclQueue(Carrier):
         with self._checked():
             if host.rank == 0:
                 name = self._nccl.get_unique_id()
-        names = Collective("objects", SentObject(name), [])
-        host.begin(names, True).wait()
-        name = names.receive[0]
+        name = host.share_object(name)
         with self._checked():
             return self._nccl.NcclCommunicator(host.size, name, host.rank)
 
@@ -340,17 +337,23 @@ class Nccl(NcclQueue):
         return scatter if len(set(c.counts)) == 1 else reduce
 
     def _gather(self, c: Collective) -> Callable[[int], None]:
-        """Return a function that makes an all-gather as one group of broadcasts."""
+        """Return a function that makes an all-gather.
+
+        It is one of NCCL if all parts have one length, else a group of broadcasts.
+        """
         sent, at = self.layer.address(c.send), self.layer.address(c.receive)
         sizes = [count * c.receive.dtype.itemsize for count in c.counts]
 
-        def action(to: int) -> None:
+        def gather(to: int) -> None:
+            self._comm.allGather(sent, at, sizes[0], BYTES, to)
+
+        def broadcasts(to: int) -> None:
             for root, (start, size) in enumerate(_places(at, sizes)):
                 source = sent if root == self.host.rank else start
                 if size:
                     self._comm.broadcast(source, start, size, BYTES, root, to)
 
-        return action
+        return gather if len(set(sizes)) == 1 and sizes[0] else broadcasts
 
     def _exchange(self, c: Collective) -> Callable[[int], None]:
         """Return a function that sends and receives all pieces as one group."""

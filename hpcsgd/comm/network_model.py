@@ -191,7 +191,7 @@ class DelayedCommunicator(Communicator):
 
     @property
     def is_patient(self) -> bool:
-        """True where ranks of the inner communicator sleep as they exchange objects."""
+        """True where ranks of the inner communicator sleep as they wait for control."""
         return self.inner.is_patient
 
     @is_patient.setter

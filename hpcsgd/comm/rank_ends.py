@@ -1,14 +1,12 @@
 """How ranks end: the limit on the time in which MPI starts, and notes of `--ranks`.
 
-Small scripts beside the ranks use this module, too, and it runs as a script itself.
-Therefore it imports the standard library only.
+Small scripts beside the ranks use this module, too. Therefore it imports the standard
+library only.
 """
 
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -59,8 +57,9 @@ def read_ends(folder: Path) -> list[RankEnd]:
 #
 # MPI_Init waits for all ranks, inside the import of mpi4py, with the interpreter
 # locked: no thread of Python runs meanwhile and no handler of a signal. So the clock is
-# a process of its own beside each rank: this file, run as a script. It ends with its
-# rank, and at once when MPI is up. When the time is over it writes one sentence and
+# a copy of the process of each rank, made before MPI starts: it opens no file, which a
+# new interpreter of every rank would by the hundred. It ends with its rank, and at once
+# when MPI is up. When the time is over it writes one sentence and
 # kills the rank, which makes the launcher end the job; a rank that is stopped is ended
 # by it, too.
 
@@ -87,20 +86,38 @@ def start_limit(seconds: float, rank: int, size: int) -> Iterator[None]:
 
     There is no limit for a single rank, which waits for no other.
     """
-    if seconds <= 0 or size < 2 or not sys.executable:
+    if seconds <= 0 or size < 2:
         yield
         return
-    words = [sys.executable, "-I", "-S", __file__, f"{seconds}", f"{rank}", f"{size}"]
-    clock = subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    ending, kept = os.pipe()  # the clock reads its end when the rank has ended
+    parent = os.getpid()
+    clock = os.fork()
+    if clock == 0:
+        try:
+            _become_clock(ending)
+            _watch(parent, seconds, rank, size)
+        finally:
+            os._exit(0)
+    os.close(ending)
     try:
         yield
     finally:
-        clock.kill()
-        clock.wait()
-        if clock.stdin is not None:
-            clock.stdin.close()
+        os.kill(clock, signal.SIGKILL)
+        os.waitpid(clock, 0)
+        os.close(kept)
+
+
+def _become_clock(ending: int) -> None:
+    """Keep only `ending` and stderr of the files of the rank, and none of its signals.
+
+    The launcher must not wait for this process, which has copies of its pipes.
+    """
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.dup2(ending, 0)
+    os.dup2(2, 1)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
 
 def is_stopped(pid: int) -> bool:
@@ -146,8 +163,7 @@ def _is_over_before_turn(rank: int) -> bool:
     return False
 
 
-def _watch(seconds: float, rank: int, size: int) -> None:
-    parent = os.getppid()
+def _watch(parent: int, seconds: float, rank: int, size: int) -> None:
     if _is_over(seconds):
         return
     remedy = (
@@ -169,7 +185,3 @@ def _watch(seconds: float, rank: int, size: int) -> None:
     time.sleep(FORWARDING)
     if os.getppid() == parent:
         os.kill(parent, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    _watch(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

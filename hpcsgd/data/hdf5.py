@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from hpcsgd.data.checksums import block_sum
 from hpcsgd.data.preads import DatasetTiles, open_tiles
@@ -444,6 +443,8 @@ class Hdf5Reader:
 
         Its first column, `cols.start` of the matrix, has number 0.
         """
+        from scipy.sparse import csr_array
+
         if not self.is_sparse:
             return csr_array(self.read(rows, cols))
         wide = self._wide(rows)

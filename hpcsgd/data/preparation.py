@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array, diags_array, issparse
 
 from hpcsgd.data.checksums import GOLDEN, mix64
 from hpcsgd.formats import Array
@@ -134,7 +133,9 @@ HASHED_AT_ONCE = 2**20
 
 def unit_rows(X: Any) -> Any:
     """Return the rows of X divided by their lengths; rows of zeros are unchanged."""
-    if issparse(X):
+    if hasattr(X, "tocsr"):
+        from scipy.sparse import csr_array, diags_array
+
         norms = np.sqrt(np.asarray(X.astype(np.float64).power(2).sum(axis=1)).ravel())
         return csr_array(diags_array(1 / np.where(norms, norms, 1.0)) @ X)
     wide = X.astype(np.float64)

@@ -89,6 +89,12 @@ class FitRanks:
             return action()
         return self.world.together(lambda: _as_data_error(action))
 
+    def of_root(self, action: Callable[[], T]) -> T:
+        """Return on all ranks the result of `action` on rank 0, or raise its error."""
+        result = self.together(lambda: None if self.world.rank else action())
+        shared: T = self.world.share_object(result)
+        return shared
+
     def of_rows(self, item: Any) -> list[Any]:
         """Return the items of all ranks with layout "rows"; else a list of `item`."""
         return self.world.exchange_objects(item) if self.layout == "rows" else [item]
@@ -101,11 +107,10 @@ class FitRanks:
         """
         if self.layout != "columns" or self.world.size == 1:
             return rows
-        if all(self.world.exchange_objects(rows.y is not None)):
+        if not self.world.max_flag(int(rows.y is None)):
             return rows
         sides = (rows.y, rows.weights, rows.offset, rows.exposure)
-        of_first = sides if self.world.rank == 0 else None
-        return FitRows(rows.X, *self.world.exchange_objects(of_first)[0])
+        return FitRows(rows.X, *self.world.share_object(sides))
 
     @property
     def fewest_rows(self) -> int:
@@ -360,16 +365,14 @@ def _of_file(path: Any, ranks: FitRanks) -> Array:
 
     def read() -> Array:
         labels: Array = np.empty(0)
-        if ranks.world.rank == 0:
-            reader = open_reader(Path(path))
-            for first in range(0, reader.rows, ROWS):
-                part = reader.targets(slice(first, min(first + ROWS, reader.rows)))
-                labels = np.union1d(labels, part)[: MOST_CLASSES + 1]
-            reader.close()
+        reader = open_reader(Path(path))
+        for first in range(0, reader.rows, ROWS):
+            part = reader.targets(slice(first, min(first + ROWS, reader.rows)))
+            labels = np.union1d(labels, part)[: MOST_CLASSES + 1]
+        reader.close()
         return labels
 
-    labels: Array = ranks.world.exchange_objects(ranks.together(read))[0]
-    return labels
+    return ranks.of_root(read)
 
 
 def check_classes(estimator: Any, classes: Any) -> Array:
@@ -874,7 +877,7 @@ class Learner(BaseEstimator, Arguments):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31)
-        return int(ranks.world.exchange_objects(seed)[0])
+        return int(ranks.world.share_object(seed))
 
     def _take_names(self, names: list[str] | None) -> None:
         """Set `feature_names_in_`; if `names` is None, delete that of the last fit."""

@@ -133,23 +133,27 @@ def agree_on_names(
     own_names = None if names is None else [str(name) for name in names]
     if world.size == 1 or layout == "columns":
         return own_names
-    lists = world.exchange_objects(own_names)
-    named = [rank for rank, rank_names in enumerate(lists) if rank_names is not None]
-    if not named:
+    first_named = -world.max_flag(-(world.size if own_names is None else world.rank))
+    if first_named == world.size:
         return None
-    first: list[Any] = lists[named[0]]
-    for rank in named:
-        other = lists[rank]
-        if first != other:
-            # `here` has as many names at least, one of which `there` does not have.
-            here, there = sorted((named[0], rank), key=lambda r: -len(lists[r]))
-            pairs = enumerate(zip_longest(lists[here], lists[there]))
-            place, name = next((k, a) for k, (a, b) in pairs if a != b)
-            raise alike(
-                f"column {place} is {name!r} on rank {here} and not on rank {there};"
-                " give all ranks the same columns in the same order"
-            )
+    first: list[Any] = world.share_object(own_names, first_named)
+    if world.max_flag(int(own_names is not None and own_names != first)):
+        raise _other_names(world.exchange_objects(own_names), first_named)
     return first
+
+
+def _other_names(lists: list[Any], first: int) -> ConfigError:
+    """Return an error that names the first rank with other names than rank `first`."""
+    ranks = range(first + 1, len(lists))
+    other = next(r for r in ranks if lists[r] not in (None, lists[first]))
+    # `here` has as many names at least, one of which `there` does not have.
+    here, there = sorted((first, other), key=lambda r: -len(lists[r]))
+    pairs = enumerate(zip_longest(lists[here], lists[there]))
+    place, name = next((k, a) for k, (a, b) in pairs if a != b)
+    return alike(
+        f"column {place} is {name!r} on rank {here} and not on rank {there};"
+        " give all ranks the same columns in the same order"
+    )
 
 
 # The functional door: data in, a model out.

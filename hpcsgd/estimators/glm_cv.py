@@ -102,25 +102,17 @@ def folds_of(
             f"cv of type {type(cv).__name__} needs all rows on every rank; give a"
             " number of folds"
         )
-    local_folds = ranks.together(
-        lambda: _folds_of(cv, rows, is_labelled, groups, ranks)
-    )
-    folds: Array = ranks.world.exchange_objects(local_folds)[0]
-    return folds
+    return ranks.of_root(lambda: _folds_of(cv, rows, is_labelled, groups))
 
 
-def _folds_of(
-    cv: Any, rows: FitRows, is_labelled: bool, groups: Any, ranks: FitRanks
-) -> Array:
+def _folds_of(cv: Any, rows: FitRows, is_labelled: bool, groups: Any) -> Array:
     """Return the fold of every row, (n,), by the splitter `cv`; −1: never held out.
 
     A row may be held out at most once, and the model of a fold must be trained on all
-    other rows. Only rank 0 draws the folds: other ranks return −1 for all rows.
+    other rows.
     """
     count = len(rows.y)
     folds = np.full(count, -1, dtype=np.int64)
-    if ranks.world.rank > 0:
-        return folds  # only rank 0 needs the groups
     splitter = check_cv(cv, rows.y, classifier=is_labelled)
     for number, (train, test) in enumerate(splitter.split(rows.X, rows.y, groups)):
         test_mask = np.zeros(count, dtype=bool)
@@ -602,7 +594,7 @@ class GLM_CV(Generic):
         `held` has the loss of each model on its held-out rows, (alphas, folds).
         Collective: sums need not give all ranks the same last bits, and rank 0 chooses.
         """
-        held = ranks.world.exchange_objects(held)[0]
+        held = ranks.world.share_object(held)
         alphas = self._alphas()
         mean = held.mean(axis=1)
         best = int(np.argmin(np.where(np.isfinite(mean), mean, np.inf)))

@@ -121,7 +121,7 @@ def deal_sparse(deal: Deal, own: Any) -> Any:
     `own` contains the rows of this rank in CSR, with all columns.
     """
     world, (rows, cols) = deal.world, deal.wanted(deal.world.rank)
-    most = max(world.exchange_objects(int(own.nnz / max(own.shape[0], 1)) + 1))
+    most = world.max_flag(int(own.nnz / max(own.shape[0], 1)) + 1)
     step = max(ROUND // (16 * most), 1)
     pieces_by_rank: list[list[Csr]] = [[] for _ in range(world.size)]
     for sent in deal.rounds(step):

@@ -177,7 +177,7 @@ class PathFit:
             scores = scores + level(rows, scores).shift
         slope, _ = rows.gradient(rows.residuals(scores))
         own_steepest = float(np.abs(slope).max(initial=0.0))
-        steepest = float(max(self.world.exchange_objects(own_steepest)))
+        steepest = self.world.max_number(own_steepest)
         live.close()
         return steepest
 

@@ -498,7 +498,7 @@ class HuberRegressor(Regressor):
         """
         scale = robust_scale(errors, c, self.epsilon, ranks)
         scale = max(scale, LEAST_SCALE * spread) or 1.0 / self.epsilon
-        return float(ranks.world.exchange_objects(scale)[0])
+        return float(ranks.world.share_object(scale))
 
     def _errors(
         self, rows: FitRows, ranks: FitRanks, weights: Array, intercept: Array

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from scipy.special import erfcx, expit, gammaln, log_ndtr, ndtr, rel_entr, xlogy
 
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
@@ -362,11 +361,15 @@ class Logistic:
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
         """Return r = sigmoid(t) − y."""
+        from scipy.special import expit
+
         mean: Array = expit(t, out=out)
         return np.subtract(mean, y, out=mean)
 
     def mean(self, t: Array) -> Array:
         """Return μ = sigmoid(t)."""
+        from scipy.special import expit
+
         probability: Array = expit(t)
         return probability
 
@@ -404,15 +407,21 @@ class Poisson:
 
     def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
         """Return log f = −ℓ − log y!."""
+        from scipy.special import gammaln
+
         density: Array = -self.loss(t, y) - gammaln(y + 1)
         return density
 
     def least_loss(self, y: Array) -> Array:
         """Return min ℓ = y − y log y."""
+        from scipy.special import xlogy
+
         return np.asarray(y - xlogy(y, y))
 
     def deviance(self, y: Array, mean: Array) -> Array:
         """Return D = 2 (y log(y/μ) − y + μ)."""
+        from scipy.special import xlogy
+
         return np.asarray(2.0 * (xlogy(y, y / mean) - y + mean))
 
 
@@ -450,6 +459,8 @@ class Gamma:
 
     def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
         """Return log f = (−ℓ + log(y/φ)) / φ − log y − log Γ(1/φ)."""
+        from scipy.special import gammaln
+
         scaled = (np.log(y / dispersion) - self.loss(t, y)) / dispersion
         density: Array = scaled - np.log(y) - gammaln(1.0 / dispersion)
         return density
@@ -586,6 +597,8 @@ class NegativeBinomial:
 
     def least_loss(self, y: Array) -> Array:
         """Return min ℓ = (y + 1/α) log(1 + α y) − y log y."""
+        from scipy.special import xlogy
+
         alpha = self.dispersion
         return np.asarray((y + 1.0 / alpha) * np.log1p(alpha * y) - xlogy(y, y))
 
@@ -599,12 +612,16 @@ class NegativeBinomial:
 
     def deviance(self, y: Array, mean: Array) -> Array:
         """Return D = 2 (y log(y/μ) − (y + 1/α) log((1 + α y) / (1 + α μ)))."""
+        from scipy.special import xlogy
+
         alpha = self.dispersion
         ratio = np.log1p(alpha * (y - mean) / (1.0 + alpha * mean))
         return np.asarray(2.0 * (xlogy(y, y / mean) - (y + 1.0 / alpha) * ratio))
 
     def log_density(self, t: Array, y: Array, dispersion: float) -> Array:
         """Return log f = −ℓ + y log α + log Γ(y + 1/α) − log Γ(1/α) − log y!."""
+        from scipy.special import gammaln
+
         size = 1.0 / self.dispersion
         constant = gammaln(y + size) - gammaln(size) - gammaln(y + 1)
         density: Array = constant + y * np.log(self.dispersion) - self.loss(t, y)
@@ -623,10 +640,14 @@ class Binomial(Logistic):
 
     def least_loss(self, y: Array) -> Array:
         """Return min ℓ = −y log y − (1 − y) log(1 − y)."""
+        from scipy.special import xlogy
+
         return np.asarray(-xlogy(y, y) - xlogy(1.0 - y, 1.0 - y))
 
     def deviance(self, y: Array, mean: Array) -> Array:
         """Return D = 2 (y log(y/μ) + (1 − y) log((1 − y)/(1 − μ))), of one trial."""
+        from scipy.special import rel_entr
+
         return np.asarray(2.0 * (rel_entr(y, mean) + rel_entr(1.0 - y, 1.0 - mean)))
 
 
@@ -691,11 +712,15 @@ class Probit:
 
     def loss(self, t: Array, y: Array) -> Array:
         """Return ℓ = −log Φ(t) for y = 1, −log Φ(−t) for y = 0."""
+        from scipy.special import log_ndtr
+
         losses: Array = -log_ndtr(t * (2 * y - 1))
         return losses
 
     def residual(self, t: Array, y: Array, out: Array | None = None) -> Array:
         """Return r = −φ(t)/Φ(t) for y = 1, φ(t)/Φ(−t) for y = 0."""
+        from scipy.special import erfcx
+
         # With c = (1 − 2y)/√2 both are (2/√π) c / erfcx(c t): no quotient of tiny
         # numbers. erfcx overflows to inf where the residual is 0, as it should be.
         c = np.multiply(y, -2 * HALF_ROOT_2)
@@ -708,6 +733,8 @@ class Probit:
 
     def mean(self, t: Array) -> Array:
         """Return μ = Φ(t)."""
+        from scipy.special import ndtr
+
         probability: Array = ndtr(t)
         return probability
 

@@ -103,6 +103,8 @@ class Job:
         Starts in a row without a new checkpoint before the job gives up.
     folder : str
         Where the command runs. Empty for the working directory.
+    stage : str
+        Archive of `hpcsgd jobs stage`, from which the nodes run. Empty for none.
 
     Examples
     --------
@@ -125,6 +127,7 @@ class Job:
     signal_seconds: int | None = None
     restarts: int = 3
     folder: str = ""
+    stage: str = ""
 
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
@@ -136,6 +139,7 @@ class Job:
             raise ConfigError("a job needs a folder for its script and log: add --out")
         file_pattern(self.out)
         check_line(self.folder, "the folder where commands run")
+        check_line(self.stage, "--stage")
         if self.restarts < 1:
             raise ConfigError(f"restarts = {self.restarts} must be at least 1")
         if self.signal_seconds is not None and self.signal_seconds < 0:

@@ -173,7 +173,7 @@ def leaves_comm_open(command: Sequence[str]) -> bool:
 
 def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
     """Return the words before the command of a step, a part for each script line."""
-    program = interpreter_parts(site, python)
+    program = interpreter_parts(job, site, python)
     program[-1] += " -m hpcsgd"
     if not site.has_slurm:
         return program
@@ -183,8 +183,13 @@ def launcher_parts(job: Job, site: Site, step: Step, python: str) -> list[str]:
     return [" ".join(["srun", *map(quote, words)]), *flags, *program]
 
 
-def interpreter_parts(site: Site, python: str) -> list[str]:
-    """Return the wrapper of a site, such as a container, and the interpreter in it."""
+def interpreter_parts(job: Job, site: Site, python: str) -> list[str]:
+    """Return the wrapper of a site, such as a container, and the interpreter in it.
+
+    A staged environment has its own interpreter, which the script names by a variable.
+    """
+    if job.stage:
+        return ['"$node_folder/bin/python"']
     wrappers = [quote_all(wrapper_words(row.value)) for row in site.wrapper]
     return [*wrappers, quote(python)]
 
@@ -211,6 +216,25 @@ def _srun(job: Job, site: Site, tasks: int) -> list[str]:
     return [*mpi, *common, *counts, f"--cpus-per-task={resources.cpus}"]
 
 
+def needs_local_folder(job: Job) -> bool:
+    """Return whether the script makes a folder on each node.
+
+    A staged environment is in it, and compiled kernels where several nodes would keep
+    theirs in the home of the user.
+    """
+    resources = job.resources
+    return bool(job.stage) or (resources.gpus > 0 and resources.nodes > 1)
+
+
+def _on_each_node(job: Job, site: Site) -> str:
+    """Return the words before a command that runs once on each node of the job."""
+    if site.launcher.kind != "srun":
+        return ""  # the script runs on the only node
+    nodes = job.resources.nodes
+    counts = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task=1"
+    return f"srun --mpi=none {counts} "
+
+
 def threads_of(resources: Resources, site: Site) -> int:
     """Return how many threads the compiled kernels of a rank may use.
 
@@ -231,6 +255,7 @@ def check(job: Job, site: Site) -> None:
     _check_node(job, site)
     _check_limits(job, site)
     _check_launcher(job, site)
+    _check_stage(job, site)
 
 
 def warnings(job: Job, site: Site) -> list[str]:
@@ -243,6 +268,17 @@ def warnings(job: Job, site: Site) -> list[str]:
             " a longer --walltime or a shorter --signal helps"
         ] * bool(notice)
     return []
+
+
+def _check_stage(job: Job, site: Site) -> None:
+    """Raise ConfigError where an archive would be unused."""
+    if job.stage and (site.wrapper or site.launcher.python):
+        used = "a wrapper" if site.wrapper else "[launcher] python"
+        raise ConfigError(
+            f"--stage brings its own interpreter, and site {site.name} has {used};"
+            " leave --stage out (a container is one file already), or take a site"
+            " without"
+        )
 
 
 def _check_launcher(job: Job, site: Site) -> None:
@@ -371,6 +407,11 @@ def render(job: Job, site: Site, python: str = "") -> str:
     from hpcsgd.runs.result import Status  # the parsers of commands need no NumPy
 
     check(job, site)
+    if job.stage and python:
+        raise ConfigError(
+            "--python names an interpreter and --stage brings its own; leave one of"
+            " them out"
+        )
     python = python or site.launcher.python or sys.executable
     lines = directives(job, site)
     template = _environment().get_template(f"{job.template}.sbatch")
@@ -383,7 +424,9 @@ def render(job: Job, site: Site, python: str = "") -> str:
         array=job.is_array and site.has_slurm,
         restarting=job.restarting,
         finished="|".join(status.value for status in Status if not status.exit_code),
-        interpreter=interpreter_parts(site, python),
+        interpreter=interpreter_parts(job, site, python),
+        local=needs_local_folder(job),
+        each_node=_on_each_node(job, site),
         steps=_steps(job, site, python),
         launcher=launcher_parts(job, site, job.all_steps[0], python),
     )

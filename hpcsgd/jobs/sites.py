@@ -94,6 +94,7 @@ LAUNCHERS = ("srun", "task", "mpiexec")
 GPUS = ("cuda", "rocm", "none")
 # Options of sbatch for the GPUs of each node; none where nodes come with all of them.
 GPU_OPTIONS = ("gpus-per-node", "gres", "none")
+LOCAL = re.compile(r"/[A-Za-z0-9/_.-]+")
 EXPORTS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*")
 
 
@@ -116,6 +117,7 @@ class NodeResources:
     memory: str = ""
     gpu: str = "none"  # cuda, rocm or none
     threads_per_core: int = 1  # of those that `cpus`, and --cpus of a job, count
+    local: str = "/tmp"  # folder on a disk, or in the memory, of each node
 
 
 @dataclass(frozen=True)
@@ -421,11 +423,16 @@ def _table(
 
 def _node(table: Mapping[str, Any]) -> NodeResources:
     kinds: dict[str, type] = {"cpus": int, "gpus": int, "memory": str, "gpu": str}
-    kinds["threads_per_core"] = int
+    kinds |= {"threads_per_core": int, "local": str}
     node = NodeResources(**_table("[node]", table, kinds))
     if node.threads_per_core < 1:
         raise ConfigError(
             f"[node] threads_per_core = {node.threads_per_core} must be at least 1"
+        )
+    if not LOCAL.fullmatch(node.local):
+        raise ConfigError(
+            f"[node] local = {node.local!r} must be the absolute path of a folder that"
+            " every node has on its own disk, of letters, digits and /_.-"
         )
     if node.gpu not in GPUS:
         raise ConfigError(f"[node] gpu = {node.gpu!r} must be one of {', '.join(GPUS)}")

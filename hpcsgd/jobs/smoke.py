@@ -47,18 +47,17 @@ def check_files(world: Communicator, folder: Path) -> str:
     of at most 2 `MOST_READ` ranks; then the new folder is removed. Return a sentence
     with the times of the slowest ranks.
     """
-    names = world.exchange_objects(f"smoke-{uuid.uuid4().hex[:12]}")
-    place = folder / names[0]
+    place = folder / str(world.share_object(f"smoke-{uuid.uuid4().hex[:12]}"))
     try:
-        seconds = world.exchange_objects(world.together(lambda: _write(place, world)))
-        waited = world.exchange_objects(world.together(lambda: _read(place, world)))
+        seconds = world.max_number(world.together(lambda: _write(place, world)))
+        waited = world.max_number(world.together(lambda: _read(place, world)))
     finally:
-        world.exchange_objects(None)
+        world.max_flag(0)  # all ranks have read
         if world.rank == 0:
             shutil.rmtree(place, ignore_errors=True)
     return (
-        f"files of {folder} written in {1e3 * max(seconds):.0f} ms, seen by all after"
-        f" {max(waited):.1f} s"
+        f"files of {folder} written in {1e3 * seconds:.0f} ms, seen by all after"
+        f" {waited:.1f} s"
     )
 
 
@@ -249,7 +248,7 @@ def _sum_seconds(world: Communicator, size: int) -> float:
         world.sum(buffer, "control")
         if repeat >= WARM_UP:
             times.append(time.perf_counter() - began)
-    return float(max(world.exchange_objects(float(np.median(times)))))
+    return world.max_number(float(np.median(times)))
 
 
 def content_of(rank: int) -> int:
@@ -448,7 +447,7 @@ def check_clocks(world: Communicator) -> str:
 
     The difference includes the time of a message. Return a sentence with it.
     """
-    world.exchange_objects(None)
+    world.max_flag(0)  # all ranks read their clocks now
     times = world.exchange_objects(time.clock_gettime(time.CLOCK_REALTIME))
     skew = max(times) - min(times)
     if skew > MOST_SKEW:
@@ -465,9 +464,9 @@ def _agree(world: Communicator, is_good: bool, text: str) -> None:
 
     `text` is the fact that the message states of the first rank where it is false.
     """
-    bad = [r for r, good in enumerate(world.exchange_objects(is_good)) if not good]
-    if bad:
+    first = -world.max_flag(-(world.size if is_good else world.rank))
+    if first < world.size:
         raise TransportError(
-            f"{text} on rank {bad[0]}; the MPI of the launcher and that of mpi4py may"
+            f"{text} on rank {first}; the MPI of the launcher and that of mpi4py may"
             " differ: look at hpcsgd info on a node"
         )

@@ -161,6 +161,7 @@ def _described(job: Job, site: Site, text: str) -> dict[str, Any]:
             {"command": list(s.command), "tasks": s.tasks, "run": s.folder}
             for s in job.all_steps
         ],
+        **({"stage": job.stage} if job.stage else {}),
         "array": job.elements if job.is_array and site.has_slurm else "",
         "after": list(job.after),
         "sha256": hashlib.sha256(text.encode()).hexdigest(),

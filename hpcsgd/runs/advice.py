@@ -397,17 +397,14 @@ def _about_columns(live: AssembledRun) -> list[str]:
         return []
     spreads, means = _moments(live)
     varies = spreads > 1e-7 * np.abs(means)
-    local_figures = spreads[varies], np.abs(means[varies]) / spreads[varies]
-    everyone = live.grid.world.exchange_objects(
-        (local_figures[0].min(), local_figures[0].max(), local_figures[1].max())
-        if varies.any()
-        else None
-    )
-    extremes = np.array([row for row in everyone if row is not None]).reshape(-1, 3)
-    if not len(extremes):
+    own_spreads = spreads[varies]
+    own_distances = np.abs(means[varies]) / own_spreads
+    world = live.grid.world
+    least = -world.max_number(-float(own_spreads.min(initial=np.inf)))
+    if least == np.inf:  # no column of any rank varies
         return []
-    ratio = float(extremes[:, 1].max() / extremes[:, 0].min())
-    distance = float(extremes[:, 2].max())
+    ratio = world.max_number(float(own_spreads.max(initial=0.0))) / least
+    distance = world.max_number(float(own_distances.max(initial=0.0)))
     findings = []
     if ratio > UNLIKE:
         findings.append(f"spreads differ by a factor of {ratio:.2g}")

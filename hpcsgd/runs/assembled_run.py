@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from hpcsgd.agreements.base import Agreement
-from hpcsgd.backends.task import Group, State, Task
+from hpcsgd.backends import compiled_calls
+from hpcsgd.backends.compiled_calls import FAMILIES
+from hpcsgd.backends.task import Group, Snapshot, State, Task
 from hpcsgd.comm.gpu import DeviceCommunicator as CarriesArrays
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
@@ -23,7 +25,6 @@ from hpcsgd.runs.settle import Plan, RunChoice
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
 from hpcsgd.solvers.sgd import RunLength, SgdSolver
-from hpcsgd.solvers.snapshot import Snapshot
 
 
 class PlannedRun:
@@ -219,4 +220,6 @@ class AssembledRun(PlannedRun):
         weights = task.backend.zeros((shard.width, task.columns))
         margins = np.empty((height, task.columns), dtype=task.margin_dtype)
         task.backend.scores(rows, weights, margins)
-        task.family.residual(margins, shard.targets[:height])
+        # Kernels compute those of most families: SciPy is then not loaded for them.
+        if not compiled_calls.instructions() or task.family.name not in FAMILIES:
+            task.family.residual(margins, shard.targets[:height])

@@ -206,7 +206,7 @@ def smoothness(
     if looked.grams is not None:
         grid.members.sum(looked.grams, "control")
         own_smoothness = _of_batches(looked, bends, ones, longest)
-    return float(np.max(grid.world.exchange_objects(own_smoothness)))
+    return grid.world.max_number(own_smoothness)
 
 
 @dataclass(frozen=True)

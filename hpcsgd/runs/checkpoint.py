@@ -7,18 +7,17 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 import hpcsgd
 from hpcsgd.agreements.base import Agreement
 from hpcsgd.agreements.more.infinity import RUN
-from hpcsgd.backends.task import State, Task
+from hpcsgd.backends.task import MEMORY, SHARED, Snapshot, State, Task, arrays_of
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import CheckpointConfig, RunConfig
 from hpcsgd.data.shard import split_range
@@ -35,7 +34,9 @@ from hpcsgd.runs.recording import MemberCheck
 from hpcsgd.settings import without_retired
 from hpcsgd.solvers.callbacks import Request, View
 from hpcsgd.solvers.evaluation import Columns, Evaluation
-from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot, arrays_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 # Checkpoints on disk: where they lie, how many are kept, which is the last whole one.
 #
@@ -600,6 +601,8 @@ class Saver(Generic[S]):
             return
         self.finish()
         if self._thread is None:
+            from concurrent.futures import ThreadPoolExecutor
+
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing = self._thread.submit(self._write, self.store, checkpoint)
 

@@ -174,10 +174,7 @@ class FitFacts:
         """
         shape = self.shape
         if world.size > 1 and path:
-            local_shape = world.together(
-                lambda: read_shape(Path(path)) if world.rank == 0 else None
-            )
-            shape = world.exchange_objects(local_shape)[0]
+            shape = world.of_root(lambda: read_shape(Path(path)))
         return replace(self, ranks=world.size, shape=shape)
 
 

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from hpcsgd.backends.task import State
+from hpcsgd.backends.task import Snapshot, State
 from hpcsgd.config import RunConfig
 from hpcsgd.data.sampling import plan_groups
 from hpcsgd.data.shard import split_range
@@ -16,7 +16,6 @@ from hpcsgd.products.observers import Observer
 from hpcsgd.settings import remembered
 from hpcsgd.solvers.callbacks import View
 from hpcsgd.solvers.evaluation import Evaluation
-from hpcsgd.solvers.snapshot import Snapshot
 
 # More careful settings, one level at a time: what a run falls back to.
 #

@@ -11,11 +11,13 @@ from io import BytesIO
 from itertools import cycle
 from math import ceil
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Any
 
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.files import replace_file
+
+if TYPE_CHECKING:
+    from xml.etree import ElementTree
 
 # Okabe and Ito's colours, for every kind of colour vision.
 COLOURS = (
@@ -126,7 +128,7 @@ class Hint:
 
 def finish(
     drawn: bytes, name: str, title: str, caption: str, hints: Mapping[str, Hint]
-) -> ElementTree.Element:
+) -> "ElementTree.Element":
     """Return a picture of matplotlib as an SVG element that can be put on a page.
 
     It gets a title, a description and hover texts. Several pictures on a page must not
@@ -139,6 +141,8 @@ def finish(
     name, title, caption : of the chart
     hints : id of a group -> what it is
     """
+    from xml.etree import ElementTree
+
     root = ElementTree.fromstring(drawn)
     _remove_what_names_others(root)
     used = set(_references(root))
@@ -164,7 +168,7 @@ def finish(
     return root
 
 
-def _remove_what_names_others(root: ElementTree.Element) -> None:
+def _remove_what_names_others(root: "ElementTree.Element") -> None:
     """Remove the metadata and the style sheet of matplotlib.
 
     The style would apply to the whole page.
@@ -175,7 +179,7 @@ def _remove_what_names_others(root: ElementTree.Element) -> None:
                 parent.remove(child)
 
 
-def _references(root: ElementTree.Element) -> Iterator[str]:
+def _references(root: "ElementTree.Element") -> Iterator[str]:
     for element in root.iter():
         for key, value in element.attrib.items():
             if "url(#" in value or key.endswith("href"):
@@ -183,7 +187,7 @@ def _references(root: ElementTree.Element) -> Iterator[str]:
 
 
 def _name(
-    element: ElementTree.Element, name: str, used: set[str], hints: Mapping[str, Hint]
+    element: "ElementTree.Element", name: str, used: set[str], hints: Mapping[str, Hint]
 ) -> None:
     identifier = element.attrib.pop("id", "")
     if identifier in used:
@@ -203,7 +207,9 @@ def _name(
             element.insert(0, _text("title", hint.text))
 
 
-def _text(tag: str, text: str, **attributes: str) -> ElementTree.Element:
+def _text(tag: str, text: str, **attributes: str) -> "ElementTree.Element":
+    from xml.etree import ElementTree
+
     element = ElementTree.Element(tag, attributes)
     element.text = clean(text)
     return element
@@ -276,6 +282,8 @@ def inline_svg(title: str, draw: Callable[[Any], Any]) -> str:
     # Equal names on a page would mean what stands first.
     name = f"h{hashlib.sha256(file.getvalue()).hexdigest()[:12]}"
     root = finish(file.getvalue(), name, title, "drawn by its method plot()", {})
+    from xml.etree import ElementTree
+
     text = ElementTree.tostring(root, encoding="unicode")
     return text.replace(TEXT, "currentColor")
 

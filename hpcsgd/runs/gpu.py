@@ -350,7 +350,7 @@ def make_on_gpu(
     demand = ExchangeDemand(plans, sets, stored_bytes, asked=insists)
     left = check_device_memory(device, task, demand, grid.world)
     may_ask = kernel == "auto" and takes > 0  # the same on all ranks
-    if may_ask and not all(grid.world.exchange_objects(takes <= left)):
+    if may_ask and grid.world.max_flag(int(takes > left)):
         log.info(
             "the Gram matrix is not computed by cuBLAS, for whose workspace of %s a GPU"
             " of the run has no room, but by a kernel of hpcsgd",

@@ -556,8 +556,7 @@ class RowPass:
             for k in range(K if len(block) else 0):
                 change = self.hessian.scaled(block, k) @ step[k::K]
                 largest = max(largest, float(np.abs(change).max()))
-        changes = self.landscape.world.exchange_objects(largest, "evaluate")
-        return float(max(changes))
+        return self.landscape.world.max_number(largest, "evaluate")
 
     def likelihood(
         self, family: LikelihoodFamily, dispersion: float, total: float
@@ -823,7 +822,7 @@ def _on_grid(
                 on_all_ranks=True,
             )
         system = InferenceSystem(model, row_pass.hessian, request)
-        solution = _of_rank_0(world, lambda: system.solve(sums, groups))
+        solution = world.of_root(lambda: system.solve(sums, groups))
         _check_optimum(row_pass, solution)
         likelihood = likelihood_of(family)
         density: float | None = None
@@ -860,15 +859,6 @@ def _on_grid(
         kind=request.covariance,
         level=request.level,
     )
-
-
-def _of_rank_0(
-    world: Communicator, solve: Callable[[], InferenceSolution]
-) -> InferenceSolution:
-    """Return what rank 0 has solved, or raise its error, on all ranks. Collective."""
-    solved = world.together(lambda: None if world.rank else solve())
-    first: InferenceSolution = world.exchange_objects(solved)[0]
-    return first
 
 
 def _check(model: InferenceModel, request: InferenceRequest) -> None:

@@ -97,8 +97,8 @@ def report_rounding_loss(
     """
     if scaling is None:
         return
-    counts = grid.world.exchange_objects((scaling.saturated, scaling.flushed))
-    saturated, flushed = (sum(column) for column in zip(*counts, strict=True))
+    counts = np.array([scaling.saturated, scaling.flushed], dtype=np.float64)
+    saturated, flushed = map(int, grid.world.sum(counts, "control"))
     scaling.saturated = saturated
     scaling.flushed = flushed
     scaling.counts = False  # rows that are streamed are stored again and again

@@ -676,11 +676,11 @@ def _time_sums(
         workspace.sum("control")
         return perf_counter() - at
 
-    first = max(group.exchange_objects(min(send() for _ in range(WARM_SUMS))))
+    first = group.max_number(min(send() for _ in range(WARM_SUMS)))
     count = int(min(max(seconds / max(first, 1e-9), LEAST_SUMS), most))
     median = _median([send() for _ in range(count)])
-    everyone = group.exchange_objects((median, perf_counter() - began))
-    return max(a for a, _ in everyone), max(b for _, b in everyone)
+    spent = perf_counter() - began
+    return group.max_number(median), group.max_number(spent)
 
 
 # Tasks as they are timed: of one member alone, on few rows and columns.
@@ -1017,4 +1017,4 @@ def measure_reading(reader: RowReader, world: Communicator) -> float:
     else:
         reader.read(slice(0, rows), every)
     bandwidth = rows * each / max(perf_counter() - began, 1e-9)
-    return float(min(world.exchange_objects(bandwidth)))
+    return -world.max_number(-bandwidth)

@@ -165,8 +165,9 @@ def open_run(
     `reader` opens the rows on the ranks of a world. `setup` times the parts of the
     opening.
     """
-    instruction_set = world.together(compiled_calls.instructions)
-    compiled_calls.settle(world.exchange_objects(instruction_set))
+    order = ("", *compiled_calls.SETS)
+    own_place = order.index(world.together(compiled_calls.instructions))
+    compiled_calls.settle([order[-world.max_flag(-own_place)]])
     _use_threads(config.run.threads, world)
     device, world = open_gpu(config, world)
     words = world.together(lambda: resolve_names(config, world))

@@ -221,8 +221,7 @@ class MemberCheck(Observer):
         """Compare the members' arrays if it is due, and repair them if they differ."""
         if not self.every or self.members.size == 1 or exchanges % self.every:
             return
-        prints = self.members.exchange_objects(self._fingerprint(state))
-        if len(set(prints)) > 1:
+        if not self.members.has_equal(self._fingerprint(state)):
             self._mend(state, exchanges)
 
     def facts(self) -> dict[str, Any]:

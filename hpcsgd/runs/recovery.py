@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcsgd.backends.task import Snapshot
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import GridConfig, RunSection
 from hpcsgd.errors import DeviceLost, HpcsgdError
@@ -19,7 +20,6 @@ from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.checkpoint import CheckpointStore
 from hpcsgd.runs.result import Status
 from hpcsgd.solvers.callbacks import Callback, Request, View
-from hpcsgd.solvers.snapshot import Snapshot
 
 # After a divergence: is it the rate, or did the memory of some rank go bad?
 

@@ -329,6 +329,8 @@ def _facts(
         "checkpoints_written": 0 if live.saver is None else live.saver.written,
         "checkpoints_failed": 0 if live.saver is None else live.saver.failed,
         **_where(),
+        # Rank 0 alone loads SciPy for its version.
+        "versions": grid.world.share_object(None if grid.world.rank else _versions()),
         **({"profile": profile(live, setup)} if config.run.profile else {}),
     }
 
@@ -389,13 +391,9 @@ def _of_all_ranks(live: AssembledRun) -> dict[str, Any]:
     }
 
 
-def _where() -> dict[str, Any]:
-    """Return the host, processor, cores and software versions of this rank."""
-    return {**_machine(), "versions": _versions()}
-
-
 @cache
-def _machine() -> dict[str, Any]:
+def _where() -> dict[str, Any]:
+    """Return the host, processor and cores of this rank."""
     return {
         "host": platform.node(),
         "processor": processor(),
@@ -447,4 +445,4 @@ def named(loaded: LoadedRows) -> dict[str, Any]:
 
 def machine_facts() -> dict[str, Any]:
     """Return the facts on the machine of this rank and the software it runs."""
-    return _where()
+    return {**_where(), "versions": _versions()}

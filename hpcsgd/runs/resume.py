@@ -13,6 +13,7 @@ import numpy as np
 
 from hpcsgd.agreements import settings_of
 from hpcsgd.agreements.gradient import OF_CODECS
+from hpcsgd.backends.task import MEMORY, SHARED, Snapshot
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.config import RunConfig, RunSection, is_read
 from hpcsgd.errors import ConfigError, DataError, did_you_mean_file
@@ -27,7 +28,6 @@ from hpcsgd.runs.checkpoint import (
 )
 from hpcsgd.runs.fall_back import RAISED
 from hpcsgd.runs.settle import EarlierChoice
-from hpcsgd.solvers.snapshot import MEMORY, SHARED, Snapshot
 
 log = logging.getLogger(__name__)
 Tables = Mapping[str, Mapping[str, Any]]
@@ -159,11 +159,7 @@ def find_recorded_run(run: RunSection, world: Communicator) -> CheckpointedRun |
     """
     if run.resume == "no":
         return None
-    local_record = world.together(
-        lambda: _recorded_run(run) if world.rank == 0 else None
-    )
-    recorded: CheckpointedRun | None = world.exchange_objects(local_record)[0]
-    return recorded
+    return world.of_root(lambda: _recorded_run(run))
 
 
 def _recorded_run(run: RunSection) -> CheckpointedRun | None:
@@ -247,7 +243,7 @@ def _share(world: Communicator, found: Snapshot | None) -> Snapshot | None:
     if found is not None:
         shapes = {name: (a.shape, a.dtype.str) for name, a in found.arrays.items()}
         outline = (found.document, shapes)
-    outline = world.exchange_objects(outline)[0]
+    outline = world.share_object(outline)
     if outline is None:
         return None
     document, shapes = outline

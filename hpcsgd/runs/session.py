@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcsgd.agreements.base import check_plan, check_same
 from hpcsgd.backends.base import emulated
-from hpcsgd.backends.task import State
+from hpcsgd.backends.task import Snapshot, State
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import close_on_agreed_error
 from hpcsgd.comm.ledger import Clock
@@ -45,7 +45,6 @@ from hpcsgd.runs.result import Result, Status
 from hpcsgd.runs.resume import CheckpointedRun, resume
 from hpcsgd.runs.settle import note_measured
 from hpcsgd.solvers.callbacks import Callback, Request
-from hpcsgd.solvers.snapshot import Snapshot
 
 # Where a run begins, if not at zero.
 
@@ -634,7 +633,7 @@ def write_result(world: Communicator, folder: RunFolder, result: Result) -> None
     A failure to write is noted in the report of the result, and logged.
     """
     with world.working("writing the result"):
-        unsaved = world.exchange_objects(folder.finish(result))[0]
+        unsaved = world.share_object(folder.finish(result))
     if unsaved:
         # The model is there; a disk must not take it away from the caller.
         result.report["unsaved"] = unsaved

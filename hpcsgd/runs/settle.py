@@ -540,11 +540,8 @@ def find_machine(config: RunConfig, opened: OpenedRun, job: CostInputs) -> Machi
         return MachineFacts(assumed, ASSUMED_FIGURES)  # no row is in memory yet
     if path:
         file, key = MachineFile(Path(path)), _key(config, opened, job)
-        # What rank 0 reads; where it has no figures of the kind, all ranks measure.
-        local_figures = world.together(
-            lambda: file.read(key) if world.rank == 0 else None
-        )
-        figures: MeasuredFigures | None = world.exchange_objects(local_figures)[0]
+        # Rank 0 reads; where the file has no figures of the kind, all ranks measure.
+        figures = world.of_root(lambda: file.read(key))
         if figures is None:
             figures = measure()
             if world.rank == 0:

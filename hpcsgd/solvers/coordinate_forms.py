@@ -83,7 +83,7 @@ class Form(ABC):
         """
         slope = self.objective.slope(*self.model(self.begin()))
         local_slope = float(np.abs(slope.weights).max(initial=0.0))
-        return float(max(self.objective.grid.world.exchange_objects(local_slope)))
+        return self.objective.grid.world.max_number(local_slope)
 
     @property
     def count(self) -> int:

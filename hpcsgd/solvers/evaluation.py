@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcsgd.agreements.base import Agreement
 from hpcsgd.backends.base import Backend, LossScale
-from hpcsgd.backends.task import Group, State
+from hpcsgd.backends.task import Group, Snapshot, State
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.formats import Array
@@ -28,7 +28,6 @@ from hpcsgd.solvers.full_passes import (
 )
 from hpcsgd.solvers.lbfgs import null_excess
 from hpcsgd.solvers.objective import Losses, Objective, Slope
-from hpcsgd.solvers.snapshot import Snapshot
 
 # Full losses along the way, and the last weights that had a good one.
 
@@ -449,7 +448,7 @@ class BestWeights(Observer):
         with np.errstate(all="ignore"):
             holdout = evaluation.objective.measure(weights, intercept).held
         loss = None if holdout is None else float(holdout[0])
-        first: float | None = evaluation.objective.grid.world.exchange_objects(loss)[0]
+        first: float | None = evaluation.objective.grid.world.share_object(loss)
         return first
 
     def facts(self) -> dict[str, Any]:
@@ -470,7 +469,7 @@ class BestWeights(Observer):
         local_number = (
             int(np.argmin(losses)) if min(losses, default=math.inf) < math.inf else None
         )
-        number = self.evaluation.objective.grid.world.exchange_objects(local_number)[0]
+        number = self.evaluation.objective.grid.world.share_object(local_number)
         return None if number is None else self.history[number]
 
 
@@ -580,8 +579,7 @@ class TailAverage(Observer):
 
         Where both losses are equal up to rounding, ranks could choose differently.
         """
-        copies = self.evaluation.objective.grid.world.exchange_objects(better)
-        return np.asarray(copies[0])
+        return np.asarray(self.evaluation.objective.grid.world.share_object(better))
 
     def _count(self, state: State) -> int:
         """Return the number of iterates in the mean."""

@@ -2,10 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +18,9 @@ from hpcsgd.solvers.objective import Objective
 
 EPS = float(np.finfo(np.float64).eps)
 TINY = float(np.finfo(np.float64).tiny)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # All rows of the data as two products, in float64 on their exact values.
 #
@@ -201,6 +203,8 @@ class AllRows:
             for rows in self.blocks:
                 yield rows, read(rows)
             return
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(1, "read-ahead") as ahead:
             expected: deque[tuple[slice, Future[Any]]] = deque()
             for rows in self.blocks:
@@ -766,7 +770,7 @@ def _scaled_gap(rows: AllRows, weights: Array, tangents: Tangents) -> float:
         is_endless |= (slope > 0.0) & np.isinf(lower)
         endless = slope[is_endless]
     largest = np.abs(endless).max(initial=0.0)
-    steepest = max(grid.members.exchange_objects(float(largest), "evaluate"))
+    steepest = grid.members.max_number(float(largest), "evaluate")
     if penalty.l1 == 0.0 or not np.isfinite(steepest):
         return float("inf")
     # Slightly less than the limit, which rounding could exceed otherwise.

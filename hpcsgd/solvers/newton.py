@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from scipy.sparse import vstack
 
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.task import State
@@ -681,6 +680,8 @@ def sample_rows(rows: AllRows) -> AllRows | None:
     pieces = [slice(int(start), int(start) + piece) for start in first]
     values = [objective.read(part) for part in pieces]
     if shard.is_sparse:
+        from scipy.sparse import vstack
+
         joined = vstack(values, format="csr")
         edges = joined.indptr.astype(np.int64)
         matrix: Any = Csr(edges, joined.indices, joined.data, joined.shape[1])

@@ -543,7 +543,7 @@ def open_temporary_store(
     if not agreement.on_disk or agreement.states_folder or folder:
         yield {}
         return
-    name = world.exchange_objects(f"hpcsgd-{uuid4().hex}")[0]
+    name = world.share_object(f"hpcsgd-{uuid4().hex}")
     store = Path(gettempdir()) / name
     try:
         yield {"agreement.store": str(store)}

@@ -236,9 +236,7 @@ def _curve(result: Result) -> list[float]:
 
 def on_first_rank(world: Communicator, action: Callable[[], Value]) -> Value:
     """Return on every rank what `action` returns on rank 0. Collective."""
-    local_value = world.together(lambda: None if world.rank else action())
-    first: Value = world.exchange_objects(local_value)[0]
-    return first
+    return world.of_root(action)
 
 
 def run_pilot(config: RunConfig, sample: Sample) -> Result:

@@ -302,7 +302,7 @@ class _TimedRun:
         own_seconds += (
             waited / max(calls, 1) / poll_every(self.live.config, self.live.task)
         )
-        return float(max(*world.exchange_objects(own_seconds), 1e-9))
+        return max(world.max_number(own_seconds), 1e-9)
 
 
 # The seconds of a tuning: every part queries the time that is left, and ends in time.
@@ -318,7 +318,7 @@ class TimeBudget:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.world = world
-        self.seconds: float = world.exchange_objects(seconds)[0]
+        self.seconds: float = world.share_object(seconds)
         self.clock = clock
         self.began = clock()
 
@@ -326,7 +326,7 @@ class TimeBudget:
     def spent(self) -> float:
         """Return the seconds since the beginning. Collective."""
         own_seconds = self.clock() - self.began
-        root_seconds: float = self.world.exchange_objects(own_seconds)[0]
+        root_seconds: float = self.world.share_object(own_seconds)
         return root_seconds
 
     def until(self, share: float) -> float:

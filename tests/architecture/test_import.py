@@ -1,12 +1,17 @@
 """`import hpcsgd` needs NumPy and SciPy only."""
 
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from hpcsgd.backends import compiled_calls
 from hpcsgd.cli import names
 from hpcsgd.cli.names import COMMANDS
+from hpcsgd.data.synthetic import write_synthetic
+from tests.helpers import launcher
+from tests.helpers.file_calls import FILES, counted
 from tests.helpers.limits import HANG
 
 CODE = """
@@ -175,3 +180,48 @@ def test_a_start_on_cpus_loads_no_module_of_gpus():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+UNUSED = (  # by steps of SGD that kernels take, on rows in memory
+    *("h5py", "scipy.special", "scipy.sparse", "scipy.linalg", "scipy.optimize"),
+    *("email", "unittest", "xml", "importlib.metadata", "concurrent.futures"),
+    *("jinja2", "rich", "matplotlib", "ml_dtypes", "tempfile"),
+)
+
+
+@pytest.mark.skipif(not compiled_calls.instructions(), reason="no kernels here")
+def test_steps_of_kernels_load_no_part_of_scipy():
+    """Every module is half a dozen questions to a file system, on every rank."""
+    code = CODE.format(blocked=()) + f"print([m for m in {UNUSED} if m in sys.modules])"
+    code = code.replace("import pytest\n", "")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG
+    )
+    assert done.stdout.splitlines() == ["completed", "[]"], done.stdout + done.stderr
+
+
+MOST_OWN = 1700  # file operations of a rank that the packages beneath do not cause
+FLOOR = "import numpy, h5py, mpi4py.MPI"
+
+
+@pytest.mark.skipif(
+    not (
+        shutil.which("strace") and launcher.mpiexec() and compiled_calls.instructions()
+    ),
+    reason="no strace, MPI or kernels here",
+)
+def test_a_rank_asks_for_few_files_beyond_those_of_its_packages(tmp_path):
+    """Calls of open, stat, readlink, access and getdents, failures included."""
+    data, trace = tmp_path / "rows.h5", tmp_path / "trace"
+    write_synthetic(data, "susy", 400, 18, 3)
+    train = ["-m", "hpcsgd", "train", "--comm", "mpi", "--data", str(data), "--plain"]
+    counts = []
+    for words in ([*train, "--epochs", "1"], ["-c", FLOOR]):
+        for _ in range(2):  # the first may compile modules
+            traced = ["strace", "-f", "-o", str(trace), "-e", FILES, sys.executable]
+            done = subprocess.run(
+                [*traced, *words], capture_output=True, text=True, timeout=HANG
+            )
+            assert done.returncode == 0, done.stderr
+        counts.append(sum(counted(trace.read_text()).values()))
+    assert counts[0] - counts[1] <= MOST_OWN, counts

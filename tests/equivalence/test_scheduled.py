@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.more.scheduled import Queue, Scheduled
+from hpcsgd.backends.task import Snapshot
 from hpcsgd.runs.checkpoint import Capture
 from hpcsgd.runs.progress import Callback
-from hpcsgd.solvers.snapshot import Snapshot
 from hpcsgd.studies.folder import expected_traffic
 from tests.helpers.contracts.codec import NAMES, ROWS, on_all, sections_of
 from tests.helpers.gradients import check, in_folder

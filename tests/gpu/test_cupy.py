@@ -53,6 +53,7 @@ CALLS = {
         for name, words in {
             "allReduce": "sendbuf recvbuf count datatype op",
             "reduce": "sendbuf recvbuf count datatype op root",
+            "allGather": "sendbuf recvbuf count datatype",
             "broadcast": "sendbuff recvbuff count datatype root",
             "reduceScatter": "sendbuf recvbuf recvcount datatype op",
             "send": "sendbuf count datatype peer",

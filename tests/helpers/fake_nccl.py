@@ -83,6 +83,12 @@ class FakeComm:
 
         self._meet("reduceScatter", source, size, kind, stream, land)
 
+    def allGather(self, source, to, words, kind, stream):  # noqa: N802
+        """As NCCL: `words` are those of each rank."""
+        out = memory(to, words * self.size, kind)
+        land = lambda parts: np.concatenate(parts, out=out)  # noqa: E731
+        self._meet("allGather", source, words, kind, stream, land)
+
     def broadcast(self, source, to, words, kind, root, stream):
         out = memory(to, words, kind)
         land = lambda parts: np.copyto(out, parts[root])  # noqa: E731

@@ -24,6 +24,7 @@ GPU = Resources(
     constraint="gpu&hbm80g",
 )
 TEMPLATES = (*COMMANDS, *STEPS)
+ARCHIVE = "/shared/environments/a b.tar.gz"
 GENERIC = ("generic-cpu", "generic-gpu", "workstation")
 CENTRES = [site for site in SITES if site not in GENERIC]
 
@@ -41,6 +42,8 @@ def cases():
     found["train.perlmutter-gpu"] = (on_gpus(), "perlmutter-gpu")
     found["train.one-task"] = (example("train"), str(GOLDEN / "one-task.toml"))
     found["train.waiting"] = (waiting(), "generic-cpu")
+    found["train.staged"] = (example("train", stage=ARCHIVE), "generic-cpu")
+    found["sweep.staged"] = (example("sweep", stage=ARCHIVE), "workstation")
     everything = str(GOLDEN / "everything.toml")
     found["train.everything"] = (on_gpus(exclusive=True), everything)
     found["sweep.everything"] = (example("sweep"), everything)
@@ -75,7 +78,7 @@ def waiting():
 
 def rendered(name):
     job, site = cases()[name]
-    return render(job, load_site(site), PYTHON)
+    return render(job, load_site(site), "" if job.stage else PYTHON)
 
 
 @pytest.mark.parametrize("name", cases())

@@ -22,6 +22,7 @@ class CountingComm:
         self.comm = comm
         self.counts = parent.counts if parent else nothing()
         self.flags = parent.flags if parent else nothing()
+        self.shared = parent.shared if parent else nothing()  # pickles from one rank
         # Messages of 8- and 16-bit words, by the bytes of each.
         self.narrow = parent.narrow if parent else defaultdict(nothing)
         self.tally = parent.tally if parent else {"started": 0}
@@ -37,17 +38,19 @@ class CountingComm:
 
         def counted(*arguments, **options):
             sent = (a[0] if isinstance(a, list) else a for a in arguments)
-            self.count(next(a for a in sent if isinstance(a, np.ndarray)))
+            buffer = next(a for a in sent if isinstance(a, np.ndarray))
+            self.count(buffer, name == "Bcast" and buffer.dtype == np.uint8)
             return value(*arguments, **options)
 
         return counted
 
-    def count(self, buffer):
+    def count(self, buffer, is_shared=False):
         """One call that sends this buffer."""
-        tables = [self.counts]
+        # Objects are not counted, whether one rank sends them or all ranks do.
+        tables = [self.shared if is_shared else self.counts]
         if buffer.dtype == np.int64:
             tables.append(self.flags)
-        if buffer.itemsize <= 2:
+        elif not is_shared and buffer.itemsize <= 2:
             tables.append(self.narrow[buffer.itemsize])
         for counts in tables:
             counts["calls"] += 1

@@ -99,8 +99,8 @@ def test_the_ledger_agrees_with_what_mpi_was_asked(comm):
         sent = proxy.counts
         ledger = result.ledger
         said = [ledger[p]["words"] for p in ("products", "agreement", "evaluate")]
-        # What passes the proxy besides: one word for each flag, and the slice of the
-        # weights that is gathered at the end; both are booked as control.
+        # What passes the proxy besides, all booked as control: one word for each flag,
+        # and the slice of the weights that is gathered at the end.
         flags = proxy.flags["words"]
         own = split_range(problem.X.shape[1], comm.size, comm.rank)
         assert sent["words"] == sum(said) + flags + (
@@ -108,6 +108,7 @@ def test_the_ledger_agrees_with_what_mpi_was_asked(comm):
         )
         calls = sum(ledger[p]["calls"] for p in ("products", "agreement", "evaluate"))
         assert sent["calls"] == calls + flags + (not gathers)
+        assert proxy.shared["calls"] > 0
         assert ledger["products"]["calls"] > 0 and ledger["evaluate"]["calls"] > 0
 
 

@@ -100,6 +100,10 @@ class Sent:
         texts = [p.read_text() for p in sorted((self.out / "log").glob("*"))]
         return "\n".join(texts)
 
+    def script(self):
+        """The script that was sent."""
+        return (self.out / "job.sbatch").read_text()
+
     def status(self, code=0):
         """`hpcsgd jobs status`, as a document."""
         said = self.desk.hpcsgd("jobs", "status", self.out, "--json", code=code)

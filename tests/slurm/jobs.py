@@ -1,7 +1,9 @@
 """The jobs of the tests, what happens to them, and in which order they are sent."""
 
+import shutil
 from pathlib import Path
 
+from tests.helpers.file_calls import FILES
 from tests.slurm import keeper
 
 ACROSS = ("--nodes", "2", "--tasks", "4")
@@ -90,6 +92,36 @@ def sited(desk, sent):
     flags = ("--ranks", "1,2", "--exclusive")
     scaling = ("scaling", "sited", desk.run)
     return desk.submit(*scaling, flags=flags, site=site, SENDER="not for the job")
+
+
+STAGED = """
+summary = "generic-cpu, with a look at the files that ranks ask for"
+[launcher]
+mpi = "pmi2"
+[[env]]
+name = "MPIR_CVAR_CH4_NETMOD"
+value = "ofi"
+why = "as generic-cpu"
+"""
+# Words of srun end where the command begins, which is then this one.
+TRACED = """
+[[flag]]
+value = "{word}"
+why = "notes every file that a rank asks for"
+"""
+
+
+def staged(desk, sent):
+    """From an archive of this environment, under strace where there is one."""
+    archive = desk.folder / "environment.tar.gz"
+    assert desk.hpcsgd("jobs", "stage", archive).strip() == str(archive)
+    site = desk.folder / "traced.toml"
+    words = ["strace", "-ff", "-o", desk.folder / "trace", "-e", FILES]
+    words = words if shutil.which("strace") else []
+    lines = (TRACED.format(word=word) for word in words)
+    site.write_text("".join([STAGED, *lines]))
+    flags = (*PAIR, "--stage", archive)
+    return desk.submit("train", "staged", desk.run, flags=flags, site=site)
 
 
 def train(desk, sent):
@@ -195,7 +227,7 @@ ORDER = (
     converted,
     trained,
 )
-ORDER += (reported, failing, unwanted, train, smoke, sited)
+ORDER += (reported, failing, unwanted, train, smoke, sited, staged)
 JOBS = {send.__name__: send for send in ORDER}
 BEFORE = {  # what a job waits for
     "trained": {"converted"},

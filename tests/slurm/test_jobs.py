@@ -2,11 +2,17 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from hpcsgd.jobs.queue import mpi_plugins
+from tests.helpers.file_calls import count_below
 from tests.slurm.desk import LONGEST
+
+ROOT = Path(__file__).parents[2]
+MOST_SHARED = 300  # file operations of a staged rank on the shared file system
 
 
 def test_a_chain_runs_in_its_order(converted, trained, reported):
@@ -35,6 +41,22 @@ def test_the_smoke_job_gives_one_verdict(smoke):
     smoke.ends("COMPLETED")
     (verdict,) = re.findall(r"^smoke: .*$", smoke.log(), re.MULTILINE)
     assert verdict.startswith("smoke: good: 4 ranks on ")
+
+
+def test_a_staged_job_starts_from_the_disk_of_its_node(staged):
+    """Of the shared file system its ranks want their data and little else."""
+    staged.ends("COMPLETED")
+    assert staged.result()["status"] == "completed"
+    (place,) = re.findall(r"^node_folder=(/\S+)/hpcsgd-", staged.script(), re.MULTILINE)
+    assert not list(Path(place).glob(f"hpcsgd-{staged.job}-*"))  # it ends with the job
+    traces = [p.read_text() for p in staged.desk.folder.glob("trace.*")]
+    if not shutil.which("strace"):
+        return
+    own = [f"{place}/hpcsgd-{staged.job}-"]
+    ranks = [text for text in traces if own[0] in text and "/h5py/" in text]
+    assert len(ranks) == 2
+    shared = [ROOT, sys.prefix, sys.base_prefix, staged.desk.folder]
+    assert sum(count_below(text, shared) for text in traces) <= 2 * MOST_SHARED
 
 
 def test_tasks_whose_mpi_is_not_that_of_srun_fail_at_once(cluster, tmp_path):

@@ -68,3 +68,26 @@ def test_a_communicator_without_ranks_is_refused():
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
         )
         assert "refused: comm is MPI.COMM_NULL" in done.stdout, done.stderr
+
+
+LEVEL = """
+from hpcsgd.comm import open_world
+world = open_world("mpi", timeout={timeout})
+from mpi4py import MPI
+names = [name for name in dir(MPI) if name.startswith("THREAD_")]
+print([name for name in names if getattr(MPI, name) == MPI.Query_thread()])
+world.close()
+"""
+
+
+@pytest.mark.parametrize("timeout, level", [(20, "MULTIPLE"), (0, "SERIALIZED")])
+@pytest.mark.parametrize("before", ["", "mpi_facts()"])
+def test_mpi_has_locks_only_where_a_watchdog_calls_it(before, timeout, level):
+    code = f"from hpcsgd.comm.mpi import mpi_facts\n{before}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + LEVEL.format(timeout=timeout)],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
+    assert done.stdout.strip() == f"['THREAD_{level}']", done.stderr

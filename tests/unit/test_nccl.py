@@ -273,6 +273,25 @@ def test_parts_of_one_size_are_one_collective(reproducible):
     assert calls == ["reduce"] * 6 + ["reduceScatter"] * 2
 
 
+def test_a_gather_of_equal_parts_is_one_collective():
+    """Others are one group of broadcasts; both put the parts in rank order."""
+
+    def on_rank(world, layer):
+        found = []
+        for counts in ([2, 2, 2], [1, 3, 2], [0, 4, 2]):
+            part = np.full(counts[world.rank], world.rank + 1, dtype=np.float32)
+            out = layer.array(np.zeros(6, dtype=np.float32))
+            world.gather(layer.array(part), counts, out, "products")
+            found.append(read(layer, out).tolist())
+        return found
+
+    node = Node()
+    for found in on_nccl(3, on_rank, node):
+        assert found == [[1, 1, 2, 2, 3, 3], [1, 2, 2, 2, 3, 3], [2, 2, 2, 2, 3, 3]]
+    calls = sorted(name for name, *_ in node.calls)
+    assert calls == ["allGather"] * 3 + ["broadcast"] * 3 * (3 + 2)
+
+
 def test_the_host_reaches_what_was_begun_and_no_more():
     """The last of three stays under way; a wait of the host has its place."""
 

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
+from hpcsgd.backends.task import Snapshot
 from hpcsgd.config import CheckpointConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.checkpoint import Saver
 from hpcsgd.solvers.callbacks import Callback, Request, View
-from hpcsgd.solvers.snapshot import Snapshot
 from tests.helpers.harness import config_for, make_problem, train_on
 from tests.helpers.limits import HANG
 

@@ -8,11 +8,11 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcsgd.backends.task import Snapshot
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import HEADER_BYTES, is_sealed, read_sealed, write_sealed
 from hpcsgd.runs.checkpoint import CheckpointStore, read_checkpoint
 from hpcsgd.runs.result import load_result
-from hpcsgd.solvers.snapshot import Snapshot
 from tests.helpers.harness import config_for, make_problem, train_on
 
 DOCUMENT = {"a": 1, "text": "é", "nothing": None, "not a number": float("inf")}

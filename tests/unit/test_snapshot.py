@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from hpcsgd.backends.task import Snapshot, arrays_of
 from hpcsgd.errors import DataError
 from hpcsgd.products.base import State
-from hpcsgd.solvers.snapshot import Snapshot, arrays_of
 
 
 def filled(seed, intercept=True):

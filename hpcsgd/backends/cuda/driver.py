@@ -1,8 +1,10 @@
 """The only file that imports CuPy: memory, streams, kernels, libraries."""
 
 import ctypes
+import fcntl
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from hashlib import sha256
@@ -219,7 +221,7 @@ class RawKernels:
         text = ascii_of(folder / f"{build.source}.cu")
         compile_options = (*options(build, str(folder)), _headers(folder))
         try:
-            with kept_locale():
+            with kept_locale(), one_at_a_time(kernel_folder(os.environ)):
                 if compiled_for(build, self.arch) != self.arch:
                     return self._of_one_arch(build, text, compile_options)
                 module = self.cupy.RawModule(code=text, options=compile_options)
@@ -266,6 +268,53 @@ class RawKernels:
             f" ({first}); install the newest CuPy and NVRTC that the driver takes, or"
             " use --device cpu"
         )
+
+
+# One rank of a node compiles a kernel, and the others load its file.
+
+LOCK = "hpcsgd.lock"  # in the folder of compiled kernels
+PATIENCE = 120.0  # seconds for a rank to compile; then the others compile, too
+LOOK = 0.05  # seconds between looks at the lock
+
+
+def kernel_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder in which CuPy keeps compiled kernels."""
+    named = environment.get("CUPY_CACHE_DIR")
+    return Path(named) if named else Path.home() / ".cupy" / "kernel_cache"
+
+
+@contextmanager
+def one_at_a_time(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Enter the body when no other process of this node is in it.
+
+    Ranks reach a kernel at the same time. The first one compiles it into `folder`, from
+    where CuPy loads it for the others. Where the folder cannot be locked, or another
+    process stays in the body for `patience` seconds, the body is entered all the same.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        number = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # CuPy says why, if it cannot write there either
+        yield
+        return
+    try:
+        late = time.monotonic() + patience
+        while not _locked(number) and time.monotonic() < late:
+            time.sleep(LOOK)
+        yield
+    finally:
+        os.close(number)
+
+
+def _locked(number: int) -> bool:
+    """Lock an open file unless another process has it; return False if one has."""
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks
+    return True
 
 
 def no_folder(error: OSError) -> ConfigError:

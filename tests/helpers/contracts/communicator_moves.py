@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from hpcsgd.errors import TransportError
+from hpcsgd.errors import DataError, TransportError
 
 
 def gathers_unequal_parts(world):
@@ -187,3 +187,49 @@ def broadcasts(world):
 def exchanges_objects(world):
     items = world.exchange_objects({"rank": world.rank})
     assert [item["rank"] for item in items] == list(range(world.size))
+
+
+def shares_objects(world):
+    """From any rank, short and long ones; what other ranks pass is ignored."""
+    for root in range(world.size):
+        for size in (0, 200, 5000):  # of one message and of two
+            item = {"rank": world.rank, "words": np.full(size, world.rank)}
+            shared = world.share_object(item, root)
+            assert shared["rank"] == root
+            assert shared["words"].tolist() == [root] * size
+    assert world.share_object(None if world.rank else "first") == "first"
+
+
+def shares_the_result_or_the_error_of_rank_0(world):
+    calls = []
+
+    def action():
+        calls.append(world.rank)
+        return "done"
+
+    assert world.of_root(action) == "done"
+    assert calls == [0] * (world.rank == 0)
+
+    def fail():
+        raise DataError("rank 0 cannot read it")
+
+    with pytest.raises(DataError, match="rank 0 cannot read it"):
+        world.of_root(fail)
+    assert world.max_flag(world.rank) == world.size - 1  # in step
+
+
+def finds_the_largest_number(world):
+    """The same bits on all ranks, NaN wherever it is."""
+    for values in ((-2.5, -1e300), (-0.0, 0.0), (1e-320, -np.inf), (np.inf, 3.0)):
+        own = values[world.rank % 2]
+        largest = world.max_number(own)
+        assert largest == max(values[: world.size])
+        assert world.has_equal(hash(largest) % 2**32)
+    own = np.nan if world.rank == world.size - 1 else np.inf
+    assert np.isnan(world.max_number(own))
+
+
+def compares_integers(world):
+    assert world.has_equal(7)
+    assert world.has_equal(-(2**62))
+    assert world.has_equal(world.rank) == (world.size == 1)

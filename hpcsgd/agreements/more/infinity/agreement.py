@@ -597,7 +597,7 @@ class Infinity(Gradient):
         """
         if not self.is_open:
             self.grid.world.together(self._take_place)
-            self.run = str(self.grid.world.exchange_objects(uuid4().hex)[0])
+            self.run = str(self.grid.world.share_object(uuid4().hex))
             document = self._document(0)
             self.opened = self.place.fresh(self.grid, self.layout, document)
 

@@ -102,7 +102,7 @@ def bytes_of_sides(rows: int, item: int) -> int:
 
     A value has `item` bytes.
     """
-    return rows * (3 * item + 8)
+    return rows * (3 * item + (4 if rows < 2**31 else 8))
 
 
 def take(column: Array | None, rows: Array) -> Array | None:

@@ -1,5 +1,6 @@
 """The order of rows in batches, folds of rows, and validation rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -139,6 +140,16 @@ class Sampler:
             part = order[first : first + DRAWN]
             part[...] = rng.integers(self.rows, size=len(part), dtype=np.int64)
         return order
+
+    def keep_order(self, keep: Callable[[Array], Array]) -> None:
+        """Store the order of shuffle-once as `keep` returns it. Collective.
+
+        `keep` is that of the members of the replica: those of a node share one copy.
+        """
+        if self.mode == "shuffle-once":
+            order = keep(self._only_order)
+            order.flags.writeable = False
+            vars(self)["_only_order"] = order
 
     @cached_property
     def _only_order(self) -> Array:

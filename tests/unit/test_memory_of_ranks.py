@@ -11,6 +11,7 @@ from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
+from hpcsgd.data.sampling import Sampler
 from hpcsgd.data.shard import split_range
 from hpcsgd.runs import memory
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore
@@ -177,3 +178,23 @@ def test_at_4096_ranks_the_writer_alone_needs_room_for_the_states_of_all():
     survivor = predicted(1, R, C, D, on_failure="shrink")
     assert survivor - none == 3 * file
     assert predicted(0, R, C, D, on_failure="shrink", out="x") - none == 5 * file
+
+
+# ----------------------------------------------------------- the order of the rows
+
+
+def test_members_have_one_order_together():
+    """Threads share the array itself, as MPI ranks of a node share its memory."""
+
+    def on_rank(world):
+        grid = Grid(world, 2, 32)
+        sampler = Sampler("shuffle-once", 3, 5000, grid.replica)
+        sampler.keep_order(grid.members.keep)
+        return sampler.order(0)
+
+    orders = run_ranks(64, on_rank)
+    assert len({order.ctypes.data for order in orders}) == 2
+    for replica, order in enumerate((orders[0], orders[63])):
+        assert not order.flags.writeable and order.dtype == np.int32
+        alone = Sampler("shuffle-once", 3, 5000, replica).order(7)
+        np.testing.assert_array_equal(order, alone)

@@ -1,20 +1,26 @@
 """What each of many ranks holds, sends and reads, and the formulas for more ranks."""
 
 import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from hpcsgd.agreements.base import StateShape, get_agreement
 from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
-from hpcsgd.comm.threads import run_ranks
+from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.config import RunConfig
+from hpcsgd.data.readers import MemoryReader, load_block, open_reader
 from hpcsgd.data.sampling import Sampler
-from hpcsgd.data.shard import split_range
+from hpcsgd.data.shard import load_csr, split_range
+from hpcsgd.errors import DataError
 from hpcsgd.runs import memory
 from hpcsgd.runs.checkpoint import Capture, CheckpointStore
+from hpcsgd.runs.load import dealt_pieces, replica_rows
 from hpcsgd.solvers import evaluation
 from hpcsgd.solvers.evaluation import Columns
 from tests.helpers.harness import config_for, make_problem
@@ -198,3 +204,107 @@ def test_members_have_one_order_together():
         assert not order.flags.writeable and order.dtype == np.int32
         alone = Sampler("shuffle-once", 3, 5000, replica).order(7)
         np.testing.assert_array_equal(order, alone)
+
+
+# --------------------------------------------------- a file, and how often it is read
+
+ROWS, COLUMNS = 6000, 128
+
+
+def written(folder, kind):
+    """A file of the kind, and its rows: in one piece, in tiles, or sparse."""
+    drawn = np.random.default_rng(0)
+    X = drawn.normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    path = folder / f"{kind}.h5"
+    with h5py.File(path, "w") as file:
+        file["y"] = np.arange(ROWS) % 2.0
+        if kind != "sparse":
+            tiles = (512, 64) if kind == "tiles" else None
+            file.create_dataset("X", data=X, chunks=tiles)
+            return path, X
+        X[drawn.random(X.shape) < 0.8] = 0
+        stored = csr_array(X)
+        group = file.create_group("X")
+        group.attrs["shape"] = stored.shape
+        for name in ("indptr", "indices", "data"):
+            group[name] = getattr(stored, name)
+    return path, X
+
+
+def read_by_all(path, replicas, members):
+    """The block of each rank, and the bytes that all of them read from the file."""
+
+    def on_rank(world):
+        grid = Grid(world, replicas, members)
+        reader = open_reader(path)
+        rows = replica_rows(grid, reader)
+        parts = tuple(split_range(COLUMNS, members, c) for c in range(members))
+        world.max_flag(0)
+        before = bytes_of_reads()
+        world.max_flag(0)
+        dealt = dealt_pieces(grid, reader, rows, parts)
+        load = load_csr if reader.is_sparse else load_block
+        block = load(reader, rows, parts[grid.member], np.asarray, dealt=dealt)
+        world.max_flag(0)
+        count = bytes_of_reads() - before
+        reader.close()
+        dense = block.to_dense() if reader.is_sparse else block
+        return rows, parts[grid.member], dense, count
+
+    return run_ranks(replicas * members, on_rank)
+
+
+def bytes_of_reads():
+    """The bytes that this process has read so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize("grid", [(1, 64), (4, 16), (3, 8)])
+@pytest.mark.parametrize("kind", ["one piece", "tiles", "sparse"])
+def test_members_read_a_file_once_together(kind, grid, tmp_path):
+    """Not once each: they read 64 times as much before they dealt columns."""
+    path, X = written(tmp_path, kind)
+    found = read_by_all(path, *grid)
+    for rows, columns, block, _ in found:
+        np.testing.assert_array_equal(block, X[rows, columns])
+    # HDF5 reads 64 KiB at a time, here more than a share has of an array.
+    more = 3 * 2**16 * len(found)
+    assert found[0][-1] <= 1.1 * path.stat().st_size + more
+
+
+@pytest.mark.parametrize("kind", ["one piece", "sparse"])
+def test_a_wrong_value_is_named_on_all_ranks(kind, tmp_path):
+    path, X = written(tmp_path, kind)
+    row = 5500
+    column = int(np.flatnonzero(X[row])[0])
+    with h5py.File(path, "a") as file:
+        if kind == "sparse":
+            file["X/data"][file["X/indptr"][row]] = np.nan
+        else:
+            file["X"][row, column] = np.nan
+    grid = {"replicas": 2, "members": 8}
+    config = RunConfig.parse({"data": {"path": str(path)}, "grid": grid})
+    raised = []
+
+    def on_rank(world):
+        with pytest.raises(DataError) as error:
+            train(config, world=world)
+        raised.append(str(error.value))
+
+    run_ranks(16, on_rank)
+    assert len(raised) == 16 and len(set(raised)) == 1
+    assert f"X has nan at row {row}, column {column}" in raised[0]
+
+
+def test_readers_of_no_file_and_single_members_read_for_themselves(tmp_path):
+    path, X = written(tmp_path, "one piece")
+    grid = Grid(SerialCommunicator(), 1, 1)
+    everything = slice(0, ROWS), (slice(0, COLUMNS),)
+    assert dealt_pieces(grid, open_reader(path), *everything) is None
+
+    def on_rank(world):
+        parts = tuple(split_range(COLUMNS, 2, c) for c in range(2))
+        reader = MemoryReader(X, np.zeros(ROWS))
+        return dealt_pieces(Grid(world, 1, 2), reader, slice(0, ROWS), parts)
+
+    assert run_ranks(2, on_rank) == [None, None]

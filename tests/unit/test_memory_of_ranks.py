@@ -308,3 +308,18 @@ def test_readers_of_no_file_and_single_members_read_for_themselves(tmp_path):
         return dealt_pieces(Grid(world, 1, 2), reader, slice(0, ROWS), parts)
 
     assert run_ranks(2, on_rank) == [None, None]
+
+
+@pytest.mark.parametrize("network", [{}, {"network": "hpc"}])
+def test_an_emulated_member_reads_its_own_columns(network, tmp_path):
+    """No other member reads rows for it: what they would send is made up."""
+    path, X = written(tmp_path, "sparse")
+    run = {"emulate_members": 16, **network}
+    sections = {"grid": {"members": 16}, "run": run, "schedule": {"epochs": 1}}
+    there = RunConfig.parse({"data": {"path": str(path)}, **sections})
+    from_file = train(there)
+    from_memory = train(
+        RunConfig.parse(sections), X=csr_array(X), y=np.arange(ROWS) % 2.0
+    )
+    prints = {r.report["data_fingerprint"] for r in (from_file, from_memory)}
+    assert len(prints) == 1

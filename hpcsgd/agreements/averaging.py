@@ -1020,3 +1020,8 @@ class AsyncAverage(AverageVariant):
         """Yield name and bytes of the states, and of an average that is under way."""
         yield from super().holds(shape)
         yield "averages under way", ASIDE * shape.vector
+
+    @classmethod
+    def saves(cls, shape: StateShape) -> int:
+        """Return the bytes of all replicas, with what was sent last, and its sum."""
+        return shape.replicas * (shape.state + 2 * shape.vector)

@@ -946,6 +946,26 @@ class Agreement(ABC):
         """
         yield "states", shape.copies * shape.state
 
+    @classmethod
+    def saves(cls, shape: "StateShape") -> int:
+        """Return the bytes of the state in a checkpoint, of all replicas that it has.
+
+        One replica stands for all if they synchronise after each exchange, and keep
+        nothing beside their weights.
+
+        Parameters
+        ----------
+        shape : StateShape
+            Sizes and settings of a run, with all columns of the data.
+
+        Returns
+        -------
+        int
+        """
+        each = shape.state + shape.moments * shape.vector
+        is_one = shape.config.schedule.period == 1 and not shape.moments
+        return each if is_one else shape.replicas * each
+
     def release(self) -> None:  # noqa: B027
         """Release files and threads, however the run ended."""
 

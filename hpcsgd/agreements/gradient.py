@@ -657,6 +657,13 @@ class Gradient(Agreement):
         if shape.replicas > 1:
             yield "codecs", (2 + shape.snapshots) * _kept_by_codecs(shape)
 
+    @classmethod
+    def saves(cls, shape: StateShape) -> int:
+        """Return the bytes of one replica, or of all where codecs keep arrays."""
+        kept = _kept_by_codecs(shape) if shape.replicas > 1 else 0
+        each = shape.state + shape.moments * shape.vector + kept
+        return shape.replicas * each if kept else each
+
     def close(self) -> None:
         """Close the communicators that `hierarchical` opened, if any. Collective."""
         if hasattr(self, "sender"):  # not yet, where others have refused

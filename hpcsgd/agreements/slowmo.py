@@ -451,6 +451,11 @@ class SlowMo(Agreement):
         shard_bytes = shape.vector * (1 + shape.snapshots) // parts
         yield "slow state", 2 * (shard_bytes + shape.vector)
 
+    @classmethod
+    def saves(cls, shape: StateShape) -> int:
+        """Return the bytes of all replicas, each with the slow state."""
+        return shape.replicas * (shape.state + 2 * shape.vector)
+
     def _own(self, rows: Array) -> Array:
         """Return this replica's part of an array with a row for each column.
 

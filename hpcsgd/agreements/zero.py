@@ -898,6 +898,11 @@ class ShardedAgreement(SlicedState):
         return 0
 
     @classmethod
+    def saves(cls, shape: StateShape) -> int:
+        """Return the bytes of the state that the slices of all replicas make up."""
+        return shape.state + shape.vector * (shape.moments + cls.beside(shape))
+
+    @classmethod
     def holds(cls, shape: StateShape) -> Iterator[tuple[str, int]]:
         """Yield name and bytes of weights, slices, gradient, good states, and tiles.
 

@@ -223,6 +223,11 @@ class DeviceCommunicator(Communicator):
         return self.layer.current_stream() if stream is None else stream
 
     @property
+    def processes(self) -> int:
+        """Return the number of ranks of the host's communicator that really run."""
+        return self.host.processes
+
+    @property
     def charged(self) -> float | None:
         """Seconds that the emulated network of `host` took so far.
 

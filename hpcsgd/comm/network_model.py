@@ -190,6 +190,11 @@ class DelayedCommunicator(Communicator):
         return self.inner.mpi_handle
 
     @property
+    def processes(self) -> int:
+        """Return the number of ranks of the inner communicator that really run."""
+        return self.inner.processes
+
+    @property
     def is_patient(self) -> bool:
         """True where ranks of the inner communicator sleep as they wait for control."""
         return self.inner.is_patient

@@ -283,6 +283,15 @@ class ThreadCommunicator(Communicator):
     def _items_of_all(self, item: Any) -> list[Any]:
         return self._board.take(self._put(item), self._waits)
 
+    def _keep(self, array: Array) -> Array:
+        """Return a read-only copy of the array of rank 0, the same on all ranks."""
+        shared_copy: Array | None = None
+        if self.rank == 0:
+            shared_copy = array.copy()
+            shared_copy.flags.writeable = False
+        first: Array = self._items_of_all(shared_copy)[0]
+        return first
+
     def _waits(self) -> str:
         spot, _ = self.ledger.place.spot()
         return f"rank {self.rank} of {self.size} waits in {spot}"

@@ -381,6 +381,7 @@ STORED_AS = {
     "bf16": ("bf16", "uint16"),
 }
 SHORT = 32  # entries of an attribute that a report shows
+PAGE = 4096  # bytes that a file system reads at once, at least
 MOST_SUMS = 2**17  # checksums of blocks that are kept: 1 MiB
 WIDER = 1.25  # a read may grow by this factor to whole blocks, to check them
 
@@ -410,6 +411,15 @@ class Hdf5Reader:
         self.nnz = len(self.file["X/data"]) if self.is_sparse else self.rows * self.cols
         self.checks = self.layout is not None and "checksums" in self.file
         self.block_rows = 1 if self.layout is None else self.layout.block_rows
+
+    @property
+    def read_together(self) -> tuple[int, int]:
+        """Return the rows and columns of X that the disk or HDF5 reads at once."""
+        if self.is_sparse:
+            return 1, self.cols
+        X = self.file["X"]
+        rows, cols = X.chunks or (1, PAGE // X.dtype.itemsize)
+        return int(rows), int(cols)
 
     def read(self, rows: slice, cols: slice) -> Array:
         """Return a dense block.

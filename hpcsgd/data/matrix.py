@@ -1,5 +1,6 @@
 """Matrices in memory, dense or sparse, as readers fill and backends read them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -245,6 +246,28 @@ def side_by_side(parts: list[Csr]) -> Csr:
         free = free + part.lengths
         offset = offset + part.width
     return Csr(indptr, indices, data, width)
+
+
+def split_columns(block: Csr, parts: Sequence[slice]) -> list[Csr]:
+    """Return the columns of each part, which cover all columns in order."""
+    ends = np.array([part.stop for part in parts])
+    owners = np.searchsorted(ends, block.indices, side="right")
+    order = np.argsort(owners, kind="stable")  # the values of a row stay in order
+    rows = np.repeat(np.arange(len(block)), block.lengths)
+    counts = np.bincount(
+        owners * len(block) + rows, minlength=len(parts) * len(block)
+    ).reshape(len(parts), -1)
+    edges = edges_of(counts.sum(axis=1))
+    indices = block.indices[order]
+    data = block.data[order]
+    pieces = []
+    for part, lengths, places in zip(
+        parts, counts, map(slice, edges, edges[1:]), strict=False
+    ):
+        width = part.stop - part.start
+        columns = (indices[places] - part.start).astype(index_dtype(width))
+        pieces.append(Csr(edges_of(lengths), columns, data[places], width))
+    return pieces
 
 
 def edges_of(lengths: Array) -> Array:

@@ -138,6 +138,7 @@ def load_block(
     budget: int | None = None,
     seen: Callable[[Array, int, int], None] | None = None,
     finite: Callable[[Array], bool] | None = None,
+    dealt: Iterator[tuple[int, Array]] | None = None,
 ) -> Array:
     """Read a block in chunks and return it as `store` converts it.
 
@@ -146,11 +147,12 @@ def load_block(
 
     `seen` is called with every chunk as it was read, its first row and its first
     column. `finite` returns whether a chunk is finite. Chunks take about `budget` bytes
-    of float64 (CHUNK_BYTES if None) beside the block.
+    of float64 (CHUNK_BYTES if None) beside the block; those of `dealt` are taken
+    instead of chunks of the reader.
     """
     width = cols.stop - cols.start
     whole: Array | None = None
-    for first, stored in pieces(reader, rows, cols, store, budget, seen, finite):
+    for first, stored in pieces(reader, rows, cols, store, budget, seen, finite, dealt):
         if whole is None and _is_own(reader, stored):
             whole = reader.read(rows, cols)
         if whole is None:
@@ -210,15 +212,10 @@ def pieces(
     budget: int | None = None,
     seen: Callable[[Array, int, int], None] | None = None,
     finite: Callable[[Array], bool] | None = None,
+    dealt: Iterator[tuple[int, Array]] | None = None,
 ) -> Iterator[tuple[int, Array]]:
     """Yield (first row, rows as `store` converts them) of checked chunks, in order."""
-    width = cols.stop - cols.start
-    step = max((budget or _piece_bytes(reader)) // (WIDE * max(width, 1)), 1)
-    blocks = getattr(reader, "block_rows", 1)  # only whole blocks can be checked
-    step = step // blocks * blocks or step
-    for start in range(rows.start, rows.stop, step):
-        stop = min(start + step, rows.stop)
-        piece = reader.read(slice(start, stop), cols)
+    for start, piece in dealt or _chunks(reader, rows, cols, budget):
         if not (finite or _all_finite)(piece):
             _refuse_non_finite(piece, start, cols.start, names_of(reader))
         if seen is not None:
@@ -230,6 +227,19 @@ def pieces(
         del piece  # each is freed before the next one is read
         yield start, stored
         del stored
+
+
+def _chunks(
+    reader: RowReader, rows: slice, cols: slice, budget: int | None
+) -> Iterator[tuple[int, Array]]:
+    """Yield (first row, rows) of the chunks that are read at once, in order."""
+    width = cols.stop - cols.start
+    step = max((budget or _piece_bytes(reader)) // (WIDE * max(width, 1)), 1)
+    blocks = getattr(reader, "block_rows", 1)  # only whole blocks can be checked
+    step = step // blocks * blocks or step
+    for start in range(rows.start, rows.stop, step):
+        stop = min(start + step, rows.stop)
+        yield start, reader.read(slice(start, stop), cols)
 
 
 def _is_own(reader: RowReader, stored: Array) -> bool:
@@ -643,6 +653,9 @@ class PreparedReader:
         if self.is_sparse and hasattr(reader, "nnz"):
             self.nnz = reader.nnz
         self.block_rows = getattr(reader, "block_rows", 1)
+        rows, _ = getattr(reader, "read_together", (0, 0))
+        # All columns of a row are prepared together.
+        self.read_together = (rows, reader.cols if rows else 0)
 
     def read(self, rows: slice, cols: slice) -> Array:
         """Return a dense block in float64."""

@@ -1,7 +1,9 @@
 """The order of rows in batches, folds of rows, and validation rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from hpcsgd.settings import Settings, setting
 # The order of rows is a function of mode, seed, epoch and replica only.
 
 MODES = ("shuffle-once", "reshuffle", "replacement", "blocks")
+DRAWN = 2**16  # rows that are drawn together
 
 
 @dataclass(frozen=True)
@@ -98,28 +101,61 @@ class Sampler:
 
     def _by_windows(self, rng: np.random.Generator) -> Array:
         """Return the rows of random blocks, shuffled within each window of blocks."""
-        parts = [
-            rng.permutation(np.concatenate([self.rows_of(int(b)) for b in blocks]))
-            for blocks in self._windows(rng)
-        ]
-        return np.concatenate(parts)
+        order = np.empty(self.rows, dtype=self._number)
+        first = 0
+        for blocks in self._windows(rng):
+            rows = np.concatenate([self.rows_of(int(b)) for b in blocks])
+            order[first : first + len(rows)] = rng.permutation(rows)
+            first += len(rows)
+        return order
 
     def order(self, epoch: int) -> Array:
-        """Return the local row numbers of `epoch` in their order, int64."""
+        """Return the local row numbers of `epoch` in their order.
+
+        They are int32, or int64 if there are more than 2³¹ − 1 rows.
+        """
         if self.mode == "shuffle-once":
             return self._only_order
         rng = np.random.default_rng((self.seed, self.replica, epoch + 1))
         if self.mode == "replacement":
-            return rng.integers(self.rows, size=self.rows, dtype=np.int64)
+            return self._drawn(rng)
         if self.mode == "blocks":
             return self._by_windows(rng)
-        return rng.permutation(np.arange(self.rows, dtype=np.int64))
+        return self._shuffled(rng)
+
+    @property
+    def _number(self) -> type[np.integer[Any]]:
+        return np.int32 if self.rows < 2**31 else np.int64
+
+    def _shuffled(self, rng: np.random.Generator) -> Array:
+        # The numbers of `permutation`, which holds two arrays of int64 meanwhile.
+        order = np.arange(self.rows, dtype=self._number)
+        rng.shuffle(order)
+        return order
+
+    def _drawn(self, rng: np.random.Generator) -> Array:
+        """Return independent draws, which are int64 for `DRAWN` rows at a time."""
+        order = np.empty(self.rows, dtype=self._number)
+        for first in range(0, self.rows, DRAWN):
+            part = order[first : first + DRAWN]
+            part[...] = rng.integers(self.rows, size=len(part), dtype=np.int64)
+        return order
+
+    def keep_order(self, keep: Callable[[Array], Array]) -> None:
+        """Store the order of shuffle-once as `keep` returns it. Collective.
+
+        `keep` is that of the members of the replica: those of a node share one copy.
+        """
+        if self.mode == "shuffle-once":
+            order = keep(self._only_order)
+            order.flags.writeable = False
+            vars(self)["_only_order"] = order
 
     @cached_property
     def _only_order(self) -> Array:
         """Return the row order of shuffle-once, which is the same for all epochs."""
         rng = np.random.default_rng((self.seed, self.replica, 0))
-        order = rng.permutation(np.arange(self.rows, dtype=np.int64))
+        order = self._shuffled(rng)
         order.flags.writeable = False
         return order
 

@@ -102,7 +102,7 @@ def bytes_of_sides(rows: int, item: int) -> int:
 
     A value has `item` bytes.
     """
-    return rows * (3 * item + 8)
+    return rows * (3 * item + (4 if rows < 2**31 else 8))
 
 
 def take(column: Array | None, rows: Array) -> Array | None:
@@ -168,15 +168,18 @@ def load_csr(
     store: Callable[[Array], Array],
     budget: int | None = None,
     seen: Callable[[Csr, int, int], None] | None = None,
+    dealt: Iterator[tuple[int, Csr]] | None = None,
 ) -> Csr:
     """Read a sparse block in chunks and return it with values as `store` converts them.
 
     NaN, inf, and values that are too large for a narrower storage raise DataError.
     `seen` is called with every chunk as it was read, its first row and its first
-    column. Chunks take about `budget` bytes (CHUNK_BYTES if None) beside the block.
+    column. Chunks take about `budget` bytes (CHUNK_BYTES if None) beside the block;
+    those of `dealt` are taken instead of chunks of the reader.
     """
     stored = []
-    for start, piece in sparse_pieces(reader, rows, cols, budget or CHUNK_BYTES):
+    read = dealt or sparse_pieces(reader, rows, cols, budget or CHUNK_BYTES)
+    for start, piece in read:
         infinite = ~np.isfinite(piece.data)
         _refuse(piece, start, cols.start, infinite, non_finite, names_of(reader))
         if seen is not None:
@@ -224,11 +227,7 @@ def sparse_pieces(
     while True:
         stop = min(start + step, rows.stop)
         block = from_scipy(reader.read_csr(slice(start, stop), cols))
-        if not block.is_sound:  # products do not check the numbers in it
-            raise DataError(
-                f"the sparse rows {start} to {stop} have column numbers or row pointers"
-                " outside of the matrix; write the file again, or correct its reader"
-            )
+        check_sound(block, slice(start, stop))
         yield start, block
         values = values + block.nnz
         done = done + len(block)
@@ -238,6 +237,19 @@ def sparse_pieces(
         # At most tenfold: the first rows may be shorter than the others.
         row_bytes = VALUE_BYTES * (values / done + 1)
         step = max(min(int(budget / row_bytes), 10 * step), 1)
+
+
+def check_sound(block: Csr, rows: slice) -> None:
+    """Raise DataError if numbers in a sparse block, which has `rows`, are not valid.
+
+    Products do not check them.
+    """
+    if not block.is_sound:
+        raise DataError(
+            f"the sparse rows {rows.start} to {rows.stop} have column numbers or row"
+            " pointers outside of the matrix; write the file again, or correct its"
+            " reader"
+        )
 
 
 def _refuse(

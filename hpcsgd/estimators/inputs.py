@@ -12,7 +12,7 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import place_on_grid
 from hpcsgd.config import RunConfig
 from hpcsgd.data.frames import Matrix, is_wide, to_column
-from hpcsgd.data.matrix import Csr, from_scipy, index_dtype, stack
+from hpcsgd.data.matrix import Csr, from_scipy, stack
 from hpcsgd.data.readers import (
     DeviceReader,
     HeldReader,
@@ -26,6 +26,7 @@ from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array
 from hpcsgd.precision import AUTO
 from hpcsgd.runs.defaults import FitFacts, shape_of
+from hpcsgd.runs.load import common, deal_csr, length
 from hpcsgd.solvers.coordinate import COORDINATE, grid_of_form
 
 # Rows in the memory of any ranks, dealt once to the blocks of a grid.
@@ -73,17 +74,6 @@ class Deal:
         return sum(self.counts[: self.world.rank])
 
 
-def common(one: slice, other: slice) -> slice:
-    """Return the intersection of two ranges; an empty range if they are disjoint."""
-    start = max(one.start, other.start)
-    return slice(start, max(min(one.stop, other.stop), start))
-
-
-def length(part: slice) -> int:
-    """Return the number of indices in a range."""
-    return int(part.stop - part.start)
-
-
 def deal_dense(deal: Deal, own: Array) -> Array:
     """Return the dense block of this rank, a copy of rows of all ranks. Collective.
 
@@ -127,7 +117,8 @@ def deal_sparse(deal: Deal, own: Any) -> Any:
     for sent in deal.rounds(step):
         pieces = [_piece(deal, own, sent[world.rank], r) for r in range(world.size)]
         taken = [length(common(sent[rank], rows)) for rank in range(world.size)]
-        for rank, piece in enumerate(_swap(world, pieces, taken, length(cols))):
+        dealt = deal_csr(world, pieces, taken, length(cols))
+        for rank, piece in enumerate(dealt):
             pieces_by_rank[rank].append(piece)
     return stack([piece for rank in pieces_by_rank for piece in rank]).to_scipy()
 
@@ -140,37 +131,6 @@ def _piece(deal: Deal, own: Any, sent: slice, rank: int) -> Csr:
     block = own[part.start - first : part.stop - first][:, cols]
     block.sort_indices()
     return from_scipy(block)
-
-
-def _swap(
-    world: Communicator, pieces: list[Csr], taken: list[int], width: int
-) -> list[Csr]:
-    """Send `pieces[r]` to each rank r; return the pieces for this rank. Collective.
-
-    Rank r sends `taken[r]` rows of `width` columns: first the numbers of entries of the
-    rows, then column indices and values.
-    """
-    heights = [len(piece) for piece in pieces]
-    lengths = np.empty(sum(taken), dtype=np.int64)
-    sent_lengths = np.concatenate([piece.lengths for piece in pieces]).astype(np.int64)
-    world.deal(sent_lengths, heights, lengths, taken, "control")
-    each = np.split(lengths, np.cumsum(taken)[:-1])
-    counts = [piece.nnz for piece in pieces]
-    received = [int(part.sum()) for part in each]
-    kinds = {"indices": np.dtype(np.int64), "data": pieces[0].dtype}
-    arrays = {}
-    for name, dtype in kinds.items():
-        sent = np.concatenate([getattr(p, name) for p in pieces]).astype(dtype)
-        out = np.empty(sum(received), dtype=dtype)
-        world.deal(sent, counts, out, received, "control")
-        arrays[name] = np.split(out, np.cumsum(received)[:-1])
-    kind = index_dtype(width)
-    return [
-        Csr(np.concatenate([[0], np.cumsum(part)]), places.astype(kind), values, width)
-        for part, places, values in zip(
-            each, arrays["indices"], arrays["data"], strict=True
-        )
-    ]
 
 
 # The layouts: the arrays of each rank, and how they become the block it trains on.

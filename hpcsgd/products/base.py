@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from hpcsgd.backends.base import Backend
 from hpcsgd.backends.task import (
     Clip,
@@ -330,7 +332,7 @@ class Planner:
         """
         rates = self.rates(first_step, len(sizes))
         coefficients = self._coefficients(rates, sizes)
-        rows = order[first : first + sum(sizes)]
+        rows = order[first : first + sum(sizes)].astype(np.int64, copy=False)
         return Group(index, epoch, rows, coefficients, order, first)
 
     def _coefficients(

@@ -6,9 +6,10 @@ import platform
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -280,6 +281,14 @@ def _is_finite(array: Array, is_of_many: bool) -> bool:
 # The state of a whole run as one checkpoint, and a checkpoint back into a run.
 
 
+class Receivers(Enum):
+    """The ranks that get a snapshot, and the replicas whose states it has."""
+
+    WRITER = "rank 0, the states of all replicas"
+    REPLICA = "all ranks, the state of their own replica"
+    ALL = "all ranks, the states of all replicas"
+
+
 @dataclass
 class Capture:
     """Takes a snapshot of all parts of a run that evolve, and restores a run from it.
@@ -306,13 +315,36 @@ class Capture:
         """Store `fact` as `name` in the document of all later snapshots."""
         self.facts[name] = fact
 
-    def take(self, state: State, view: View) -> Snapshot:
-        """Return a snapshot of the run after the last exchange. Collective."""
-        self.agreement.arrive(state)
-        arrays = self._arrays(state.host_state(), view.exchanges)
-        return Snapshot(self._document(view), arrays)
+    def take_to_write(self, state: State, view: View) -> Snapshot | None:
+        """Return a snapshot of the run after the last exchange on rank 0. Collective.
 
-    def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
+        Other ranks send their part, need no memory for the rest, and return None.
+        """
+        return self._take(state, view, Receivers.WRITER)
+
+    def take(self, state: State, view: View, on_any_grid: bool = True) -> Snapshot:
+        """Return a snapshot of the run after the last exchange on all ranks.
+
+        Collective. With `on_any_grid`, it has the states of all replicas, else that of
+        the replica of this rank: only the same grid can restore it.
+        """
+        receivers = Receivers.ALL if on_any_grid else Receivers.REPLICA
+        snapshot = self._take(state, view, receivers)
+        assert snapshot is not None
+        return snapshot
+
+    def _take(self, state: State, view: View, receivers: Receivers) -> Snapshot | None:
+        self.agreement.arrive(state)
+        arrays = self._arrays(state.host_state(), view.exchanges, receivers)
+        if receivers is Receivers.WRITER and self.grid.world.rank > 0:
+            return None
+        taken = {name: array for name, array in arrays.items() if array is not None}
+        return Snapshot(self._document(view), taken)
+
+    def _arrays(
+        self, state: State, exchanges: int, receivers: Receivers
+    ) -> dict[str, Array | None]:
+        """Return the arrays of a snapshot by name, None on ranks that get none."""
         # Replicas that just agreed are one; between agreements each has its own.
         apart = not self.agreement.holds_one_state(state, exchanges)
         whole = replace(
@@ -322,19 +354,44 @@ class Capture:
             rank_arrays={},  # only the same grid can use them
         )
         arrays = {
-            name: self.columns.join(array)
-            if name.startswith(("weights", MEMORY))
-            else array.copy()
+            name: self._assemble(
+                array, name.startswith(("weights", MEMORY)), apart, receivers
+            )
             for name, array in arrays_of(whole).items()
         }
-        arrays = {
-            name: self.columns.of_all_replicas(array) if apart else array[None]
-            for name, array in arrays.items()
-        }
         logs = {LOG + name: log for name, log in self.agreement.logs().items()}
-        return arrays | logs | self._kept(state) | self._good(state)
+        kept = self._kept(state, receivers)
+        return arrays | logs | kept | self._good(state, receivers)
 
-    def _kept(self, state: State) -> dict[str, Array]:
+    def _assemble(
+        self, array: Array, is_sliced: bool, apart: bool, receivers: Receivers
+    ) -> Array | None:
+        """Return `array` of all columns, (R or 1, ...); None where no rank needs it.
+
+        With `is_sliced`, its rows are the columns of the data that this rank stores.
+        """
+        width = array.shape[1]
+        height = self.columns.total if is_sliced else len(array)
+        sizes = self.columns.sizes(width) if is_sliced else None
+        rows = self._rows(array, sizes, apart, receivers)
+        return None if rows is None else rows.reshape(len(rows), height, width)
+
+    def _rows(
+        self,
+        words: Array,
+        sizes: Sequence[int] | None,
+        apart: bool,
+        receivers: Receivers,
+    ) -> Array | None:
+        """Return what `Columns.assemble` returns for these ranks and replicas."""
+        return self.columns.assemble(
+            words,
+            sizes,
+            apart=apart and receivers is not Receivers.REPLICA,
+            everywhere=receivers is not Receivers.WRITER,
+        )
+
+    def _kept(self, state: State, receivers: Receivers) -> dict[str, Array | None]:
         """Return the packed arrays of every rank, which only the same grid can restore.
 
         They are bytes, (R, bytes of all members), with the number of bytes of each
@@ -344,11 +401,10 @@ class Capture:
             return {}
         rank_bytes = packed(state.rank_arrays)
         sizes = self.grid.members.exchange_objects(rank_bytes.size)
-        whole = np.empty(sum(sizes), dtype=np.uint8)
-        self.grid.members.gather(rank_bytes, sizes, whole, "control")
-        return {KEPT: self.columns.of_all_replicas(whole), SIZES: np.array(sizes)}
+        rows = self._rows(rank_bytes, sizes, True, receivers)
+        return {KEPT: rows, SIZES: np.array(sizes)}
 
-    def _good(self, state: State) -> dict[str, Array]:
+    def _good(self, state: State, receivers: Receivers) -> dict[str, Array | None]:
         """Return the last model with a good loss, whole; {} if none is kept.
 
         A run that diverges returns to it.
@@ -361,7 +417,8 @@ class Capture:
         more = self.agreement.width(state) - whole.shape[1]
         if more:
             whole = np.hstack([whole, np.zeros((len(whole), more), whole.dtype)])
-        good = {"good_weights": self.columns.join(whole)}
+        weights = self._assemble(whole, True, apart=False, receivers=receivers)
+        good = {"good_weights": None if weights is None else weights[0]}
         if "intercept" in model:
             good["good_intercept"] = model["intercept"].copy()
         return good
@@ -478,11 +535,13 @@ class Capture:
         size = packed(state.rank_arrays).size
         if copies is None or sizes is None:
             return
-        same = (len(copies), len(sizes)) == (grid.replicas.size, grid.members.size)
+        before = checkpoint.document["replicas"], len(sizes)
+        same = before == (grid.replicas.size, grid.members.size)
         if not same or sizes[grid.member] != size:
             return
         first = int(sizes[: grid.member].sum())
-        unpack(copies[grid.replica, first : first + size], state.rank_arrays)
+        local_copy = copies[grid.replica if len(copies) > 1 else 0]
+        unpack(local_copy[first : first + size], state.rank_arrays)
 
     def _put_back_evaluation(self, checkpoint: Snapshot) -> None:
         model = None
@@ -549,7 +608,7 @@ class Saver(Generic[S]):
     def __init__(
         self,
         config: CheckpointConfig,
-        capture: Callable[[S, View], Snapshot],
+        capture: Callable[[S, View], Snapshot | None],
         store: CheckpointStore | None = None,
         working: Callable[[str], AbstractContextManager[None]] | None = None,
         remember: int = 0,
@@ -592,14 +651,17 @@ class Saver(Generic[S]):
     def save(self, state: S, view: View) -> None:
         """Take a snapshot, and start to write it on the rank with a store. Collective.
 
-        That rank first waits until the previous checkpoint is written.
+        That rank first waits until the previous checkpoint is written, so that it never
+        has two in memory.
         """
+        self.finish()
         checkpoint = self.capture(state, view)
-        self.remembered.append(checkpoint)
         self._began = time.monotonic()
+        if checkpoint is None:
+            return
+        self.remembered.append(checkpoint)
         if self.store is None:
             return
-        self.finish()
         if self._thread is None:
             from concurrent.futures import ThreadPoolExecutor
 
@@ -661,7 +723,9 @@ class TiledCapture(Capture):
     Its snapshots contain the document alone; `restore` reads the state from the files.
     """
 
-    def _arrays(self, state: State, exchanges: int) -> dict[str, Array]:
+    def _arrays(
+        self, state: State, exchanges: int, receivers: Receivers
+    ) -> dict[str, Array | None]:
         return {}
 
     def _document(self, view: View) -> dict[str, Any]:

@@ -701,7 +701,8 @@ class Descent:
     def _begin_epoch(self, point: CoordinatePoint) -> None:
         form = self.ready.form
         exchanges = self.ready.exchanges
-        order = form.prepare(point, self.sampler.order(self.epochs))
+        items = self.sampler.order(self.epochs).astype(np.int64, copy=False)
+        order = form.prepare(point, items)
         if form.renews:
             exchanges.known.clear()
         self._steps = (

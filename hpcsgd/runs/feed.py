@@ -100,7 +100,7 @@ def make_feed(
     shard: Shard,
     grid: Grid,
 ) -> Feed:
-    """Return the feed of this rank's replica."""
+    """Return the feed of this rank's replica. Collective."""
     schedule = config.schedule
     replicas = grid.replicas.size
     steps = steps_together(config)
@@ -108,8 +108,11 @@ def make_feed(
     largest = split_range(shard.total_rows, replicas, 0)
     height = part.stop - part.start
     matrix = shard.matrix
+    sampler = make_sampler(config.sampling, height, grid.replica)
+    if schedule.epochs > 0:
+        sampler.keep_order(grid.members.keep)
     feed = Feed(
-        sampler=make_sampler(config.sampling, height, grid.replica),
+        sampler=sampler,
         planner=planner,
         plans=plan_groups(height, schedule.batch, steps),
         exchanges_per_epoch=len(plan_groups(largest.stop, schedule.batch, steps)),

@@ -1,9 +1,10 @@
 """Loading of the rows of a rank: choice of rows and columns, weights, exponents."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,17 @@ from numpy.typing import NDArray
 from hpcsgd.backends import compiled_calls
 from hpcsgd.backends.base import Backend, ColumnExponents, make_scaling
 from hpcsgd.backends.numpy_rows import all_finite, weigh
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
 from hpcsgd.data.checksums import Fingerprint
-from hpcsgd.data.matrix import DenseMatrix
+from hpcsgd.data.matrix import (
+    Csr,
+    DenseMatrix,
+    from_scipy,
+    index_dtype,
+    split_columns,
+    stack,
+)
 from hpcsgd.data.preparation import Preparation
 from hpcsgd.data.readers import (
     CHUNK_BYTES,
@@ -22,11 +31,13 @@ from hpcsgd.data.readers import (
     DeviceBlock,
     RowReader,
     categories_of,
+    element_of,
     is_sparse,
     load_block,
     names_of,
     pieces,
     preparation_of,
+    row_words,
 )
 from hpcsgd.data.sampling import FoldSplit
 from hpcsgd.data.shard import (
@@ -35,6 +46,7 @@ from hpcsgd.data.shard import (
     Matrix,
     Shard,
     SmallValues,
+    check_sound,
     column_peaks,
     exact,
     exact_columns,
@@ -267,6 +279,149 @@ def scale_to_mean_one(weights: Array | None, rows: int, total: float) -> Any:
     return weights * (rows / total)
 
 
+# Rows of a file that the members of a replica read once: each reads some of them, with
+# all columns, and deals the columns to their members.
+#
+# It is done where a part of the file that is read at once has columns of several
+# members: sparse rows, and dense tiles that are wider than the columns of a member. If
+# each member read its columns itself, the members would read such a part again and
+# again. Whole tiles are also compared with their checksums.
+
+DEALT_BYTES = CHUNK_BYTES // 4  # of rows that a member reads at a time
+# Members that would read the same part, from which dealing takes less processor time
+# even if the system has the file in memory.
+DEALT_FROM = 8
+
+
+def common(one: slice, other: slice) -> slice:
+    """Return the intersection of two ranges; an empty range if they are disjoint."""
+    start = max(one.start, other.start)
+    return slice(start, max(min(one.stop, other.stop), start))
+
+
+def length(part: slice) -> int:
+    """Return the number of indices in a range."""
+    return int(part.stop - part.start)
+
+
+def dealt_pieces(
+    grid: Grid, reader: RowReader, rows: slice, parts: tuple[slice, ...]
+) -> Iterator[tuple[int, Any]] | None:
+    """Return an iterator over rows of this member's columns, all of `rows` in order.
+
+    Its elements are (first row, dense rows or Csr). Collective over the world: errors
+    of a reader are raised on all ranks, and all replicas take as many turns. None if
+    each member has to read its columns itself.
+    """
+    members = grid.members
+    height, width = getattr(reader, "read_together", (0, 0))
+    times = min(members.processes, width // max(map(length, parts)))
+    if times < DEALT_FROM:
+        return None
+    item = 8 if is_sparse(reader) else element_of(reader).itemsize
+    most = DEALT_BYTES // (item * row_words(reader))
+    if height > max(most, 1):  # all columns of a tile's rows take too much memory
+        return None
+    return _dealt(grid, reader, rows, parts, max(most, 1))
+
+
+def _dealt(
+    grid: Grid, reader: RowReader, rows: slice, parts: tuple[slice, ...], most: int
+) -> Iterator[tuple[int, Any]]:
+    """Yield what `dealt_pieces` returns; a member reads at most `most` rows a turn."""
+    members = grid.members
+    replicas = grid.replicas.size
+    blocks = getattr(reader, "block_rows", 1)  # only whole blocks can be checked
+    all_rows = [split_range(reader.rows, replicas, r) for r in range(replicas)]
+    step = min(most, -(-length(all_rows[0]) // members.size))
+    if most >= blocks:
+        step = min(-(-step // blocks), most // blocks) * blocks
+    starts = [part.start // blocks * blocks for part in all_rows]
+    turn = step * members.size
+    turns = max(
+        -(-(part.stop - start) // turn)
+        for part, start in zip(all_rows, starts, strict=True)
+    )
+    for number in range(turns):
+        first = starts[grid.replica] + number * turn
+        edges = [
+            min(max(first + q * step, rows.start), rows.stop)
+            for q in range(members.size + 1)
+        ]
+        shares = [slice(*two) for two in pairwise(edges)]
+        deal = _deal_sparse if is_sparse(reader) else _deal_dense
+        piece = deal(grid, reader, shares, parts)
+        if piece.shape[0]:
+            yield max(first, rows.start), piece
+
+
+def _deal_dense(
+    grid: Grid, reader: RowReader, shares: list[slice], parts: tuple[slice, ...]
+) -> Array:
+    """Return the rows of all shares, with the columns of this member. Collective."""
+    members = grid.members
+    every = slice(0, reader.cols)
+    block = grid.world.together(lambda: reader.read(shares[members.rank], every))
+    counts = [len(block) * length(part) for part in parts]
+    sent = np.concatenate([block[:, part].reshape(-1) for part in parts])
+    del block  # there are never more than two copies of the rows
+    sent = sent.astype(sent.dtype.newbyteorder("="), copy=False)  # as MPI needs it
+    width = length(parts[members.rank])
+    received = [length(share) * width for share in shares]
+    out = np.empty(sum(received), dtype=sent.dtype)
+    return members.deal(sent, counts, out, received, "control").reshape(-1, width)
+
+
+def _deal_sparse(
+    grid: Grid, reader: RowReader, shares: list[slice], parts: tuple[slice, ...]
+) -> Csr:
+    """Return the rows of all shares, with the columns of this member. Collective."""
+    members = grid.members
+    every = slice(0, reader.cols)
+
+    def read() -> Csr:
+        share = shares[members.rank]
+        block = from_scipy(reader.read_csr(share, every))
+        check_sound(block, share)
+        return block
+
+    pieces = split_columns(grid.world.together(read), parts)
+    heights = [length(share) for share in shares]
+    width = length(parts[members.rank])
+    return stack(deal_csr(members, pieces, heights, width))
+
+
+def deal_csr(
+    world: Communicator, pieces: list[Csr], taken: list[int], width: int
+) -> list[Csr]:
+    """Send `pieces[r]` to each rank r; return the pieces for this rank. Collective.
+
+    Rank r sends `taken[r]` rows of `width` columns: first the numbers of entries of the
+    rows, then column indices and values.
+    """
+    heights = [len(piece) for piece in pieces]
+    lengths = np.empty(sum(taken), dtype=np.int64)
+    sent_lengths = np.concatenate([piece.lengths for piece in pieces]).astype(np.int64)
+    world.deal(sent_lengths, heights, lengths, taken, "control")
+    each = np.split(lengths, np.cumsum(taken)[:-1])
+    counts = [piece.nnz for piece in pieces]
+    received = [int(part.sum()) for part in each]
+    kinds = {"indices": np.dtype(np.int64), "data": pieces[0].dtype}
+    arrays = {}
+    for name, dtype in kinds.items():
+        sent = np.concatenate([getattr(p, name) for p in pieces]).astype(dtype)
+        out = np.empty(sum(received), dtype=dtype)
+        world.deal(sent, counts, out, received, "control")
+        arrays[name] = np.split(out, np.cumsum(received)[:-1])
+    kind = index_dtype(width)
+    return [
+        Csr(np.concatenate([[0], np.cumsum(part)]), places.astype(kind), values, width)
+        for part, places, values in zip(
+            each, arrays["indices"], arrays["data"], strict=True
+        )
+    ]
+
+
 # From a reader to the shard of this rank, checked on all ranks together.
 
 SCANNED = 8 * 2**20  # bytes of a streamed file that are checked together
@@ -356,7 +511,7 @@ def load(
         on_disk = config.agreement.on_disk
         look = stream_tiles if on_disk else partial(_stream, route=route)
     matrix = world.together(
-        lambda: _read_matrix(reader, rows, columns, backend, seen, look)
+        lambda: _read_matrix(grid, reader, rows, parts, backend, seen, look)
     )
     report_rounding_loss(grid, backend.scaling, reader.rows * reader.cols)
     seen.check(reader, rows, world.exchange_objects, world.max_flag, is_narrow)
@@ -466,25 +621,38 @@ def _kept(
 
 
 def _read_matrix(
+    grid: Grid,
     reader: RowReader,
     rows: slice,
-    columns: slice,
+    parts: tuple[slice, ...],
     backend: Backend,
     seen: Fingerprint,
     look: Callable[..., Unheld] | None,
 ) -> Matrix:
     """Return this rank's block as the backend stores it.
 
-    With `look`, which streams the block, return its result instead.
+    With `look`, which streams the block, return its result instead. Collective.
     """
+    columns = parts[grid.member]
     if look is not None:
         return look(reader, rows, columns, backend, seen)
     store = backend.store
+    dealt = dealt_pieces(grid, reader, rows, parts)
     if is_sparse(reader):
-        matrix = load_csr(reader, rows, columns, store, seen=seen.add_sparse)
+        matrix = load_csr(
+            reader, rows, columns, store, seen=seen.add_sparse, dealt=dealt
+        )
         release_freed_memory()
         return matrix
-    block = load_block(reader, rows, columns, store, seen=seen.add, finite=all_finite)
+    block = load_block(
+        reader,
+        rows,
+        columns,
+        store,
+        seen=seen.add,
+        finite=all_finite,
+        dealt=dealt,
+    )
     return DenseMatrix(block)
 
 

@@ -494,5 +494,7 @@ def _saver(parts: Parts, capture: Capture) -> Saver[State] | None:
         return None
     world = parts.grid.world
     store = CheckpointStore(Path(out), config.keep) if out and world.rank == 0 else None
+    if not shrinks:
+        return Saver(config, capture.take_to_write, store, world.working)
     # Two: a rank may be lost while the newest is being collected.
-    return Saver(config, capture.take, store, world.working, 2 if shrinks else 0)
+    return Saver(config, capture.take, store, world.working, remember=2)

@@ -493,7 +493,7 @@ class MemoryNeed:
     columns: int  # targets, weights, offsets, row order
     exchange: int  # gathered rows, Gram, margins, and what multiplying them takes
     kept: int
-    weights: int  # the state, its copies, a checkpoint on its way
+    weights: int  # the state, its copies, the model, a checkpoint on its writer
     reading: int  # pieces beside the matrix, while it is read
     losses: int = 0  # rows that are looked at together for a loss
     finisher: int = 0  # scores and pairs of vectors, after the last step
@@ -521,6 +521,14 @@ class MemoryNeed:
         peak = max(phases, key=lambda names: sum(parts[name] for name in names))
         absent = {*LOADING, *TRAINING} - {*peak}
         return {name: size for name, size in parts.items() if name not in absent}
+
+
+# The rank that writes a checkpoint has its arrays, the image of the file that HDF5
+# makes of them, and a copy of this image.
+COPIES_OF_WRITER = 3
+# Checkpoints in the memory of every rank, if ranks continue after a loss of others: the
+# last two, and the next one.
+COPIES_OF_SURVIVOR = 3
 
 
 def process_bytes() -> int:
@@ -563,6 +571,7 @@ def predict(
         states,
         density,
         (grid.replicas.size, reader.rows),
+        bool(config.run.out) and grid.world.rank == 0,
     )
     return MemoryNeed(
         process=process_bytes() if process is None else process,
@@ -582,12 +591,13 @@ def _training_bytes(
     states: int,
     density: float | None,
     replicas_and_rows: tuple[int, int],
+    writes: bool,
 ) -> dict[str, int]:
     """Return the bytes of a rank in training, by use; `reading` and data are apart.
 
     `replica` has the sizes of this rank, `replicas_and_rows` the number of replicas and
-    of all rows. The other arguments are those of `predict`, and the density of sparse
-    rows.
+    of all rows; `writes`: this rank writes the checkpoints. The other arguments are
+    those of `predict`, and the density of sparse rows.
     """
     replicas, total_rows = replicas_and_rows
     cols = replica.local_columns
@@ -622,6 +632,16 @@ def _training_bytes(
     )
     agreement = get_agreement(agreement_name(config))
     weights = sum(size for _, size in agreement.holds(shape))
+    if not on_disk:  # beside states in memory there is the model
+        weights += replica.columns * states * 8
+        whole = replace(shape, columns=replica.columns)
+        # The states, and the model with the last good loss.
+        checkpoint = agreement.saves(whole) + whole.state
+        survives = config.run.on_failure == "shrink"
+        copies = COPIES_OF_SURVIVOR * survives
+        # The arrays that are written are one of those copies.
+        copies += (COPIES_OF_WRITER - survives) * writes
+        weights += copies * checkpoint
     of_tile = exchanges.shape(exchanges.rows).sampled(width)  # of sparse rows
     of_epoch = exchanges.peak(tile_of(config, width, precision))
     finisher = 0
@@ -631,8 +651,7 @@ def _training_bytes(
     return {
         "exchange": of_tile if on_disk else of_epoch,
         "kept": cache,
-        # Beside states in memory there are the model, and a checkpoint on its way.
-        "weights": weights if on_disk else weights + 2 * replica.columns * states * 8,
+        "weights": weights,
         "finisher": finisher,
     }
 

@@ -574,7 +574,9 @@ class Session:
             # The number of the exchange changes, and would no longer show that
             # replicas differ.
             live.agreement.settle(live.state, live.view.exchanges)
-        taken = live.capture.take(live.state, live.view)
+        # Ranks that survive a loss may resume from it on a smaller grid.
+        shrinks = live.config.run.on_failure == "shrink"
+        taken = live.capture.take(live.state, live.view, on_any_grid=shrinks)
         snapshot = convert_checkpoint(taken, live.config, careful.config)
         snapshot.document["events"].append(
             fallback_event(live.view, level, alarm, stopped, snapshot.exchanges)

@@ -11,6 +11,7 @@ import numpy as np
 from hpcsgd.agreements.base import Agreement
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.backends.task import Group, Snapshot, State
+from hpcsgd.comm.communicator import Collective
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Ledger
 from hpcsgd.formats import Array
@@ -635,6 +636,10 @@ def _move(mean: Array, towards: Array, share: float) -> None:
 # Arrays with one row a column of the data: from members' slices to whole, and back.
 
 
+# Words of a message to the writer of a checkpoint: MPI counts them in 32 bits.
+MOST_WORDS = 2**30
+
+
 @dataclass(frozen=True)
 class Columns:
     """The distribution of the columns over the members of this grid."""
@@ -671,14 +676,58 @@ class Columns:
         members.gather(own.reshape(-1), counts, out, "control")
         return out.reshape(self.total, width)
 
-    def of_all_replicas(self, own: Array) -> Array:
-        """Return the arrays `own` of all R replicas as one, (R, ...). Collective."""
-        replicas = self.grid.replicas
-        out = np.empty((replicas.size, *own.shape), dtype=own.dtype)
-        flat = out.reshape(-1)
-        counts = [own.size] * replicas.size
-        replicas.gather(np.ascontiguousarray(own).reshape(-1), counts, flat, "control")
-        return out
+    def sizes(self, width: int) -> list[int] | None:
+        """Return the words that each member stores of an array with `width` columns.
+
+        The array has a row for each column of the data. None: every member stores all.
+        """
+        if self.whole:
+            return None
+        return [(part.stop - part.start) * width for part in self.parts]
+
+    def assemble(
+        self, own: Array, sizes: Sequence[int] | None, apart: bool, everywhere: bool
+    ) -> Array | None:
+        """Return words of all members, and of all replicas if `apart`. Collective.
+
+        Parameters
+        ----------
+        own : ndarray
+            The words of this rank, which stay as they are.
+        sizes : sequence of int or None
+            Words of each member of a replica. None: all members store the same ones.
+        apart : bool
+            Whether replicas have different words. Else those of replica 0 are taken.
+        everywhere : bool
+            Whether all ranks get the result, or only rank 0 of the run, to which the
+            other ranks send their words, and which needs no more than the result.
+
+        Returns
+        -------
+        ndarray of shape (R or 1, words of a replica), or None
+            A row for each replica, or one row. None on the ranks that get nothing.
+        """
+        grid = self.grid
+        returns = everywhere or grid.world.rank == 0
+        sent = np.ascontiguousarray(own).reshape(-1)
+        if not apart and (sizes is None or not (everywhere or grid.replica == 0)):
+            return sent[None].copy() if returns else None
+        each = [sent.size, *[0] * (grid.members.size - 1)] if sizes is None else sizes
+        group = grid.world if apart else grid.members
+        rows = grid.replicas.size if apart else 1
+        out = np.empty((rows if returns else 0, sum(each)), dtype=own.dtype)
+        step = max(MOST_WORDS // max(sum(each), 1), 1)
+        for first in range(0, rows, step):
+            part = range(first, min(first + step, rows))
+            counts = [n if row in part else 0 for row in range(rows) for n in each]
+            message = Collective(
+                kind="gather" if everywhere else "collect",
+                send=sent[: counts[group.rank]],
+                receive=out[part.start : part.stop].reshape(-1),
+                counts=counts,
+            )
+            group.run(message, "control")
+        return out if returns else None
 
 
 # Snapshots of SVRG: where the run stands, with the gradient of all rows there.

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.more.scheduled import Queue, Scheduled
-from hpcsgd.backends.task import Snapshot
 from hpcsgd.runs.checkpoint import Capture
 from hpcsgd.runs.progress import Callback
 from hpcsgd.studies.folder import expected_traffic
@@ -328,11 +327,15 @@ def test_a_checkpoint_that_does_not_wait_is_another_run(tmp_path, monkeypatch):
     config = scheduled(problem, 2, agreement={"order": "backward"})
     whole = in_folder(tmp_path / "whole", config, 2, problem)[0]
 
-    def at_once(self, state, view):
-        arrays = self._arrays(state, view.exchanges)
-        return Snapshot(self._document(view), arrays)
+    take = Capture.take_to_write
 
-    monkeypatch.setattr(Capture, "take", at_once)
+    def at_once(self, state, view):
+        self.agreement.arrive = lambda state: None
+        snapshot = take(self, state, view)
+        del self.agreement.arrive
+        return snapshot
+
+    monkeypatch.setattr(Capture, "take_to_write", at_once)
     in_folder(tmp_path / "parts", config, 2, problem, stop=4)
     again = in_folder(tmp_path / "parts", config, 2, problem)[0]
     assert again.weights_sha256 != whole.weights_sha256

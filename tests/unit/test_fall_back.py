@@ -19,6 +19,7 @@ from hpcsgd.runs.fall_back import fewer_steps, next_fallback_level, widest_forma
 from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.result import Status, load_result
 from hpcsgd.solvers.callbacks import Request
+from hpcsgd.solvers.evaluation import Evaluation
 from hpcsgd.studies.verify.certificate import certify
 from tests.helpers.harness import (
     config_for,
@@ -184,10 +185,10 @@ def test_replicas_agree_before_their_exchanges_are_counted_anew(wrong, monkeypat
     config = settings(problem, grid={"replicas": 2}, schedule=schedule)
     take = Capture.take
 
-    def taking(self, state, view):
+    def taking(self, state, view, on_any_grid):
         apart = not self.agreement.holds_one_state(state, view.exchanges)
         found.append((view.exchanges, apart, state.weights.copy()))
-        return take(self, state, view)
+        return take(self, state, view, on_any_grid)
 
     monkeypatch.setattr(Capture, "take", taking)
     results = run_ranks(
@@ -443,6 +444,44 @@ def test_losses_behind_the_good_state_are_forgotten(wrong, tmp_path):
         json.loads(t) for t in (tmp_path / "history.jsonl").read_text().splitlines()
     ]
     assert [line["epoch"] for line in lines if "epoch" in line] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", ["average", "async-average", "slowmo"])
+def test_each_replica_goes_back_to_its_own_state(kind, monkeypatch):
+    """The states of other replicas, which it does not take, change nothing."""
+    problem = make_problem("logistic", n=2 * N, d=D)
+    config = settings(
+        problem,
+        agreement={"kind": kind},
+        products={"kind": "direct"},
+        grid={"replicas": 2, "members": 2},
+        schedule={"batch": BATCH, "steps": 1, "epochs": 3, "period": 3},
+        precision={"recipe": "c"},
+        run={"check_every": 1},
+    )
+    polls = {}
+
+    def breaking(self, state):
+        """Break the weights of each leg once, after the first epoch of 38 exchanges."""
+        polls[self] = polls.get(self, 0) + 1
+        return polls[self] == 45
+
+    take, results, apart = Capture.take, [], []
+    monkeypatch.setattr(Evaluation, "has_broken_weights", breaking)
+    for forced in (False, True):
+
+        def taking(self, state, view, on_any_grid, forced=forced):
+            apart.append(not self.agreement.holds_one_state(state, view.exchanges))
+            return take(self, state, view, forced)
+
+        monkeypatch.setattr(Capture, "take", taking)
+        results.append(train_on(4, config, problem))
+    assert all(apart)
+    own, everywhere = results
+    assert changes(own) == ["margin bf16 -> fp32", "matrix bf16 -> fp32"]
+    assert own.status is Status.COMPLETED
+    assert own.weights_sha256 == everywhere.weights_sha256
+    assert own.history[-1]["loss"] == everywhere.history[-1]["loss"]
 
 
 def test_a_divergence_goes_back_to_a_good_loss():

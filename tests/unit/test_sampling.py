@@ -1,5 +1,7 @@
 """Rows are a function of mode, seed, epoch and replica, and of nothing else."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,6 +53,36 @@ def test_the_order_is_pinned():
 PINNED = [2, 4, 3, 6, 5, 0, 1, 7]
 
 
+@pytest.mark.parametrize("rows", [1, 7, 3000, 70_000])
+def test_orders_are_those_of_the_generator_in_int64(rows):
+    """Recorded runs took these: half the bytes must not be another order."""
+
+    def generator(key):
+        return np.random.default_rng((5, 2, key))
+
+    def order(mode):
+        return Sampler(mode, 5, rows, 2).order(3)
+
+    numbers = np.arange(rows, dtype=np.int64)
+    drawn = generator(4).integers(rows, size=rows, dtype=np.int64)
+    for mode, expected in [
+        ("shuffle-once", generator(0).permutation(numbers)),
+        ("reshuffle", generator(4).permutation(numbers)),
+        ("replacement", drawn),
+    ]:
+        np.testing.assert_array_equal(order(mode), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_order_takes_four_bytes_a_row_while_it_is_made(mode):
+    rows = 2_000_000
+    tracemalloc.start()
+    order = Sampler(mode, 0, rows, 0).order(1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert order.nbytes == 4 * rows and peak <= 4 * rows + 2**21
+
+
 def test_wrong_sampling():
     with pytest.raises(ConfigError, match="must be one of shuffle-once"):
         SamplingConfig("sorted")
@@ -84,7 +116,7 @@ def test_every_s_sees_the_same_batches(mode, rows, batch, steps):
 )
 def test_orders_are_local_row_numbers(mode, seed, rows, replica):
     order = Sampler(mode, seed, rows, replica).order(2)
-    assert order.dtype == np.int64 and order.shape == (rows,)
+    assert order.dtype == np.int32 and order.shape == (rows,)
     assert order.min() >= 0 and order.max() < rows
     if mode != "replacement":
         assert np.unique(order).size == rows

@@ -814,6 +814,11 @@ class Anybatch(Gradient):
         mean: Array = words[:-1] / words[-1]
         return mean
 
+    @classmethod
+    def saves(cls, shape: StateShape) -> int:
+        """Return the bytes of the states of all replicas, and of mirror maps."""
+        return shape.replicas * 2 * shape.state
+
     # ------------------------------------------------------------------ the log
 
     def logs(self) -> dict[str, Array]:

@@ -167,6 +167,11 @@ class OwnSteps(Gradient, ABC):
         """Return facts about messages and buffers, for the report of the run."""
         return {**self.overlap.facts(), **self.buffer.facts()}
 
+    @classmethod
+    def saves(cls, shape: StateShape) -> int:
+        """Return the bytes of the states of all replicas, which always differ."""
+        return shape.replicas * (shape.state + shape.moments * shape.vector)
+
     others: ClassVar[int]  # vectors: words sent and received, and copies
 
     @classmethod

@@ -177,7 +177,7 @@ class Order:
         changed.
         """
         if order is not self._there:
-            self._device.fill(self.rows, order)
+            self._device.fill(self.rows, order.astype(np.int64, copy=False))
             self._there = order
         if first != self._next:
             self._device.fill(self.position, np.array([first], dtype=np.int64))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hpcsgd.errors import ConfigError
 from hpcsgd.glm.penalties import Penalty
 from hpcsgd.glm.updates import RATES, RateConfig, make_rate
-from hpcsgd.runs.feed import last_rate
+from hpcsgd.runs.feed import LastRate
 from tests.helpers.harness import config_for, make_problem
 
 
@@ -174,5 +174,5 @@ def test_slow_momentum_knows_drops_after_epochs():
         schedule={"batch": 4, "steps": 2, "epochs": 4, "period": 2},
         rate={"kind": "step", "value": 0.5, "every": 2, "factor": 0.1},
     )
-    after = last_rate(config, 29)  # four exchanges an epoch
+    after = LastRate(config, 29)  # four exchanges an epoch
     assert [after(k) for k in (1, 8, 9, 16)] == pytest.approx([0.5, 0.5, 0.05, 0.05])

@@ -1240,7 +1240,8 @@ def table_of(section: Any) -> dict[str, Any]:
 
 Tables = Mapping[str, Mapping[str, Any]]
 USUAL = RunConfig()
-NOTHING = {"update.momentum": 0.0}  # values of settings that do nothing
+# Values of settings that do nothing, and a default of earlier versions.
+NOTHING = {"update.momentum": 0.0, "codec.share": 0.01}
 
 
 def check_read(config: RunConfig, given: Tables | None = None) -> None:

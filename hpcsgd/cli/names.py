@@ -6,7 +6,7 @@ import of NumPy. tests/architecture/test_import.py holds it against the registri
 
 AGREEMENTS = (
     *("none", "average", "gradient", "growing", "postlocal", "gossip"),
-    *("local-steps", "hierarchical", "fedavg", "slowmo", "decentralized"),
+    *("hierarchical", "fedavg", "slowmo", "local-steps", "decentralized"),
     *("decentralized-low", "async-average", "qadam"),
     *("anybatch", "scheduled", "ticktock", "sharded", "offload", "infinity"),
 )

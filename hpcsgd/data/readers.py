@@ -118,6 +118,9 @@ def stored_in(reader: RowReader) -> int:
 
 def element_of(reader: RowReader) -> np.dtype[Any]:
     """Return the dtype of the values of a reader as they are read."""
+    element: np.dtype[Any] | None = getattr(reader, "element", None)
+    if element is not None:
+        return element
     read = reader.read_csr if is_sparse(reader) else reader.read
     dtype: np.dtype[Any] = read(slice(0, 0), slice(0, 0)).dtype
     return dtype
@@ -338,6 +341,7 @@ class MemoryReader:
         self.X = self._matrix(X)
         self.is_sparse = hasattr(self.X, "tocsr")
         self.rows, self.cols = self.X.shape
+        self.element = self.X.dtype
         self.nnz = int(self.X.nnz if self.is_sparse else self.X.size)
         self.y = self._column("y", y)
         self.weights = self._column("sample_weight", sample_weight)
@@ -353,7 +357,13 @@ class MemoryReader:
         return block
 
     def read_csr(self, rows: slice, cols: slice) -> Any:
-        """Return a sparse block, columns from 0 and ascending in each row."""
+        """Return a sparse block, columns from 0 and ascending in each row.
+
+        All rows and columns are the matrix itself, which must not be changed.
+        """
+        everything = (0, self.rows, 0, self.cols)
+        if (rows.start, rows.stop, cols.start, cols.stop) == everything:
+            return self.X
         block = self.X[rows]
         if (cols.start, cols.stop) != (0, self.cols):
             block = block[:, cols]
@@ -416,6 +426,9 @@ def _sparse(X: Any) -> Any:
     if not matrix.has_canonical_format:
         matrix = matrix.copy()  # the caller's matrix is not changed
         matrix.sum_duplicates()
+    arrays = matrix.indptr, matrix.indices, matrix.data
+    if not all(array.flags.c_contiguous for array in arrays):
+        matrix = matrix.copy()  # kernels read arrays without gaps
     return matrix.astype(dtype, copy=False)
 
 

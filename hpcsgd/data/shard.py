@@ -19,6 +19,7 @@ from hpcsgd.data.readers import (
     names_of,
     non_finite,
     pieces,
+    stored_in,
     too_large,
 )
 from hpcsgd.data.stream import Unheld
@@ -190,7 +191,12 @@ def load_csr(
             large = np.abs(piece.data) > NARROW_MAX
             _refuse(piece, start, cols.start, large, too_large, names_of(reader))
         stored.append(piece.with_data(data))
-    return stored[0] if len(stored) == 1 else stack(stored)
+    if len(stored) == 1 and dealt is None:
+        return stored[0]
+    whole = stack(stored)
+    stored.clear()
+    release_freed_memory()
+    return whole
 
 
 def release_freed_memory() -> None:
@@ -219,10 +225,14 @@ def sparse_pieces(
 ) -> Iterator[tuple[int, Csr]]:
     """Yield (first row, block) of consecutive rows, each of about `budget` bytes.
 
-    The number of rows follows from the stored values of the blocks before.
+    The number of rows follows from the stored values of the blocks before. A matrix in
+    memory that is smaller than `budget` is one block.
     """
     start = rows.start
     step = FIRST_ROWS
+    if getattr(reader, "is_in_memory", False):
+        size = VALUE_BYTES * (stored_in(reader) + reader.rows)
+        step = reader.rows if size <= budget else step
     values = done = 0
     while True:
         stop = min(start + step, rows.stop)

@@ -51,7 +51,6 @@ from hpcsgd.data.shard import (
     exact,
     exact_columns,
     load_csr,
-    release_freed_memory,
     sparse_pieces,
     split_by_weight,
     split_range,
@@ -639,11 +638,7 @@ def _read_matrix(
     store = backend.store
     dealt = dealt_pieces(grid, reader, rows, parts)
     if is_sparse(reader):
-        matrix = load_csr(
-            reader, rows, columns, store, seen=seen.add_sparse, dealt=dealt
-        )
-        release_freed_memory()
-        return matrix
+        return load_csr(reader, rows, columns, store, seen=seen.add_sparse, dealt=dealt)
     block = load_block(
         reader,
         rows,

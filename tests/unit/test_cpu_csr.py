@@ -221,3 +221,19 @@ def test_unsound_matrices_are_refused_before_scipy_follows_them(kind, name):
     with pytest.raises(DataError, match="not a sound sparse matrix") as said:
         hpcsgd.train({}, X=X, y=np.arange(6) % 2)
     assert "\n" not in str(said.value)
+
+
+def test_the_arrays_of_a_callers_matrix_may_have_gaps():
+    """Kernels read arrays without gaps: others are copied once."""
+    X = sp.random(40, 9, 0.3, format="csr", random_state=3)
+    wide = np.empty((X.nnz, 2), dtype=np.int64)
+    wide[:, 0] = X.indices
+    gaps = sp.csr_array(X.shape)
+    gaps.indptr, gaps.data = X.indptr.astype(np.int64), X.data
+    gaps.indices = wide[:, 0]
+    assert not gaps.indices.flags.c_contiguous
+    y = X.toarray().sum(axis=1)
+    found, expected = (hpcsgd.fit(rows, "gaussian", y) for rows in (gaps, X))
+    assert np.array_equal(found.weights, expected.weights)
+    reader = MemoryReader(X, y)
+    assert reader.read_csr(slice(0, 40), slice(0, 9)).data is reader.X.data

@@ -51,7 +51,7 @@ DIFFERENT = [
     ("agreement.bucket", 1e-4, {}, "agreement.bucket is 4.0 on rank 0 and 0.0001 on"),
     ("agreement.accumulate", 2, {}, "agreement.accumulate is 1 on rank 0 and 2 on"),
     ("agreement.codec", "bf16", {}, "agreement.codec is 'identity' on rank 0 and 'b"),
-    ("codec.share", 0.5, TOPK, "codec.share is 0.01 on rank 0 and 0.5 on"),
+    ("codec.share", 0.5, TOPK, "codec.share is 0.0 on rank 0 and 0.5 on"),
     ("sampling.seed", 1, TOPK, "sampling.seed is 0 on rank 0 and 1 on"),
     ("schedule.period", 8, {"agreement": {"kind": "average"}}, "schedule.period is 1"),
     ("agreement.kind", "average", {}, "agreement.kind is 'gradient' on rank 0 and 'av"),

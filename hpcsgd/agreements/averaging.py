@@ -105,15 +105,14 @@ class Average(Agreement):
         grid: Grid,
         share: float,
         period: int,
-        momentum: str = "average",
+        settings: AverageSettings = AverageSettings(),
         classes: int = 0,
-        proximal: float = 0.0,
         changes: "CodedChanges | None" = None,
     ) -> None:
         super().__init__(grid, share, period)
-        self.momentum = momentum
+        self.momentum = settings.momentum
         self.classes = classes
-        self.has_anchor = proximal > 0.0
+        self.has_anchor = settings.proximal > 0.0
         self.changes = changes
 
     @classmethod
@@ -123,9 +122,8 @@ class Average(Agreement):
             terms.grid,
             terms.share,
             terms.period,
-            terms.settings.momentum,
+            terms.settings,
             terms.classes,
-            terms.settings.proximal,
             CodedChanges.of(terms),
         )
 
@@ -268,9 +266,8 @@ class AverageVariant(Average):
             terms.grid,
             terms.share,
             terms.period,
-            terms.settings.momentum,
+            terms.settings,
             terms.classes,
-            terms.settings.proximal,
             CodedChanges.of(terms),
         )
 

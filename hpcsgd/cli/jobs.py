@@ -252,7 +252,7 @@ RESUME = ("--resume", "auto")
 
 @dataclass(frozen=True)
 class RankResources:
-    """What the commands of a job learn of its resources.
+    """The resources of a job that its commands use.
 
     Attributes
     ----------

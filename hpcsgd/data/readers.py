@@ -138,10 +138,9 @@ def load_block(
     rows: slice,
     cols: slice,
     store: Callable[[Array], Array],
-    budget: int | None = None,
     seen: Callable[[Array, int, int], None] | None = None,
     finite: Callable[[Array], bool] | None = None,
-    dealt: Iterator[tuple[int, Array]] | None = None,
+    chunks: Iterator[tuple[int, Array]] | None = None,
 ) -> Array:
     """Read a block in chunks and return it as `store` converts it.
 
@@ -149,13 +148,13 @@ def load_block(
     unchanged.
 
     `seen` is called with every chunk as it was read, its first row and its first
-    column. `finite` returns whether a chunk is finite. Chunks take about `budget` bytes
-    of float64 (CHUNK_BYTES if None) beside the block; those of `dealt` are taken
-    instead of chunks of the reader.
+    column. `finite` returns whether a chunk is finite. `chunks` are the first row and
+    the rows of each chunk, in order; None: those of `read_chunks`.
     """
     width = cols.stop - cols.start
     whole: Array | None = None
-    for first, stored in pieces(reader, rows, cols, store, budget, seen, finite, dealt):
+    chunks = chunks or read_chunks(reader, rows, cols)
+    for first, stored in pieces(reader, cols, store, chunks, seen, finite):
         if whole is None and _is_own(reader, stored):
             whole = reader.read(rows, cols)
         if whole is None:
@@ -209,16 +208,17 @@ def _piece_bytes(reader: RowReader) -> int:
 
 def pieces(
     reader: RowReader,
-    rows: slice,
     cols: slice,
     store: Callable[[Array], Array],
-    budget: int | None = None,
+    chunks: Iterator[tuple[int, Array]],
     seen: Callable[[Array, int, int], None] | None = None,
     finite: Callable[[Array], bool] | None = None,
-    dealt: Iterator[tuple[int, Array]] | None = None,
 ) -> Iterator[tuple[int, Array]]:
-    """Yield (first row, rows as `store` converts them) of checked chunks, in order."""
-    for start, piece in dealt or _chunks(reader, rows, cols, budget):
+    """Yield (first row, rows as `store` converts them) of checked chunks, in order.
+
+    The arguments are those of `load_block`; `cols` are the columns of the chunks.
+    """
+    for start, piece in chunks:
         if not (finite or _all_finite)(piece):
             _refuse_non_finite(piece, start, cols.start, names_of(reader))
         if seen is not None:
@@ -232,10 +232,13 @@ def pieces(
         del stored
 
 
-def _chunks(
-    reader: RowReader, rows: slice, cols: slice, budget: int | None
+def read_chunks(
+    reader: RowReader, rows: slice, cols: slice, budget: int | None = None
 ) -> Iterator[tuple[int, Array]]:
-    """Yield (first row, rows) of the chunks that are read at once, in order."""
+    """Yield (first row, rows) of the chunks that are read at once, in order.
+
+    A chunk takes about `budget` bytes of float64; None: what suits the reader.
+    """
     width = cols.stop - cols.start
     step = max((budget or _piece_bytes(reader)) // (WIDE * max(width, 1)), 1)
     blocks = getattr(reader, "block_rows", 1)  # only whole blocks can be checked

@@ -19,6 +19,7 @@ from hpcsgd.data.readers import (
     names_of,
     non_finite,
     pieces,
+    read_chunks,
     stored_in,
     too_large,
 )
@@ -169,17 +170,17 @@ def load_csr(
     store: Callable[[Array], Array],
     budget: int | None = None,
     seen: Callable[[Csr, int, int], None] | None = None,
-    dealt: Iterator[tuple[int, Csr]] | None = None,
+    chunks: Iterator[tuple[int, Csr]] | None = None,
 ) -> Csr:
     """Read a sparse block in chunks and return it with values as `store` converts them.
 
     NaN, inf, and values that are too large for a narrower storage raise DataError.
     `seen` is called with every chunk as it was read, its first row and its first
-    column. Chunks take about `budget` bytes (CHUNK_BYTES if None) beside the block;
-    those of `dealt` are taken instead of chunks of the reader.
+    column. `chunks` are the first row and the rows of each chunk, in order; None: they
+    are read, about `budget` bytes (CHUNK_BYTES if None) at a time.
     """
     stored = []
-    read = dealt or sparse_pieces(reader, rows, cols, budget or CHUNK_BYTES)
+    read = chunks or sparse_pieces(reader, rows, cols, budget or CHUNK_BYTES)
     for start, piece in read:
         infinite = ~np.isfinite(piece.data)
         _refuse(piece, start, cols.start, infinite, non_finite, names_of(reader))
@@ -191,7 +192,7 @@ def load_csr(
             large = np.abs(piece.data) > NARROW_MAX
             _refuse(piece, start, cols.start, large, too_large, names_of(reader))
         stored.append(piece.with_data(data))
-    if len(stored) == 1 and dealt is None:
+    if len(stored) == 1 and chunks is None:
         return stored[0]
     whole = stack(stored)
     stored.clear()
@@ -287,7 +288,8 @@ def column_peaks(reader: RowReader, rows: slice, cols: slice) -> Array:
         for _, block in sparse_pieces(reader, rows, cols, CHUNK_BYTES):
             np.maximum.at(peaks, block.indices, np.abs(block.data))
         return peaks
-    for _, piece in pieces(reader, rows, cols, lambda block: block):
+    chunks = read_chunks(reader, rows, cols)
+    for _, piece in pieces(reader, cols, lambda block: block, chunks):
         np.maximum(peaks, np.abs(piece).max(axis=0, initial=0.0), out=peaks)
     return peaks
 
@@ -438,7 +440,7 @@ class SmallValues(Fingerprint):
                 mine = local[place] == part.indices
                 np.maximum.at(peaks, own_places[place[mine]], np.abs(part.data[mine]))
             return peaks
-        for _, block in pieces(reader, rows, cols, lambda piece: piece):
+        for _, block in read_chunks(reader, rows, cols):
             peaks[own_places] = np.maximum(
                 peaks[own_places], np.abs(block[:, local]).max(axis=0)
             )

@@ -45,7 +45,7 @@ class Penalty:
 
     @cached_property
     def is_bounded(self) -> bool:
-        """Whether some column has a bound."""
+        """True if some column has a bound."""
         if self._is_one_for_all:
             return bool(self.lower != -np.inf or self.upper != np.inf)
         free = np.all(np.equal(self.lower, -np.inf)) and np.all(self.upper == np.inf)
@@ -53,7 +53,7 @@ class Penalty:
 
     @cached_property
     def is_smooth(self) -> bool:
-        """Whether there is neither l1 nor a bound, so that s steps are exact."""
+        """True if there is neither l1 nor a bound, so that s steps are exact."""
         return self.l1 == 0.0 and not self.is_bounded
 
     def of(self, columns: Any) -> "Penalty":

@@ -41,7 +41,7 @@ def directives(job: Job, site: Site) -> list[str]:
         *_order(job),
         *([f"--export={site.launcher.export}"] if site.launcher.export else []),
         f'--output="{_log(job)}"',
-        *(row.value for row in site.sbatch),
+        *(row.value for row in site.lines.sbatch),
     ]
 
 
@@ -190,7 +190,7 @@ def interpreter_parts(job: Job, site: Site, python: str) -> list[str]:
     """
     if job.stage:
         return ['"$node_folder/bin/python"']
-    wrappers = [quote_all(wrapper_words(row.value)) for row in site.wrapper]
+    wrappers = [quote_all(wrapper_words(row.value)) for row in site.lines.wrapper]
     return [*wrappers, quote(python)]
 
 
@@ -272,8 +272,8 @@ def warnings(job: Job, site: Site) -> list[str]:
 
 def _check_stage(job: Job, site: Site) -> None:
     """Raise ConfigError where an archive would be unused."""
-    if job.stage and (site.wrapper or site.launcher.python):
-        used = "a wrapper" if site.wrapper else "[launcher] python"
+    if job.stage and (site.lines.wrapper or site.launcher.python):
+        used = "a wrapper" if site.lines.wrapper else "[launcher] python"
         raise ConfigError(
             f"--stage brings its own interpreter, and site {site.name} has {used};"
             " leave --stage out (a container is one file already), or take a site"
@@ -418,7 +418,7 @@ def render(job: Job, site: Site, python: str = "") -> str:
     text: str = template.render(
         job=job,
         site=site,
-        directives=lines[: len(lines) - len(site.sbatch)],
+        directives=lines[: len(lines) - len(site.lines.sbatch)],
         out=str(job.path),
         workplace=job.workplace,
         array=job.is_array and site.has_slurm,

@@ -258,6 +258,30 @@ def wrapper_words(value: str) -> list[str]:
 
 
 @dataclass(frozen=True)
+class ScriptLines:
+    """Lines of a site that its job scripts have beside those of hpcsgd.
+
+    Attributes
+    ----------
+    sbatch : options of sbatch
+    modules : modules to load
+    commands : [[shell]] lines, which the script runs as they are
+    wrapper : words before the interpreter, as those of a container
+    """
+
+    sbatch: tuple[Reason, ...] = ()
+    modules: tuple[Reason, ...] = ()
+    commands: tuple[Reason, ...] = ()
+    wrapper: tuple[Reason, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.sbatch:
+            check_sbatch(row.value)
+        for row in self.wrapper:
+            wrapper_words(row.value)
+
+
+@dataclass(frozen=True)
 class Site:
     """One site, as its file describes it."""
 
@@ -268,21 +292,12 @@ class Site:
     launcher: Launcher = field(default_factory=Launcher)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[Reason, ...] = ()  # of srun
-    modules: tuple[Reason, ...] = ()
     env: tuple[Reason, ...] = ()
-    sbatch: tuple[Reason, ...] = ()  # options of sbatch
-    commands: tuple[
-        Reason, ...
-    ] = ()  # [[shell]] lines, which the script runs as they are
-    wrapper: tuple[Reason, ...] = ()  # words before the interpreter, of a container
+    lines: ScriptLines = field(default_factory=ScriptLines)
 
     def __post_init__(self) -> None:
         check_name(self.name, "the name of a site")
         check_line(self.summary, f"the summary of site {self.name}")
-        for row in self.sbatch:
-            check_sbatch(row.value)
-        for row in self.wrapper:
-            wrapper_words(row.value)
 
     @property
     def has_slurm(self) -> bool:
@@ -353,13 +368,14 @@ def with_options(
     wrapper : words before the interpreter, in place of the site's; None keeps those
     """
     rows = tuple(Reason(value, "of the command line") for value in sbatch)
-    changed = replace(site, sbatch=(*site.sbatch, *rows))
+    lines = replace(site.lines, sbatch=(*site.lines.sbatch, *rows))
+    if wrapper is not None:
+        words = (Reason(wrapper, "of the command line"),) if wrapper else ()
+        lines = replace(lines, wrapper=words)
+    changed = replace(site, lines=lines)
     if export is not None:
         launcher = replace(site.launcher, export=check_export(export))
         changed = replace(changed, launcher=launcher)
-    if wrapper is not None:
-        words = (Reason(wrapper, "of the command line"),) if wrapper else ()
-        changed = replace(changed, wrapper=words)
     return changed
 
 
@@ -385,11 +401,13 @@ def parse_site(path: Path, tables: Mapping[str, Any]) -> Site:
         launcher=_launcher(rows.get("launcher", {})),
         defaults=_defaults(rows.get("defaults", {})),
         flags=_reasons("flag", rows, ("value", "why")),
-        modules=_reasons("module", rows, ("value", "why")),
         env=_reasons("env", rows, ("name", "value", "why")),
-        sbatch=_reasons("sbatch", rows, ("value", "why")),
-        commands=_reasons("shell", rows, ("value", "why"), {"first": bool}),
-        wrapper=_reasons("wrapper", rows, ("value", "why")),
+        lines=ScriptLines(
+            sbatch=_reasons("sbatch", rows, ("value", "why")),
+            modules=_reasons("module", rows, ("value", "why")),
+            commands=_reasons("shell", rows, ("value", "why"), {"first": bool}),
+            wrapper=_reasons("wrapper", rows, ("value", "why")),
+        ),
     )
 
 

@@ -40,7 +40,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # of a distribution
 
 @dataclass(frozen=True)
 class StagedEnvironment:
-    """What an archive contains.
+    """The contents of an archive of an environment.
 
     Attributes
     ----------

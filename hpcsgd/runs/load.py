@@ -37,6 +37,7 @@ from hpcsgd.data.readers import (
     names_of,
     pieces,
     preparation_of,
+    read_chunks,
     row_words,
 )
 from hpcsgd.data.sampling import FoldSplit
@@ -141,7 +142,8 @@ def stream_tiles(
     store = backend.store
     for first in range(columns.start, columns.stop, NARROW_FORMATS):
         some = slice(first, min(first + NARROW_FORMATS, columns.stop))
-        for _ in pieces(reader, rows, some, store, LOOKED, seen.add, all_finite):
+        chunks = read_chunks(reader, rows, some, LOOKED)
+        for _ in pieces(reader, some, store, chunks, seen.add, all_finite):
             continue
 
     def take(part: slice, of: slice) -> Array:
@@ -638,7 +640,9 @@ def _read_matrix(
     store = backend.store
     dealt = dealt_pieces(grid, reader, rows, parts)
     if is_sparse(reader):
-        return load_csr(reader, rows, columns, store, seen=seen.add_sparse, dealt=dealt)
+        return load_csr(
+            reader, rows, columns, store, seen=seen.add_sparse, chunks=dealt
+        )
     block = load_block(
         reader,
         rows,
@@ -646,7 +650,7 @@ def _read_matrix(
         store,
         seen=seen.add,
         finite=all_finite,
-        dealt=dealt,
+        chunks=dealt,
     )
     return DenseMatrix(block)
 
@@ -669,7 +673,8 @@ def _stream(
     element = "" if backend.scaling else backend.precision.matrix
     height = rows.stop - rows.start
     width = columns.stop - columns.start
-    for _ in pieces(reader, rows, columns, store, SCANNED, seen.add, all_finite):
+    chunks = read_chunks(reader, rows, columns, SCANNED)
+    for _ in pieces(reader, columns, store, chunks, seen.add, all_finite):
         continue
 
     copy = getattr(reader, "filler_of_blocks", lambda _: None)(element)

@@ -10,7 +10,7 @@ from hpcsgd.cli import main
 from hpcsgd.errors import ConfigError
 from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.script import directives, render, threads_of
-from hpcsgd.jobs.sites import Reason, Site, load_site, with_options
+from hpcsgd.jobs.sites import Reason, ScriptLines, load_site, with_options
 from tests.helpers.limits import HANG
 from tests.jobs.examples import GOLDEN, PYTHON, SITES, example
 
@@ -218,7 +218,7 @@ def test_comments_name_the_sources():
 def test_no_line_of_a_site_can_begin_another(where):
     words = {"value": "--a=b", "why": "w", "source": "s"} | {where: "x\ntouch pwned"}
     with pytest.raises(ConfigError, match="printable"):
-        Site("mine", sbatch=(Reason(**words),))
+        ScriptLines(sbatch=(Reason(**words),))
 
 
 def test_modules_are_found_where_the_shell_has_no_function(play, fakes, tmp_path):
@@ -249,8 +249,9 @@ def test_every_site_of_the_package_has_a_golden_script():
 def test_every_setting_of_a_site_has_a_source(name):
     """In the file, and in the script beside the setting."""
     site = load_site(name)
-    rows = (*site.sbatch, *site.commands, *site.flags, *site.modules, *site.env)
-    for row in (*rows, *site.wrapper):
+    lines = site.lines
+    rows = (*lines.sbatch, *lines.commands, *lines.modules, *lines.wrapper)
+    for row in (*rows, *site.flags, *site.env):
         assert PAGE.fullmatch(row.source), (row.name, row.value, row.source)
         page, _, anchor = row.source.partition("#")
         if not page.startswith("https://"):

@@ -11,7 +11,13 @@ import pytest
 from scipy.sparse import csr_array
 
 from hpcsgd.data.hdf5 import Hdf5Reader, StoreLayout
-from hpcsgd.data.readers import READERS, MemoryReader, load_block, open_reader
+from hpcsgd.data.readers import (
+    READERS,
+    MemoryReader,
+    load_block,
+    open_reader,
+    read_chunks,
+)
 from hpcsgd.data.store import StoreWriter, verify_store
 from hpcsgd.errors import ConfigError, DataError
 
@@ -226,7 +232,13 @@ def test_a_write_that_fails_is_one_sentence(tmp_path, monkeypatch):
 def test_a_block_is_the_same_whatever_the_budget(rows, budget):
     data = np.random.default_rng(0).normal(size=(40, 5))
     reader = MemoryReader(data, np.zeros(40))
-    block = load_block(reader, rows, slice(1, 4), single, budget)
+    block = load_block(
+        reader,
+        rows,
+        slice(1, 4),
+        single,
+        chunks=read_chunks(reader, rows, slice(1, 4), budget),
+    )
     assert block.dtype == np.float32
     assert (block == data[rows, 1:4].astype(np.float32)).all()
 
@@ -239,9 +251,27 @@ def test_the_place_of_what_is_not_finite_is_global(value, budget):
     reader = MemoryReader(data, np.zeros(40))
     said = f"X has {value} at row 17, column 3; clean the file or drop that row"
     with pytest.raises(DataError, match=said):
-        load_block(reader, slice(10, 30), slice(2, 5), np.array, budget)
-    load_block(reader, slice(18, 30), slice(2, 5), np.array, budget)
-    load_block(reader, slice(10, 30), slice(0, 3), np.array, budget)
+        load_block(
+            reader,
+            slice(10, 30),
+            slice(2, 5),
+            np.array,
+            chunks=read_chunks(reader, slice(10, 30), slice(2, 5), budget),
+        )
+    load_block(
+        reader,
+        slice(18, 30),
+        slice(2, 5),
+        np.array,
+        chunks=read_chunks(reader, slice(18, 30), slice(2, 5), budget),
+    )
+    load_block(
+        reader,
+        slice(10, 30),
+        slice(0, 3),
+        np.array,
+        chunks=read_chunks(reader, slice(10, 30), slice(0, 3), budget),
+    )
 
 
 @pytest.mark.parametrize("value", [1e300, -1e300])

@@ -13,7 +13,7 @@ from hpcsgd.backends import make_backend
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.config import RunConfig
-from hpcsgd.data.readers import MemoryReader, load_block, open_reader
+from hpcsgd.data.readers import MemoryReader, load_block, open_reader, read_chunks
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import encode
 from hpcsgd.precision import make_precision
@@ -316,7 +316,11 @@ def test_one_piece_at_a_time_is_held_while_a_matrix_is_read(recipe, tmp_path):
     backend = make_backend(make_precision(recipe))
     reader, piece = open_reader(path), 4 * 2**20
     whole = slice(0, 30_000), slice(0, 100)
-    read, peak = taken_by(lambda: load_block(reader, *whole, backend.store, piece))
+    read, peak = taken_by(
+        lambda: load_block(
+            reader, *whole, backend.store, chunks=read_chunks(reader, *whole, piece)
+        )
+    )
     reader.close()
     stored = 0 if recipe == "fp64" else piece * read.itemsize // 8
     # Rounding a row of numbers takes several times their bytes, a megabyte at a time.

@@ -244,7 +244,7 @@ def read_by_all(path, replicas, members):
         world.max_flag(0)
         dealt = dealt_pieces(grid, reader, rows, parts)
         load = load_csr if reader.is_sparse else load_block
-        block = load(reader, rows, parts[grid.member], np.asarray, dealt=dealt)
+        block = load(reader, rows, parts[grid.member], np.asarray, chunks=dealt)
         world.max_flag(0)
         count = bytes_of_reads() - before
         reader.close()

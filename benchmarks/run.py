@@ -23,6 +23,7 @@ APART = (
     "bench_fit",
     "bench_streamed_fit",  # two files of 10 GB
     "bench_gpu_counts",  # counts, no times: they change with kernels alone
+    "bench_files",  # counts, by strace
 )
 sys.path.insert(0, str(HERE.parent))
 

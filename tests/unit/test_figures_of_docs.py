@@ -364,3 +364,25 @@ def test_a_product_has_its_own_column_of_time_messages_words_and_bytes():
     for what in ("µs per step", "messages", "thousand words", "MiB kept"):
         assert what in text, what
     assert "20000 rows" in text and "10 epochs" in text
+
+
+def test_the_bits_of_entropy_codes_are_those_of_the_figures():
+    page = " ".join((ROOT / "docs/reference/methods/codecs.md").read_text().split())
+    bits = {
+        (r["codec"], r["entropy"]): r["bits_a_word"]
+        for r in figures_of("bench_entropy")
+    }
+    elias, huffman = (
+        [bits[codec, code] for codec in ("qsgd", "nuqsgd")]
+        for code in ("elias", "huffman")
+    )
+    assert (
+        f"{elias[0]:.1f} with elias and {huffman[0]:.1f} with huffman for `qsgd`,"
+        f" and {elias[1]:.1f} and {huffman[1]:.1f} for `nuqsgd`"
+    ) in page
+
+
+def test_the_calls_of_a_rank_are_those_of_the_figures():
+    page = (ROOT / "docs/howto/start-at-scale.md").read_text()
+    for row in figures_of("bench_files"):
+        assert f"| `{row['command']}` | {row['calls']} |" in page

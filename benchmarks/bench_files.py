@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from hpcsgd.data.synthetic import write_synthetic
-from tests.helpers.file_calls import FILES, counted
+from tests.helpers.file_calls import STRACE, counted
 
 PACKAGES = "import numpy, h5py, mpi4py.MPI"
 TRAIN = ("-m", "hpcsgd", "train", "--comm", "mpi", "--data")
@@ -37,7 +37,7 @@ def measure() -> list[dict]:
 
 def calls_of(words: tuple[str, ...], trace: Path) -> int:
     """Return the calls of the second of two runs of Python with these arguments."""
-    traced = ["strace", "-f", "-o", str(trace), "-e", FILES, sys.executable, *words]
+    traced = [*STRACE, "-o", str(trace), sys.executable, *words]
     for _ in range(2):
         subprocess.run(traced, check=True, capture_output=True)
     return sum(counted(trace.read_text()).values())

@@ -11,7 +11,7 @@ from hpcsgd.cli import names
 from hpcsgd.cli.names import COMMANDS
 from hpcsgd.data.synthetic import write_synthetic
 from tests.helpers import launcher
-from tests.helpers.file_calls import FILES, counted
+from tests.helpers.file_calls import STRACE, counted
 from tests.helpers.limits import HANG
 
 CODE = """
@@ -200,7 +200,7 @@ def test_steps_of_kernels_load_no_part_of_scipy():
     assert done.stdout.splitlines() == ["completed", "[]"], done.stdout + done.stderr
 
 
-MOST_OWN = 1700  # file operations of a rank that the packages beneath do not cause
+MOST_OWN = 1600  # file operations of a rank that the packages beneath do not cause
 FLOOR = "import numpy, h5py, mpi4py.MPI"
 
 
@@ -218,7 +218,7 @@ def test_a_rank_asks_for_few_files_beyond_those_of_its_packages(tmp_path):
     counts = []
     for words in ([*train, "--epochs", "1"], ["-c", FLOOR]):
         for _ in range(2):  # the first may compile modules
-            traced = ["strace", "-f", "-o", str(trace), "-e", FILES, sys.executable]
+            traced = [*STRACE, "-o", str(trace), sys.executable]
             done = subprocess.run(
                 [*traced, *words], capture_output=True, text=True, timeout=HANG
             )

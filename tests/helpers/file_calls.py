@@ -9,14 +9,16 @@ CALLS = (
     *("open", "openat", "stat", "lstat", "newfstatat", "statx", "readlink"),
     *("readlinkat", "access", "faccessat", "faccessat2", "getdents64"),
 )
-FILES = f"trace=?{',?'.join(CALLS)}"  # for strace -e; other processors lack some
+# For strace: children, too; the paths of open files; other processors lack some calls.
+STRACE = ("strace", "-f", "-y", "-e", f"trace=?{',?'.join(CALLS)}")
 LINE = re.compile(r"^(?:\d+\s+)?(\w+)\((.*)$")
-PATH = re.compile(r'^(?:AT_FDCWD(?:<[^>]*>)?, )?"([^"]*)"')
+PATH = re.compile(r'^(?:AT_FDCWD(?:<[^>]*>)?, )?"([^"]+)"')
+OPEN = re.compile(r"^\d+<([^>]*)>")
 
 
 @dataclass(frozen=True)
 class FileCall:
-    """One call: its name, and the path that it names; "" for an open file."""
+    """One call: its name, and the path that it names, or that of its open file."""
 
     name: str
     path: str
@@ -27,7 +29,7 @@ def file_calls(text):
     for line in text.splitlines():
         found = LINE.match(line)
         if found and found[1] in CALLS:
-            path = PATH.match(found[2])
+            path = PATH.match(found[2]) or OPEN.match(found[2])
             yield FileCall(found[1], path[1] if path else "")
 
 

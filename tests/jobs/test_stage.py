@@ -19,7 +19,7 @@ from hpcsgd.jobs import stage as stage_module
 from hpcsgd.jobs.resources import Resources
 from hpcsgd.jobs.script import render
 from hpcsgd.jobs.sites import load_site
-from tests.helpers.file_calls import FILES, count_below
+from tests.helpers.file_calls import STRACE, count_below
 from tests.helpers.limits import HANG
 from tests.jobs.examples import example
 
@@ -138,7 +138,7 @@ def test_a_script_runs_from_its_archive_and_leaves_nothing(tmp_path):
     place = {"out": out, "folder": str(tmp_path), "stage": str(archive)}
     job = example("command", command=train, resources=one, **place)
     trace = tmp_path / "trace"
-    strace = ["strace", "-f", "-o", str(trace), "-e", FILES]
+    strace = [*STRACE, "-o", str(trace)]
     done = subprocess.run(
         [*(strace if shutil.which("strace") else []), "bash"],
         input=render(job, load_site(str(site))),

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from tests.helpers.file_calls import FILES
+from tests.helpers.file_calls import STRACE
 from tests.slurm import keeper
 
 ACROSS = ("--nodes", "2", "--tasks", "4")
@@ -116,7 +116,7 @@ def staged(desk, sent):
     archive = desk.folder / "environment.tar.gz"
     assert desk.hpcsgd("jobs", "stage", archive).strip() == str(archive)
     site = desk.folder / "traced.toml"
-    words = ["strace", "-ff", "-o", desk.folder / "trace", "-e", FILES]
+    words = [*STRACE, "-ff", "-o", desk.folder / "trace"]
     words = words if shutil.which("strace") else []
     lines = (TRACED.format(word=word) for word in words)
     site.write_text("".join([STAGED, *lines]))

@@ -33,6 +33,9 @@ COLUMNS = (
     *("syncs", "words", "bytes", "wire bytes", "seconds", "speed-up"),
     *("vs 1 rank", "efficiency"),
 )
+# What the second table shows of each setting, before its seconds behind networks.
+FRONTS = {"time": "seconds", "bytes": "bytes"}  # word in the table -> cost
+AT_EQUAL_COST = ("rate", "equal epochs", "equal time", "equal bytes", "front")
 # A flag's name stands for the setting behind it.
 SHORT = {flag.name[2:]: flag.setting for flag in FLAGS if flag.is_setting}
 
@@ -86,6 +89,21 @@ def add_parser(commands: Any) -> None:
         " data, batch, epochs and processor",
     )
     parser.add_argument(
+        "--race",
+        action="store_true",
+        help="train each row with the learning rate that ends with the least loss;"
+        " rates above and below its own are tried by factors of 4, then 2, in up to 12"
+        " runs of each row",
+    )
+    parser.add_argument(
+        "--networks",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="train each row again behind these emulated networks, and print the"
+        " seconds: hpc, lan, cloud or alpha=5e-5,bandwidth=1.25e9",
+    )
+    parser.add_argument(
         "--plot", metavar="FILE.png", help="draw the loss curves into this file"
     )
     add_settings(parser, without=("--plain",))
@@ -99,10 +117,13 @@ def run(arguments: argparse.Namespace, argv: list[str]) -> int:
 
     Every setting is checked before any of them trains.
     """
+    from hpcsgd.comm.network_model import parse_network
     from hpcsgd.studies.compare import check, read_one_rank
 
     base, entries = plan_comparison(arguments)
     check(entries, arguments.repeats, arguments.allow_unequal)
+    for network in arguments.networks:
+        parse_network(network)
     if arguments.one_rank:
         read_one_rank(arguments.one_rank)
     check_data(base)
@@ -174,6 +195,8 @@ def _compare(
             world=world,
             callbacks=lambda: progress(arguments) if world.rank == 0 else [],
             one_rank=arguments.one_rank,
+            race=arguments.race,
+            networks=arguments.networks,
         )
 
     return on_all_ranks(
@@ -205,7 +228,10 @@ def _show(found: "Comparison", out: str | None, arguments: argparse.Namespace) -
     if arguments.json:
         print(found.json(), flush=True)
     else:
-        parser_module.new_console(WIDTH).print(table_of(found))
+        console = parser_module.new_console(WIDTH)
+        console.print(table_of(found))
+        if arguments.methods is not None or arguments.race or arguments.networks:
+            console.print(table_at_equal_cost(found, arguments.networks))
         print("\n".join(_notes(found)), end="\n" if _notes(found) else "", flush=True)
     for name in found.diverged:
         print(f"hpcsgd: {name} diverged; lower its rate (rate=...)", file=sys.stderr)
@@ -250,6 +276,36 @@ def table_of(found: "Comparison") -> "Table":
             mark = MARK * (entry.name == found.baseline)
             drawn.add_row(entry.name + mark, *_cells(found, entry))
     return drawn
+
+
+def table_at_equal_cost(found: "Comparison", networks: list[str]) -> "Table":
+    """Return the losses for equal epochs, time and bytes, and times behind networks."""
+    seconds = found.least("seconds")
+    sent = found.least("bytes")
+    title = "Loss at equal cost"
+    if seconds is not None:
+        title += f": time {seconds:.3f} s"
+    if sent is not None:
+        title += f", {sent:.0f} bytes of rank 0"
+    behind = tuple(f"s behind {name}" for name in networks)
+    drawn = parser_module.new_table(title, ("setting",), AT_EQUAL_COST + behind)
+    fronts = {name: found.front(cost) for name, cost in FRONTS.items()}
+    for row in found.rows:
+        times = (row.seconds_behind.get(name) for name in networks)
+        drawn.add_row(
+            row.name,
+            f"{row.rate:.4g}",
+            f"{row.result.loss:.6f}" if row.is_whole else row.status,
+            _loss(found.loss_at_equal("seconds", row)),
+            _loss(found.loss_at_equal("bytes", row)),
+            ", ".join(name for name, rows in fronts.items() if row.name in rows),
+            *("-" if time is None else f"{time:.3f}" for time in times),
+        )
+    return drawn
+
+
+def _loss(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.6f}"
 
 
 def _title(found: "Comparison") -> str:

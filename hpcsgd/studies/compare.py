@@ -7,7 +7,7 @@ import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from math import lcm
 from pathlib import Path
@@ -71,6 +71,9 @@ class ComparisonRow:
     setting: NamedSetting
     result: Result
     times: tuple[float, ...]  # seconds_total of each repeat, in the order they ran
+    # Network -> median time behind it, and rate -> final loss of a race of rates.
+    seconds_behind: Mapping[str, float] = field(default_factory=dict)
+    raced: Mapping[float, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -144,6 +147,18 @@ class ComparisonRow:
         `figure` is "calls", "words" or "bytes".
         """
         return sum(int(self.result.ledger[purpose][figure]) for purpose in TRAINING)
+
+    def loss_within(self, cost: str, limit: float) -> float | None:
+        """Return the last evaluated loss for which at most `limit` was spent.
+
+        `cost` is "seconds" or "bytes" of training. The loss before the first step costs
+        nothing. It is None for a run that was not evaluated, and for one that diverged
+        or got worse.
+        """
+        if not self.is_whole:
+            return None
+        records = [r for r in self.result.history if r[cost] <= limit]
+        return float(records[-1]["loss"]) if records else None
 
     @property
     def wire_bytes(self) -> float:
@@ -363,6 +378,41 @@ class Comparison:
         speed_up = self.speed_up_one_rank(row)
         return None if speed_up is None else speed_up / row.ranks
 
+    def least(self, cost: str) -> float | None:
+        """Return the least cost of the runs that learnt; None if no run did.
+
+        `cost` is "seconds" or "bytes", and runs on one rank alone, which send nothing,
+        are left out of the bytes.
+        """
+        spent = [_spent(row, cost) for row in self.rows if row.is_whole]
+        return min((one for one in spent if one or cost == "seconds"), default=None)
+
+    def loss_at_equal(self, cost: str, row: ComparisonRow) -> float | None:
+        """Return the loss of `row` for the least cost of all runs that learnt.
+
+        `cost` is "seconds" or "bytes". The loss is that of the last evaluation by then.
+        """
+        limit = self.least(cost)
+        return None if limit is None else row.loss_within(cost, limit)
+
+    def front(self, cost: str) -> list[str]:
+        """Return the names of the rows on the Pareto front of loss and cost.
+
+        `cost` is "seconds" or "bytes". No other row has a loss and a cost that are both
+        at most as large, and one of them smaller.
+        """
+        whole = [row for row in self.rows if row.is_whole]
+        points = {row.name: (row.result.loss, _spent(row, cost)) for row in whole}
+
+        def is_beaten(name: str) -> bool:
+            mine = points[name]
+            return any(
+                all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine
+                for other in points.values()
+            )
+
+        return [name for name in points if not is_beaten(name)]
+
     def histories(self) -> dict[str, list[dict[str, Any]]]:
         """Return the loss curve of each row, by its name."""
         return {row.name: row.result.history for row in self.rows}
@@ -375,6 +425,9 @@ class Comparison:
             "repeats": len(first.times),
             "network": first.setting.config.run.network,
             "equal_global_batch": self.is_equal_batch,
+            "equal_seconds": self.least("seconds"),
+            "equal_bytes": self.least("bytes"),
+            "front": {cost: self.front(cost) for cost in ("seconds", "bytes")},
             "held_to": self.reference.name,
             "baseline": self.baseline,
             "one_rank": [asdict(run) for run in self.one_rank_runs],
@@ -458,6 +511,10 @@ class Comparison:
             "status": row.status,
             "loss": result.loss,
             "loss_gap": self.loss_gap(row),
+            "loss_at_equal_seconds": self.loss_at_equal("seconds", row),
+            "loss_at_equal_bytes": self.loss_at_equal("bytes", row),
+            "seconds_behind": dict(row.seconds_behind),
+            "losses_of_rates": [list(tried) for tried in row.raced.items()],
             "synchronisations": row.traffic("calls"),
             "words": row.traffic("words"),
             "bytes": row.traffic("bytes"),
@@ -478,11 +535,16 @@ class Comparison:
 
 # Figures of a line of the table, in `rows` of the document.
 BRIEF = (
-    *("loss", "loss_gap", "seconds", "speed_up", "speed_up_one_rank", "efficiency"),
+    *("loss", "loss_gap", "loss_at_equal_seconds", "loss_at_equal_bytes"),
+    *("seconds", "seconds_behind", "speed_up", "speed_up_one_rank", "efficiency"),
     *("messages", "words", "bytes"),
     *("wire_bytes", "grid", "global_batch", "steps", "period", "products", "update"),
-    *("rate", "iterations"),
+    *("rate", "losses_of_rates", "iterations"),
 )
+
+
+def _spent(row: ComparisonRow, cost: str) -> float:
+    return row.seconds if cost == "seconds" else row.traffic("bytes")
 
 
 def row_of(setting: NamedSetting, results: list[Result]) -> ComparisonRow:
@@ -623,6 +685,49 @@ def _without_steps(base: Tables) -> Tables:
     return tables
 
 
+Values = Mapping[str, Any]  # section.key -> value, which replaces that of a setting
+
+# A race gives each setting the learning rate with which it ends lowest: a rate that is
+# best for one method may be far too high for another.
+
+FACTORS = (4.0, 2.0)  # between neighbouring rates: first far, then near
+MOST_RATES = 12  # that are tried for a setting
+
+
+def climb(loss_of: Callable[[float], float], start: float) -> dict[float, float]:
+    """Return the losses of the rates that were tried, from `start` to the best one.
+
+    Rates above and below are tried by factors of 4 while the loss falls, then one by a
+    factor of 2 on both sides. `loss_of` returns the final loss of a rate, which may be
+    inf or nan.
+
+    >>> losses = climb(lambda rate: abs(rate - 9.0), 1.0)
+    >>> min(losses, key=losses.get)
+    8.0
+    """
+    tried = {start: _finite_loss(loss_of(start))}
+    for factor in FACTORS:
+        for way in (factor, 1.0 / factor):
+            falls = True
+            while falls and len(tried) < MOST_RATES:
+                best = best_rate(tried)
+                rate = best * way
+                if rate in tried:
+                    break
+                tried[rate] = _finite_loss(loss_of(rate))
+                falls = best_rate(tried) == rate
+    return tried
+
+
+def _finite_loss(loss: float) -> float:
+    return loss if loss == loss else float("inf")
+
+
+def best_rate(tried: Mapping[float, float]) -> float:
+    """Return the rate with the least loss; of equal losses, the lowest rate."""
+    return min(tried, key=lambda rate: (tried[rate], rate))
+
+
 # A comparison runs its settings in turns, on the same data and ranks.
 
 log = logging.getLogger(__name__)
@@ -639,6 +744,8 @@ def compare(
     world: Communicator | None = None,
     callbacks: Callable[[], list[Callback]] = list,
     one_rank: str | Path | None = None,
+    race: bool = False,
+    networks: Sequence[str] = (),
 ) -> Comparison:
     """Train several settings in turns, on the same ranks. Collective.
 
@@ -667,6 +774,11 @@ def compare(
     one_rank : path-like, optional
         Folder of runs on one rank. Speed-ups over one rank are relative to the best of
         them and of the one-rank runs of this comparison.
+    race : bool, default=False
+        Whether each setting first tries learning rates, from its own one by factors of
+        4 and then 2, and trains with the one that ends with the least loss.
+    networks : sequence of str, optional
+        Emulated networks behind which each setting trains again, for its time there.
 
     Returns
     -------
@@ -710,9 +822,19 @@ def compare(
         if notebook:
             notebook.show(next(numbers) / (repeats * len(accepted)), title)
         folder = _run_folder(setting, out, number)
-        return _run(setting, folder, X, y, comm, callbacks)
+        changes = _best_rate_of(raced.get(setting.name, {}))
+        return _run(setting, changes, folder, X, y, comm, callbacks)
 
+    def run_apart(setting: NamedSetting, changes: Values) -> Result | Refusal:
+        return _run(setting, changes, None, X, y, comm, list)
+
+    raced = {item.name: _race(item, run_apart) for item in accepted if race}
     results = {item.name: item for item in _in_turns(accepted, repeats, run)}
+    for name, entry in results.items():
+        if isinstance(entry, ComparisonRow):
+            results[name] = replace(entry, raced=raced.get(name, {}))
+    for network in networks:
+        results = _behind(network, results, repeats, run_apart)
     if notebook:
         notebook.show(1.0, f"{len(accepted)} settings, {repeats} runs each")
     comparison = Comparison(
@@ -750,6 +872,71 @@ def _in_turns(
     return [refusals.get(s.name) or row_of(s, results[s.name]) for s in settings]
 
 
+def _race(
+    setting: NamedSetting, run: Callable[[NamedSetting, Values], Result | Refusal]
+) -> dict[float, float]:
+    """Return the final losses of the rates that a setting tried. Collective.
+
+    The dict is empty for a setting without a learning rate, and for one that refuses:
+    its first run has the reason. A rate that diverges has the loss inf.
+    """
+    if setting.config.update.kind == COORDINATE:
+        return {}
+    log.info("%s, race of rates", setting.name, extra={"on_all_ranks": True})
+    # What a network delays is no part of the loss; a fall-back would hide a divergence.
+    alone = {"run.network": None, "run.fall_back": False}
+    outcome = run(setting, alone)
+    if isinstance(outcome, Refusal):
+        return {}
+    first = float(outcome.config["rate"]["value"])  # the run may have chosen it
+    losses = {first: _loss_of(outcome)}
+
+    def loss_of(rate: float) -> float:
+        if rate not in losses:
+            losses[rate] = _loss_of(run(setting, alone | {"rate.value": rate}))
+        return losses[rate]
+
+    return climb(loss_of, first)
+
+
+def _loss_of(outcome: Result | Refusal) -> float:
+    if isinstance(outcome, Refusal) or outcome.status is Status.DIVERGED:
+        return float("inf")
+    return float(outcome.loss)
+
+
+def _best_rate_of(tried: Mapping[float, float]) -> Values:
+    return {"rate.value": best_rate(tried)} if tried else {}
+
+
+def _behind(
+    network: str,
+    results: Mapping[str, ComparisonRow | Refusal],
+    repeats: int,
+    run: Callable[[NamedSetting, Values], Result | Refusal],
+) -> dict[str, ComparisonRow | Refusal]:
+    """Return the results with the median time of each row behind a network. Collective.
+
+    A setting that refused does not run.
+    """
+    log.info("behind the network %s", network, extra={"on_all_ranks": True})
+    rows = {
+        n: entry for n, entry in results.items() if isinstance(entry, ComparisonRow)
+    }
+
+    def run_behind(setting: NamedSetting, number: int) -> Result | Refusal:
+        rate = _best_rate_of(rows[setting.name].raced)
+        return run(setting, {**rate, "run.network": network})
+
+    found = dict(results)
+    for row in _in_turns([row.setting for row in rows.values()], repeats, run_behind):
+        if isinstance(row, ComparisonRow):
+            before = rows[row.name]
+            times = {**before.seconds_behind, network: row.seconds}
+            found[row.name] = replace(before, seconds_behind=times)
+    return found
+
+
 def compare_methods(
     methods: Names = "all",
     config: Tables | None = None,
@@ -760,6 +947,8 @@ def compare_methods(
     y: ArrayLike | None = None,
     world: Communicator | None = None,
     one_rank: str | Path | None = None,
+    race: bool = False,
+    networks: Sequence[str] = (),
 ) -> Comparison:
     """Train several methods in turns, on the same data and ranks. Collective.
 
@@ -786,6 +975,11 @@ def compare_methods(
     one_rank : path-like, optional
         Folder of runs on one rank. Speed-ups over one rank are relative to the best of
         them and of the one-rank runs of this comparison.
+    race : bool, default=False
+        Whether each method first tries learning rates, from its own one by factors of
+        4 and then 2, and trains with the one that ends with the least loss.
+    networks : sequence of str, optional
+        Emulated networks behind which each method trains again, for its time there.
 
     Returns
     -------
@@ -806,7 +1000,15 @@ def compare_methods(
     entries = line_up(methods, base, comm.size)
     check_shared(base, [setting.config for setting in settings_of(entries)])
     comparison = compare(
-        entries, repeats=repeats, out=out, X=X, y=y, world=comm, one_rank=one_rank
+        entries,
+        repeats=repeats,
+        out=out,
+        X=X,
+        y=y,
+        world=comm,
+        one_rank=one_rank,
+        race=race,
+        networks=networks,
     )
     if world is None:
         comm.close()
@@ -849,7 +1051,7 @@ def _reason_to_refuse(
     """
     try:
         folder = _run_folder(setting, out, 1)
-        with _settings_of_run(setting, folder, world) as config:
+        with _settings_of_run(setting, {}, folder, world) as config:
             world.together(lambda: _check_on_ranks(config, world))
     except ConfigError as error:
         if not setting.is_method:
@@ -885,29 +1087,33 @@ def _run_folder(
 
 @contextmanager
 def _settings_of_run(
-    setting: NamedSetting, folder: str | None, world: Communicator
+    setting: NamedSetting, changes: Values, folder: str | None, world: Communicator
 ) -> Iterator[RunConfig]:
     """Yield the settings of one run, with its places on disk. Collective.
 
-    The run folder is `folder`, if any. Without it, states on disk are in a temporary
-    folder, which is removed at the end.
+    `changes` replace values of the setting. The run folder is `folder`, if any. Without
+    it, states on disk are in a temporary folder, which is removed at the end.
     """
     config = setting.config
     with open_temporary_store(config.agreement, folder, world) as store:
-        yield config.with_values({"run.out": folder, **store})
+        yield config.with_values({"run.out": folder, **changes, **store})
 
 
 def _run(
     setting: NamedSetting,
+    changes: Values,
     folder: str | None,
     X: Any,
     y: Any,
     world: Communicator,
     callbacks: Callable[[], list[Callback]],
 ) -> Result | Refusal:
-    """Train a setting once, or return the refusal of a method on these data."""
+    """Train a setting once, or return the refusal of a method on these data.
+
+    `changes` replace values of the setting.
+    """
     try:
-        with _settings_of_run(setting, folder, world) as config:
+        with _settings_of_run(setting, changes, folder, world) as config:
             return run_training(config, X, y, world=world, callbacks=callbacks())
     except HpcsgdError as error:
         if _is_refusal(error, setting, world):

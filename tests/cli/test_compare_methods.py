@@ -81,3 +81,26 @@ def test_info_says_what_methods_there_are(hpcsgd):
     lines = hpcsgd("info").stdout.splitlines()
     shown = [line.split()[1] for line in lines if line.startswith("method ")]
     assert shown == list(said)
+
+
+def test_a_race_and_networks_in_one_table(hpcsgd, susy):
+    """Rates, losses at equal cost and seconds behind two networks; one launch."""
+    slow = "alpha=1e-3,bandwidth=1e9"
+    more = ("--race", "--networks", "lan", slow, "--repeats", 1, "--ranks", 2, "-q")
+    done = hpcsgd(*compare(susy, "sgd,local", *more), timeout=HANG)
+    assert done.returncode == 0, done.stderr
+    assert "Loss at equal cost: time" in done.stdout
+    assert "s behind lan" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if "." in line]
+    assert sum(row[0] in ("sgd", "local") for row in rows) == 4  # in both tables
+    said = only_json(hpcsgd(*compare(susy, "sgd,local", *more, "--json"), timeout=HANG))
+    for row in said["rows"]:
+        losses = dict(row["losses_of_rates"])
+        assert losses[row["rate"]] == min(losses.values()) == row["loss"]
+        assert set(row["seconds_behind"]) == {"lan", slow}
+    assert said["equal_bytes"] == min(row["bytes"] for row in said["rows"])
+
+
+def test_an_unknown_network_is_refused_before_anything_runs(hpcsgd, susy):
+    done = hpcsgd(*compare(susy, "sgd", "--networks", "lan", "wan"))
+    refused(done, "--network wan", "hpc, lan, cloud")

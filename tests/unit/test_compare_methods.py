@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse
 
 from hpcsgd.api import train
-from hpcsgd.cli.compare import _notes, table_of
+from hpcsgd.cli.compare import _notes, table_at_equal_cost, table_of
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import METHODS, MethodRow
 from hpcsgd.errors import ConfigError
@@ -19,7 +19,15 @@ from hpcsgd.glm.updates import RateConfig
 from hpcsgd.runs import figures as drawing
 from hpcsgd.runs.figures import COSTS, loss_curves
 from hpcsgd.studies import compare, compare_methods
-from hpcsgd.studies.compare import BRIEF, LINE_UP, line_up, parse_methods
+from hpcsgd.studies.compare import (
+    BRIEF,
+    LINE_UP,
+    MOST_RATES,
+    best_rate,
+    climb,
+    line_up,
+    parse_methods,
+)
 from hpcsgd.studies.plan import Refusal, make_setting, of_row
 from tests.helpers.harness import make_problem
 
@@ -42,13 +50,16 @@ def over(base, **sections):
     }
 
 
-def compared(ranks, names="all", data=None, out=None, **sections):
+def compared(
+    ranks, names="all", data=None, out=None, race=False, networks=(), **sections
+):
     """What rank 0 found, of one run each; all ranks must hold the same rows."""
     drawn = data or make_problem("logistic")
     config = over(BASE, **sections)
 
     def on_rank(world):
         given = {"X": drawn.X, "y": drawn.y, "world": world}
+        given |= {"race": race, "networks": networks}
         return compare_methods(names, config, repeats=1, out=out, **given)
 
     found = run_ranks(ranks, on_rank)
@@ -586,3 +597,77 @@ def test_no_speed_up_joins_two_networks():
     assert near["speed_up"] == 1.0 and far["speed_up"] is None
     assert [near["network"], far["network"]] == list(networks)
     assert any("far: no speed-up, as near ran on another" in n for n in _notes(found))
+
+
+def test_a_race_climbs_to_the_rate_with_the_least_loss():
+    """By factors of 4, then 2, on both sides; what diverges is left at once."""
+    best = 3.0
+    tried = climb(lambda rate: abs(np.log(rate / best)), 0.1)
+    assert list(tried) == pytest.approx([0.1, 0.4, 1.6, 6.4, 3.2])
+    assert best_rate(tried) == pytest.approx(3.2)
+    diverges = climb(lambda rate: float("nan") if rate > 0.01 else 1.0 - rate, 1.0)
+    assert best_rate(diverges) == pytest.approx(1.0 / 128)
+    assert len(climb(lambda rate: -rate, 1.0)) == MOST_RATES
+    lost = climb(lambda rate: float("inf"), 0.5)
+    assert best_rate(lost) == min(lost) and len(lost) == MOST_RATES
+
+
+def test_each_method_trains_with_the_best_rate_of_its_race():
+    """Another one for each; the rows are those of a comparison at these rates."""
+    names = "sgd,local,topk,hybrid"
+    raced = compared(2, names, race=True)
+    plain = compared(2, names)
+    assert [one.name for one in raced.refused] == ["hybrid"]
+    assert raced.rows[0].result.loss < plain.rows[0].result.loss
+    for row in raced.rows:
+        assert 3 <= len(row.raced) <= MOST_RATES
+        assert row.rate == best_rate(row.raced) != 0.2
+        assert row.result.loss == row.raced[row.rate] == min(row.raced.values())
+        pairs = json.loads(raced.json())["rows"]
+        (said,) = (one for one in pairs if one["method"] == row.name)
+        assert said["losses_of_rates"] == [list(one) for one in row.raced.items()]
+    assert all(not row.raced for row in plain.rows)
+
+
+def test_losses_at_equal_cost_are_those_of_the_curves():
+    """Up to the seconds, or the bytes, of the cheapest run that learnt."""
+    found = compared(2, "sgd,ddp,bf16,local,topk")
+    for cost in ("seconds", "bytes"):
+        spent = {
+            row.name: row.seconds if cost == "seconds" else row.traffic("bytes")
+            for row in found.rows
+        }
+        cheapest = min(spent, key=spent.get)
+        assert found.least(cost) == spent[cheapest]
+        for row in found.rows:
+            until = [r for r in row.result.history if r[cost] <= spent[cheapest]]
+            assert found.loss_at_equal(cost, row) == until[-1]["loss"], row.name
+            if row.name == cheapest:
+                assert until[-1]["loss"] == row.result.loss
+        front = found.front(cost)
+        assert cheapest in front
+        losses = {row.name: row.result.loss for row in found.rows}
+        assert min(losses, key=losses.get) in front
+        for name in losses:
+            beaten = any(
+                losses[other] <= losses[name]
+                and spent[other] <= spent[name]
+                and (losses[other], spent[other]) != (losses[name], spent[name])
+                for other in losses
+            )
+            assert (name in front) == (not beaten)
+    assert found.least("bytes") == min(row.traffic("bytes") for row in found.rows)
+
+
+def test_every_row_has_its_time_behind_each_network():
+    slow = "alpha=2e-3,bandwidth=1e9"
+    found = compared(2, "sgd,local,hybrid", networks=["hpc", slow])
+    for row in found.rows:
+        assert list(row.seconds_behind) == ["hpc", slow] and row.network is None
+        assert row.seconds_behind[slow] > 2e-3 * row.traffic("calls")  # each waits
+    table = table_at_equal_cost(found, ["hpc", slow])
+    assert [column.header for column in table.columns][-2:] == [
+        "s behind hpc",
+        f"s behind {slow}",
+    ]
+    assert table.row_count == 2

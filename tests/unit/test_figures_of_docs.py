@@ -13,6 +13,8 @@ from benchmarks import fit_table
 from benchmarks import headline as tables_of_products
 from benchmarks.bench_methods import RESULT
 from benchmarks.methods_file import known
+from hpcsgd.config import METHODS
+from tests.helpers import methods_table
 from tests.helpers.figures import (
     ROOT,
     figures_of,
@@ -386,3 +388,10 @@ def test_the_calls_of_a_rank_are_those_of_the_figures():
     page = (ROOT / "docs/howto/start-at-scale.md").read_text()
     for row in figures_of("bench_files"):
         assert f"| `{row['command']}` | {row['calls']} |" in page
+
+
+def test_the_table_of_methods_has_the_settings_that_they_read():
+    """And the papers of their sections: python -m tests.helpers.methods_table."""
+    assert methods_table.PAGE.read_text() == methods_table.page_with_table()
+    papers = methods_table.papers_of_pages()
+    assert all(papers[name] != "none" for name in METHODS)

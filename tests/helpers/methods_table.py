@@ -1,4 +1,4 @@
-"""The table of all methods with their papers and settings, in docs/reference/methods.md.
+"""The table of methods, papers and settings in docs/reference/methods.md.
 
     python -m tests.helpers.methods_table    # writes it
 

@@ -2,9 +2,9 @@
 
     python -m tests.helpers.methods_table    # writes it
 
-A paper is that of the method's own section. A setting is one that a run of the method on
-two replicas reads, that its definition does not fix, and that some other method does not
-read.
+A paper is that of the section of the method. A setting is one that a run of the method
+on two replicas reads, that its definition does not fix, and that some other method does
+not read.
 """
 
 import re

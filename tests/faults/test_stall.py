@@ -54,9 +54,9 @@ STALLS = [
             "rank 1 does not answer",
         ),
     ),
-    ("sleeps-loading", 3, 2, 25, ("in the exchange of objects for control", "stuck")),
+    ("sleeps-loading", 3, 2, 25, ("in the largest flag for control", "stuck")),
     ("sleeps-starting", 2, 0.5, 25, ("rank 1 has not made the same call of hpcsgd",)),
-    ("is_stopped-loading", 2, 2, 25, ("in the exchange of objects for control",)),
+    ("is_stopped-loading", 2, 2, 25, ("in the largest flag for control",)),
 ]
 
 

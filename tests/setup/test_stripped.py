@@ -111,4 +111,4 @@ def test_set_up_and_train(stripped):
     assert "compiled no" in info and "MPICH" in info
     run(*hpcsgd, "data", "synth", "--shape", "susy", "--rows", "500", "--out", "s.h5")
     said = run(*hpcsgd, "train", "--data", "s.h5", "--ranks", "2", "--precision", "c")
-    assert "2 as 1 x 2" in said and "completed" in said
+    assert "2 as 2 x 1" in said and "completed" in said

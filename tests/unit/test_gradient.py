@@ -214,7 +214,8 @@ def memories():
     for name in NAMES:
         codec = make_codec(name, bucket, CodecConfig())
         yield name, "auto"
-        if not isinstance(codec, Feedback) and not codec.has_own_memory:
+        takes_it = codec.takes_feedback and not codec.has_own_memory
+        if takes_it and not isinstance(codec, Feedback):
             yield name, "on"
 
 

@@ -17,13 +17,19 @@ ROWS = {
     "all": {"kind": "decentralized"},
     "pairs": {"kind": "decentralized", "peers": "shift_one"},
     "low": {"kind": "decentralized-low"},
+    "all, each third": {"kind": "decentralized"},
+    "pairs, each third": {"kind": "decentralized", "peers": "shift_one"},
+    "low, each third": {"kind": "decentralized-low"},
     "qadam": {"kind": "qadam", "codec": "bytegrad", "warmup_steps": 5},
     "async": {"kind": "async-average", "delay": 2},
 }
 
 
+THIRD = ("async", "all, each third", "pairs, each third", "low, each third")
+
+
 def config_of(drawn, row, replicas=4, members=1, /, **sections):
-    """One step an exchange; the asynchronous average in a period of its own."""
+    """One step an exchange; some rows agree in each third one."""
     tables = {
         "problem": {"l2": 0.05, "intercept": True},
         "schedule": {"batch": 4, "steps": 1, "epochs": 2},
@@ -31,7 +37,7 @@ def config_of(drawn, row, replicas=4, members=1, /, **sections):
         "agreement": ROWS[row],
         "grid": {"replicas": replicas, "members": members},
     }
-    if row == "async":
+    if row in THIRD:
         tables["schedule"]["period"] = 3
     if row == "qadam":
         tables["update"] = {"kind": "adam"}
@@ -51,6 +57,7 @@ class Replicas:
         self.rows = np.array([p.stop - p.start for p in parts])
         batches = [replica_batches(config, n, self.R, r) for r in range(self.R)]
         self.each = max(len(b) for b in batches) // config.schedule.epochs
+        self.tau = config.schedule.period
         self.total = self.each * config.schedule.epochs
         self.batches = batches
         self.rates = make_rate(config.rate, self.total).at(0, self.total)
@@ -100,12 +107,13 @@ class Replicas:
 
 
 class Mixed(Replicas):
-    """w_i ← mix(w)_i − η g_i(w_i), mixed with all or in pairs."""
+    """w_i ← mix(w)_i − η g_i(w_i), mixed with all or in pairs, each τ steps."""
 
     def exchange(self, t):
         gradients = [self.gradient(r, t) for r in range(self.R)]
         for parts in (self.w, self.b):
-            parts[:] = self.mix(list(parts), t)
+            if t % self.tau == 0:
+                parts[:] = self.mix(list(parts), t // self.tau)
         for r, found in enumerate(gradients):
             if found is not None:
                 self.step(r, t, found)
@@ -127,15 +135,20 @@ class Ring(Replicas):
     def __init__(self, config, problem, quantise=True):
         super().__init__(config, problem, np.float64)
         self.quantise = quantise
+        self.sent = [p.copy() for p in self.w], [p.copy() for p in self.b]
 
     def exchange(self, t):
-        before = [p.copy() for p in self.w], [p.copy() for p in self.b]
         for r in range(self.R):
             found = self.gradient(r, t)
             if found is not None:
                 self.step(r, t, found)
-        for old, new, coded in ((before[0], self.w, True), (before[1], self.b, False)):
+        if t % self.tau:
+            return
+        for old, new, coded in zip(
+            self.sent, (self.w, self.b), (True, False), strict=True
+        ):
             new[:] = [self.next(r, old, new, coded) for r in range(self.R)]
+            old[:] = [p.copy() for p in new]
 
     def next(self, r, old, new, coded):
         if self.R == 1:
@@ -236,4 +249,5 @@ def to_a_byte(values):
     return (codes + base) / scale
 
 
-ORACLES = {"all": Mixed, "pairs": Mixed, "low": Ring, "qadam": Momentum, "async": Aside}
+KINDS = {"decentralized": Mixed, "decentralized-low": Ring, "async-average": Aside}
+ORACLES = {row: KINDS.get(asked["kind"], Momentum) for row, asked in ROWS.items()}

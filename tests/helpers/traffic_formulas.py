@@ -170,15 +170,15 @@ def warm_momentum(codec):
     return formula
 
 
-def mixed(sizes):
-    """Weights in every exchange, and their mean at the end."""
-    return average(sizes) * (len(sizes.exchanges()) + 1)
+def mixed(sizes, period=1):
+    """Weights in the first exchange of each period, and their mean at the end."""
+    return average(sizes) * (len(sizes.exchanges()[::period]) + 1)
 
 
-def records(sizes):
+def records(sizes, period=1):
     """To both neighbours a byte a word, two ends and the intercept as it is."""
     record = ("swap", 8 + sizes.words + 8 * sizes.scores, 1)
-    return [record] * (2 * len(sizes.exchanges())) + average(sizes)
+    return [record] * (2 * len(sizes.exchanges()[::period])) + average(sizes)
 
 
 def rounds(sizes):

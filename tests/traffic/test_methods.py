@@ -19,7 +19,9 @@ from tests.helpers.traffic_formulas import (
     gradient,
     in_groups,
     late_steps,
+    mixed,
     products,
+    records,
     scheduled,
     slices,
     slow_parts,
@@ -169,6 +171,17 @@ def test_the_ledger_of_other_settings(name, grid, tmp_path):
     method, agreement, formula = VARIANTS[name]
     ledger, sums, sizes = trained(method, grid, tmp_path, agreement=agreement)
     card = counted(formula(sizes))
+    assert figures(ledger["agreement"], card) == card
+    assert sums["agreement"] == card
+
+
+@pytest.mark.parametrize(
+    "method, formula", [("decentralized", mixed), ("decentralized-low", records)]
+)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_ledger_of_mixes_in_each_third_exchange(method, formula, grid, tmp_path):
+    ledger, sums, sizes = trained(method, grid, tmp_path, schedule={"period": 3})
+    card = counted(formula(sizes, 3))
     assert figures(ledger["agreement"], card) == card
     assert sums["agreement"] == card
 

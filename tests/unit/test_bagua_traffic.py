@@ -78,7 +78,7 @@ def test_what_to_do_where_mixing_takes_the_time():
 
     problem = make_problem("logistic")
     result = train_on(2, config_of(problem, "all", 2), problem)
-    assert "accumulate=2 sends" in advice.advise_fewer_messages(result)
+    assert "--period 2 agrees half as often" in advice.advise_fewer_messages(result)
 
 
 def said(config, problem):

@@ -4,22 +4,24 @@
 `LocalSteps` is local SGD with any rule, such as Adam. A rank has d columns and K
 classes; i = 1 with an intercept, else 0. The first two:
 
-Needs    s = 1, τ = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
+Needs    s = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
          adam, product direct, gather or gather-once, one model, a smooth penalty, and
          weights of at least 32 bits; `peers` = shift_one needs an even R.
 Refuses  codecs, `hierarchical`, scaled residuals, changes and clipping of gradients,
          8-bit states, and with several replicas [average].
 Keeps    a gradient, momentum and the arrays of the rule, each replica its own;
-         `LowPrecision` also (d + i)·K words of weights of each of two neighbours.
-Sends    `Decentralized` (d + i)·K words, in an all-reduce or a swap with one replica;
-         `LowPrecision` 8 + d·K bytes and i·K words to each neighbour, and every
-         `resync` exchanges (d + i)·K words to each. At the end an all-reduce of
-         (d + i)·S·K words, S = 2 with momentum, else 1. Where R > 2, members broadcast
-         the intercept, S·K words, after that and after each mix of `Decentralized`.
+         `LowPrecision` also (d + i)·K words of weights of each of two neighbours, and
+         if τ > 1 of its own.
+Sends    in the exchanges 1, τ + 1, 2τ + 1, ...: `Decentralized` (d + i)·K words, in an
+         all-reduce or a swap with one replica; `LowPrecision` 8 + d·K bytes and i·K
+         words to each neighbour. `LowPrecision` also every `resync` exchanges (d + i)·K
+         words to each. At the end an all-reduce of (d + i)·S·K words, S = 2 with
+         momentum, else 1. Where R > 2, members broadcast the intercept, S·K words,
+         after that and after each mix of `Decentralized`.
 
 `LocalSteps` averages weights as `base` does, with slow momentum where it is set:
 
-Needs    what the others need, but any τ.
+Needs    what the others need.
 Refuses  what they refuse, but codecs, and averages of momentum with a codec.
 Keeps    a gradient, momentum and the n arrays of the rule, each replica its own, and
          what its base, SlowMo and a codec keep.
@@ -75,7 +77,9 @@ from hpcsgd.settings import setting
 #     w_i ← (n_i w_i + n_j w_j) / (n_i + n_j) − η g_i(w_i)
 #
 # with j the replica that is met in this exchange, or with the mean over all replicas.
-# The weights travel while the gradient is computed.
+# The weights travel while the gradient is computed. Between two mixes replicas take τ
+# steps, which is `communication_interval` of BAGUA; t / τ numbers the mixes in exchange
+# t = 0, τ, 2τ, ..., by which pairs change.
 # Weights count by the rows behind them, so that Σ n_i w_i, the model that a run
 # evaluates and returns, is what mixing leaves alone.
 
@@ -86,6 +90,7 @@ class OwnStepsSettings(GradientSettings):
 
     reads: ClassVar[frozenset[str]] = frozenset()
     ignores: ClassVar[frozenset[str]] = frozenset({"bucket"})
+    requires: ClassVar[Requires] = replace(GradientSettings.requires, period=None)
     supports: ClassVar[Supports] = Supports(
         codecs=False,
         leaders=False,
@@ -107,6 +112,7 @@ class OwnSteps(Gradient, ABC):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
+        self.period = int(inputs.config.schedule.period)
         self.mean = Average(grid, share, 1)
         self.unpenalised = replace(inputs.steps, l2=0.0)  # gradients have the penalty
         self.overlap = Overlap(grid.replicas)
@@ -190,6 +196,10 @@ class OwnSteps(Gradient, ABC):
         """
         return sent_for_mean(shape, shape.classes * shape.states, shape.replicas)
 
+    def _sends(self) -> bool:
+        """Return whether replicas send their weights in this exchange."""
+        return self.grid.replicas.size > 1 and is_sent(self._done, self.period)
+
     @abstractmethod
     def _depart(self, state: State) -> None:
         """Start to send what other replicas need, before the gradient is computed."""
@@ -243,6 +253,11 @@ class OwnSteps(Gradient, ABC):
             self.steps.take_intercept(state, sums / count, moment)
 
 
+def is_sent(number: int, period: int) -> bool:
+    """Return whether replicas send weights in exchange `number`, counted from 0."""
+    return number % period == 0
+
+
 @dataclass(frozen=True)
 class DecentralizedSettings(OwnStepsSettings):
     """The settings of replicas that mix weights while they compute gradients."""
@@ -283,8 +298,11 @@ class Decentralized(OwnSteps):
         """Return the all-reduce or swap by which weights and intercept are mixed.
 
         It is a swap where `peers` is shift_one. Where members may differ in a bit of
-        the intercept, member 0 broadcasts it to the members.
+        the intercept, member 0 broadcasts it to the members. The list is empty between
+        two mixes.
         """
+        if not is_sent(exchanges - 1, shape.period):
+            return []
         words = _words_of(shape)
         is_sum = shape.settings.peers == "all"
         sent = shape.sum(words) if is_sum else [shape.sent(words)]
@@ -293,15 +311,15 @@ class Decentralized(OwnSteps):
         return sent
 
     def _depart(self, state: State) -> None:
-        if self.grid.replicas.size > 1:
+        if self._sends():
             words = flat_positions(state, self.columns)
             with self.overlap.posting():
-                self._arrive = self.mixer.start(words, self._moment.number)
+                self._arrive = self.mixer.start(words, self._done // self.period)
 
     def _step(self, state: State, task: Task | None) -> None:
         if self.buffer.tail[-1]:
             self._whole_gradient(state)
-        if self.grid.replicas.size > 1:
+        if self._sends():
             with self.overlap.waiting():
                 mixed = self._arrive()
             positions(state, self.columns).become(mixed)
@@ -321,7 +339,7 @@ class NeighbourMixer(Protocol):
     def start(self, words: Array, number: int) -> Callable[[], Array]:
         """Start to mix `words`; return a function that waits for the mixed words.
 
-        `words` are the weights of this replica, and `number` is that of the exchange.
+        `words` are the weights of this replica, and `number` counts mixes from 0.
         Collective.
         """
 
@@ -347,7 +365,7 @@ class MixAll:
 class MixPairs:
     """A mixer of pairs of replicas: (n_i w_i + n_j w_j) / (n_i + n_j).
 
-    n_i are the rows of replica i. The pairs change in every exchange. Both replicas of
+    n_i are the rows of replica i. The pairs change in every mix. Both replicas of
     a pair add in the same order, and get the same bits.
     """
 
@@ -391,10 +409,10 @@ def weighted(parts: tuple[Array, Array], counts: tuple[int, int]) -> Array:
 
 
 def partner(replica: int, number: int, replicas: int) -> int:
-    """Return the replica with which `replica` mixes in exchange `number`, from 0 on.
+    """Return the replica with which `replica` mixes in mix `number`, from 0 on.
 
-    The number R of `replicas` is even. In exchange t, replica i of the first half mixes
-    with replica ((t + i) mod R/2) + R/2 of the second half. After R/2 exchanges each
+    The number R of `replicas` is even. In mix t, replica i of the first half mixes
+    with replica ((t + i) mod R/2) + R/2 of the second half. After R/2 mixes each
     replica of one half has mixed with each of the other half.
     """
     half = replicas // 2
@@ -412,7 +430,7 @@ MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
 # Decentralized SGD in low precision on a ring (BAGUA's D_LP_S, arXiv 2107.01499).
 #
 # Replica i keeps the weights of its neighbours on the left and on the right, L and R,
-# beside its own w. With x what its own step makes of w,
+# beside its own w. With x what its own τ steps make of w,
 #
 #     δ = (x − w) + a (L − w) + b (R − w);    w ← w + Q(δ),    L ← L + Q(δ_L), ...
 #
@@ -422,6 +440,7 @@ MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
 # would make them differ for ever; every `resync` exchanges neighbours send w itself,
 # which changes nothing where no message was lost.
 
+SENT = "ring_weights"  # name of w in checkpoints of the same grid, where it is not x
 HEAD = 2 * SCALE_BYTES  # the least and the greatest word, float32
 
 
@@ -455,19 +474,29 @@ class LowPrecision(OwnSteps):
         self.shares = [mixing_share(own_rows, self.rows[peer]) for peer in self.peers]
         self.resync = inputs.settings.resync
         self._land: Callable[[], None] | None = None
+        self._sent: Array | None = None  # w, where own steps follow on it
 
     def prepare(self, state: State) -> None:
-        """Allocate copies of both neighbours' weights, which `start` fills."""
+        """Allocate copies of both neighbours' weights, which `start` fills.
+
+        If τ > 1, also allocate the weights that this replica sent last.
+        """
         super().prepare(state)
         flat_weights = flat_positions(state, self.columns)
         self.words = len(flat_weights) - self.buffer.sums  # what is encoded
         self.neighbours = [flat_weights.copy(), flat_weights.copy()]
+        if self.period > 1:
+            self._sent = np.full_like(flat_weights, np.nan)
+            state.rank_arrays[SENT] = self._sent
 
     def start(self, state: State, exchanges: int) -> None:
         """Receive the weights of both neighbours. Collective.
 
         Therefore a checkpoint need not contain the copies of the neighbours' weights.
         """
+        if self._sent is not None and np.isnan(self._sent).all():
+            # No checkpoint of this grid has set them: all replicas are at one point.
+            self._sent[...] = flat_positions(state, self.columns)
         self._ask(state, "control")
 
     def after_exchange(self, state: State, exchanges: int) -> None:
@@ -493,18 +522,21 @@ class LowPrecision(OwnSteps):
         """Do nothing: the change of weights is known, and sent, after the step."""
 
     def _step(self, state: State, task: Task | None) -> None:
-        before = flat_positions(state, self.columns)
+        before = self._known(state)
         if self.buffer.tail[-1]:
             self._whole_gradient(state)
             self._descend(state)
-        if self.grid.replicas.size == 1:
+        if not self._sends():
             return
         self._arrive()
         change = flat_positions(state, self.columns) - before
         for share, theirs in zip(self.shares, self.neighbours, strict=True):
             change += change.dtype.type(share) * (theirs - before)
         record = self._encode(change)
-        positions(state, self.columns).become(before + self._decode(record))
+        after = before + self._decode(record)
+        positions(state, self.columns).become(after)
+        if self._sent is not None:
+            self._sent[...] = after
         with self.overlap.posting():
             self._land = self._send(record)
 
@@ -534,8 +566,14 @@ class LowPrecision(OwnSteps):
             with self.overlap.waiting():
                 land()
 
+    def _known(self, state: State) -> Array:
+        """Return w, the weights of this replica that its neighbours have, too."""
+        if self._sent is None:
+            return flat_positions(state, self.columns)
+        return self._sent
+
     def _ask(self, state: State, purpose: str) -> None:
-        flat_weights = flat_positions(state, self.columns)
+        flat_weights = self._known(state)
         replicas = self.grid.replicas
         # Both at once: around a ring, one after the other would wait for ever.
         pending = [
@@ -572,11 +610,27 @@ class LowPrecision(OwnSteps):
         return Chunks(self.words, self.words)
 
     @classmethod
+    def vectors(cls, shape: StateShape) -> int:
+        """Return the arrays of `OwnSteps`; if τ > 1, also that of the weights sent."""
+        return super().vectors(shape) + int(shape.config.schedule.period > 1)
+
+    @classmethod
+    def saves(cls, shape: StateShape) -> int:
+        """Return the bytes of all replicas; if τ > 1, also of the weights they sent."""
+        sent = shape.vector * (shape.config.schedule.period > 1)
+        return super().saves(shape) + shape.replicas * sent
+
+    @classmethod
     def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return the records for both neighbours; if a resync is due, the weights."""
+        """Return the records for both neighbours; if a resync is due, the weights.
+
+        Between two records the list is empty.
+        """
         tail = shape.classes * shape.intercept * shape.itemsize
         record = HEAD + shape.local_columns * shape.classes + tail
-        sent = [shape.sent(record, 1)] * 2
+        sent: list[SentWords] = []
+        if is_sent(exchanges - 1, shape.period):
+            sent = [shape.sent(record, 1)] * 2
         resync = shape.settings.resync
         if resync and exchanges % resync == 0:
             sent += [shape.sent(_words_of(shape))] * 2
@@ -620,7 +674,6 @@ class LocalStepsSettings(SlowMoSettings, OwnStepsSettings):
     shares_gradients: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = AverageSettings.reads
     ignores: ClassVar[frozenset[str]] = frozenset({"bucket", "accumulate", "proximal"})
-    requires: ClassVar[Requires] = replace(GradientSettings.requires, period=None)
     supports: ClassVar[Supports] = replace(OwnStepsSettings.supports, codecs=True)
 
     @property
@@ -644,7 +697,6 @@ class LocalSteps(OwnSteps):
         super().__init__(grid, share, inputs)
         config = inputs.config
         steps = inputs.steps
-        self.period = int(config.schedule.period)
         self.momentum = inputs.settings.momentum
         terms = AgreementInputs(
             grid=grid,

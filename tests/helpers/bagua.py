@@ -20,12 +20,19 @@ ROWS = {
     "all, each third": {"kind": "decentralized"},
     "pairs, each third": {"kind": "decentralized", "peers": "shift_one"},
     "low, each third": {"kind": "decentralized-low"},
+    "all, in twos": {"kind": "decentralized", "hierarchical": "2"},
+    "pairs, in twos": {
+        "kind": "decentralized",
+        "peers": "shift_one",
+        "hierarchical": "2",
+    },
+    "low, in threes": {"kind": "decentralized-low", "hierarchical": "3"},
     "qadam": {"kind": "qadam", "codec": "bytegrad", "warmup_steps": 5},
     "async": {"kind": "async-average", "delay": 2},
 }
 
 
-THIRD = ("async", "all, each third", "pairs, each third", "low, each third")
+THIRD = ("async", "pairs, in twos", *(row for row in ROWS if "third" in row))
 
 
 def config_of(drawn, row, replicas=4, members=1, /, **sections):
@@ -58,6 +65,8 @@ class Replicas:
         batches = [replica_batches(config, n, self.R, r) for r in range(self.R)]
         self.each = max(len(b) for b in batches) // config.schedule.epochs
         self.tau = config.schedule.period
+        size = config.agreement.hierarchical
+        self.place = [r // (1 if size == "off" else int(size)) for r in range(self.R)]
         self.total = self.each * config.schedule.epochs
         self.batches = batches
         self.rates = make_rate(config.rate, self.total).at(0, self.total)
@@ -105,6 +114,14 @@ class Replicas:
             self.exchange(t)
         return self.mean(), self.mean(self.b)
 
+    def groups(self, parts):
+        """Rows and mean of each group."""
+        rows = np.bincount(self.place, weights=self.rows)
+        sums = [0 * parts[0] for _ in rows]
+        for part, place, count in zip(parts, self.place, self.rows, strict=True):
+            sums[place] = sums[place] + self.kind(count / rows[place]) * part
+        return rows, sums
+
 
 class Mixed(Replicas):
     """w_i ← mix(w)_i − η g_i(w_i), mixed with all or in pairs, each τ steps."""
@@ -121,12 +138,13 @@ class Mixed(Replicas):
     def mix(self, parts, t):
         if self.config.agreement.peers == "all":
             return [self.mean(parts)] * self.R
-        mixed, half = list(parts), self.R // 2
+        rows, parts = self.groups(parts)
+        mixed, half = list(parts), len(rows) // 2
         for i in range(half):
             j = (t + i) % half + half
-            a, c = self.rows[i], self.rows[j]
+            a, c = rows[i], rows[j]
             mixed[i] = mixed[j] = (L(a) * parts[i] + L(c) * parts[j]) / L(a + c)
-        return mixed
+        return [mixed[place] for place in self.place]
 
 
 class Ring(Replicas):
@@ -147,17 +165,22 @@ class Ring(Replicas):
         for old, new, coded in zip(
             self.sent, (self.w, self.b), (True, False), strict=True
         ):
-            new[:] = [self.next(r, old, new, coded) for r in range(self.R)]
+            rows, means = self.groups(new)
+            known = [old[self.place.index(g)] for g in range(len(rows))]
+            ring = range(len(rows))
+            sent = [self.next(g, rows, known, means, coded) for g in ring]
+            new[:] = [sent[place].copy() for place in self.place]
             old[:] = [p.copy() for p in new]
 
-    def next(self, r, old, new, coded):
-        if self.R == 1:
-            return new[r]
-        change = new[r] - old[r]
-        for peer in ((r - 1) % self.R, (r + 1) % self.R):
-            near = min(1.0, self.rows[peer] / self.rows[r]) / 3
-            change = change + near * (old[peer] - old[r])
-        return old[r] + (self.code(change) if coded and self.quantise else change)
+    def next(self, g, rows, old, new, coded):
+        count = len(rows)
+        if count == 1:
+            return new[g]
+        change = new[g] - old[g]
+        for peer in ((g - 1) % count, (g + 1) % count):
+            near = min(1.0, rows[peer] / rows[g]) / 3
+            change = change + near * (old[peer] - old[g])
+        return old[g] + (self.code(change) if coded and self.quantise else change)
 
     def code(self, change):
         """Each member its own columns."""

@@ -181,6 +181,27 @@ def records(sizes, period=1):
     return [record] * (2 * len(sizes.exchanges()[::period])) + average(sizes)
 
 
+def mixed_in_twos(sizes):
+    """Weights to a leader and back, and between two leaders if there are two."""
+    words = sizes.words + sizes.scores
+    each = [("reduce", words, 8), ("broadcast", words, 8)]
+    between = average(sizes) if sizes.replicas > 2 else []
+    return (each + between) * len(sizes.exchanges()) + average(sizes)
+
+
+def records_in_threes(sizes):
+    """To a leader and back; of four replicas the last leads itself, in a ring of two.
+
+    Members of a leader of three learn the intercept of its mean.
+    """
+    words = sizes.words + sizes.scores
+    each = [("reduce", words, 8), ("broadcast", words, 8)]
+    if sizes.replicas > 3:
+        each += [("swap", 8 + sizes.words + 8 * sizes.scores, 1)] * 2
+        each += told(sizes, sizes.scores)
+    return each * len(sizes.exchanges()) + average(sizes)
+
+
 def rounds(sizes):
     """To each neighbour on a ring [b y | b]; the weighted mean at the end."""
     peers, words = min(sizes.replicas - 1, 2), sizes.words + sizes.scores + 1

@@ -20,8 +20,10 @@ from tests.helpers.traffic_formulas import (
     in_groups,
     late_steps,
     mixed,
+    mixed_in_twos,
     products,
     records,
+    records_in_threes,
     scheduled,
     slices,
     slow_parts,
@@ -153,6 +155,12 @@ VARIANTS = {
         lambda sizes: gradient(sizes, together=2),
     ),
     "groups of two": ("ddp", {"hierarchical": "2"}, in_groups),
+    "mixes in groups of two": ("decentralized", {"hierarchical": "2"}, mixed_in_twos),
+    "records in groups of three": (
+        "decentralized-low",
+        {"hierarchical": "3"},
+        records_in_threes,
+    ),
     "one tile a message": ("bytescheduler", {"partition": 4.0}, gradient),
     "small pieces": ("bytescheduler", {"partition": 1e-9}, lambda s: scheduled(s, 1)),
     "slices of two batches": (

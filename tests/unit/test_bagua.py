@@ -10,7 +10,6 @@ from hpcsgd.agreements.codecs.bits import piece_words
 from hpcsgd.agreements.more.decentralized import MixAll, MixPairs, OwnSteps, partner
 from hpcsgd.agreements.more.qadam import RestingAdam
 from hpcsgd.api import train
-from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.result import Status
@@ -155,7 +154,7 @@ def test_mixing_leaves_the_mean_by_rows_alone(mixer):
     before = rng.normal(size=(4, 9))
 
     def on_rank(world):
-        mix = mixer(Grid(world, 4, 1), rows)
+        mix = mixer(world, rows)
         return mix.start(before[world.rank].copy(), 1)()
 
     after = np.array(run_ranks(4, on_rank))
@@ -167,7 +166,7 @@ def test_two_alike_stay_as_they_are():
     words = np.random.default_rng(1).normal(size=9)
 
     def on_rank(world):
-        return MixPairs(Grid(world, 2, 1), (5, 5)).start(words.copy(), 0)()
+        return MixPairs(world, (5, 5)).start(words.copy(), 0)()
 
     for mixed in run_ranks(2, on_rank):
         np.testing.assert_array_equal(mixed, words)

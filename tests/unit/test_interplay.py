@@ -26,6 +26,7 @@ OPENS = {
     "scheduled": {},
     "scheduled by leaders": {"kind": "scheduled", "hierarchical": "2"},
     "ticktock": {},
+    "decentralized by leaders": {"kind": "decentralized", "hierarchical": "2"},
     "async-average": {"delay": 2},
     "hierarchical": {"groups": "2,4", "periods": "1,3"},
 }

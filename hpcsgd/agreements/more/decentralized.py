@@ -7,8 +7,8 @@ classes; i = 1 with an intercept, else 0. The first two:
 Needs    s = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
          adam, product direct, gather or gather-once, one model, a smooth penalty, and
          weights of at least 32 bits; `peers` = shift_one needs an even R.
-Refuses  codecs, `hierarchical`, scaled residuals, changes and clipping of gradients,
-         8-bit states, and with several replicas [average].
+Refuses  codecs, scaled residuals, changes and clipping of gradients, 8-bit states, and
+         with several replicas [average].
 Keeps    a gradient, momentum and the arrays of the rule, each replica its own;
          `LowPrecision` also (d + i)·K words of weights of each of two neighbours, and
          if τ > 1 of its own.
@@ -17,12 +17,15 @@ Sends    in the exchanges 1, τ + 1, 2τ + 1, ...: `Decentralized` (d + i)·K wo
          words to each neighbour. `LowPrecision` also every `resync` exchanges (d + i)·K
          words to each. At the end an all-reduce of (d + i)·S·K words, S = 2 with
          momentum, else 1. Where R > 2, members broadcast the intercept, S·K words,
-         after that and after each mix of `Decentralized`.
+         after that and after each mix of `Decentralized`. With `hierarchical` the first
+         replicas of groups do this, between a reduce and a broadcast of (d + i)·K words
+         in each group.
 
 `LocalSteps` averages weights as `base` does, with slow momentum where it is set:
 
 Needs    what the others need.
-Refuses  what they refuse, but codecs, and averages of momentum with a codec.
+Refuses  what they refuse, but codecs; `hierarchical`, and averages of momentum with a
+         codec.
 Keeps    a gradient, momentum and the n arrays of the rule, each replica its own, and
          what its base, SlowMo and a codec keep.
 Sends    what its base or SlowMo sends, and where `momentum` is average, behind each
@@ -56,17 +59,21 @@ from hpcsgd.agreements.base import (
     RunShape,
     StateShape,
     Supports,
+    alike,
     get_agreement,
     same_on_members,
 )
 from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
-from hpcsgd.agreements.gradient import Gradient, GradientInputs
+from hpcsgd.agreements.gradient import Gradient, GradientInputs, group_sizes
+from hpcsgd.agreements.hierarchical import Groups, open_groups
 from hpcsgd.agreements.slowmo import SlowMo, SlowMoSettings
 from hpcsgd.backends.base import Rows
 from hpcsgd.backends.task import State, Task
+from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
+from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
@@ -80,6 +87,8 @@ from hpcsgd.settings import setting
 # The weights travel while the gradient is computed. Between two mixes replicas take τ
 # steps, which is `communication_interval` of BAGUA; t / τ numbers the mixes in exchange
 # t = 0, τ, 2τ, ..., by which pairs change.
+# With `hierarchical`, groups of replicas (those of a node) take their mean first, their
+# leaders mix these means, and broadcast the result in their groups.
 # Weights count by the rows behind them, so that Σ n_i w_i, the model that a run
 # evaluates and returns, is what mixing leaves alone.
 
@@ -100,6 +109,17 @@ class OwnStepsSettings(GradientSettings):
         packed_states=False,
         averages=False,
     )
+
+
+def groups_of(grid: Grid, of: str) -> Groups:
+    """Return the groups that `hierarchical` names; "off": each replica is a group.
+
+    Collective.
+    """
+    if of == "off" or grid.replicas.size == 1:
+        labels = tuple(range(grid.replicas.size))
+        return Groups(SerialCommunicator(), grid.replicas, labels)
+    return open_groups(grid, of)
 
 
 class OwnSteps(Gradient, ABC):
@@ -259,7 +279,14 @@ def is_sent(number: int, period: int) -> bool:
 
 
 @dataclass(frozen=True)
-class DecentralizedSettings(OwnStepsSettings):
+class MixingSettings(OwnStepsSettings):
+    """The settings of replicas whose groups mix weights with other groups."""
+
+    supports: ClassVar[Supports] = replace(OwnStepsSettings.supports, leaders=True)
+
+
+@dataclass(frozen=True)
+class DecentralizedSettings(MixingSettings):
     """The settings of replicas that mix weights while they compute gradients."""
 
     peers: str = setting(
@@ -272,14 +299,44 @@ class DecentralizedSettings(OwnStepsSettings):
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield a refusal if an odd number of replicas is to mix in pairs."""
         replicas = config.grid.replicas
-        if self.peers == "shift_one" and replicas > 1 and replicas % 2 == 1:
+        is_open = self.peers == "shift_one" and self.hierarchical == "off"
+        if is_open and replicas > 1 and replicas % 2 == 1:
             yield (
                 f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave"
                 " one over; use an even number of replicas, or agreement.peers=all"
             )
 
 
-class Decentralized(OwnSteps):
+class MixingSteps(OwnSteps):
+    """Own steps of replicas whose groups mix weights with other groups.
+
+    Without `hierarchical` each replica is a group of its own.
+    """
+
+    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
+        super().__init__(grid, share, inputs)
+        self.groups = groups_of(grid, inputs.settings.hierarchical)
+        self.overlap = Overlap(self.groups.leaders)
+        labels = self.groups.labels
+        group_rows = sum(
+            count
+            for count, first in zip(self.rows, labels, strict=True)
+            if first == labels[grid.replica]
+        )
+        self.group_share = self.rows[grid.replica] / group_rows
+
+    def facts(self) -> dict[str, Any]:
+        """Return the number of groups with `hierarchical`, and facts of `OwnSteps`."""
+        is_one = self.inputs.settings.hierarchical == "off"
+        return {**({} if is_one else {"groups": self.groups.count}), **super().facts()}
+
+    def close(self) -> None:
+        """Close the communicators of groups that `hierarchical` made. Collective."""
+        if self.groups.leaders is not self.grid.replicas:
+            self.groups.close()
+
+
+class Decentralized(MixingSteps):
     """Decentralized SGD: weights are mixed while the gradient is computed."""
 
     settings: ClassVar[type[AgreementSettings]] = DecentralizedSettings
@@ -287,25 +344,40 @@ class Decentralized(OwnSteps):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
-        self.mixer = MIXERS[inputs.settings.peers](grid, self.rows)
+        peers = inputs.settings.peers
+        count = self.groups.count
+        if peers == "shift_one" and count > 1 and count % 2 == 1:
+            self.close()
+            raise alike(
+                f"[agreement] peers = 'shift_one' makes pairs, and {count} groups of"
+                f" hierarchical = {inputs.settings.hierarchical!r} leave one over; use"
+                " an even number of groups, or agreement.peers=all"
+            )
+        self.mixer = MIXERS[peers](self.groups.leaders, self.groups.rows(self.rows))
 
     def facts(self) -> dict[str, Any]:
-        """Return the kind of peers, and the facts of `OwnSteps`."""
+        """Return the kind of peers, and the facts of `MixingSteps`."""
         return {"peers": self.inputs.settings.peers, **super().facts()}
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return the all-reduce or swap by which weights and intercept are mixed.
 
         It is a swap where `peers` is shift_one. Where members may differ in a bit of
         the intercept, member 0 broadcasts it to the members. The list is empty between
-        two mixes.
+        two mixes. Return None where nodes or racks are the groups of `hierarchical`.
         """
+        groups = group_sizes(shape)
+        if groups is None:
+            return None
         if not is_sent(exchanges - 1, shape.period):
             return []
+        inside, leaders = groups
         words = _words_of(shape)
-        is_sum = shape.settings.peers == "all"
-        sent = shape.sum(words) if is_sum else [shape.sent(words)]
+        sent = [shape.sent(words)] * (2 if inside > 1 else 0)
+        if leaders > 1:
+            is_sum = shape.settings.peers == "all"
+            sent += shape.sum(words) if is_sum else [shape.sent(words)]
         if shape.intercept:
             sent += shape.to_members(shape.classes * shape.states)
         return sent
@@ -314,7 +386,20 @@ class Decentralized(OwnSteps):
         if self._sends():
             words = flat_positions(state, self.columns)
             with self.overlap.posting():
-                self._arrive = self.mixer.start(words, self._done // self.period)
+                self._arrive = self._start_mix(words)
+
+    def _start_mix(self, words: Array) -> Callable[[], Array]:
+        """Take the mean of the group, and start to mix it. Collective.
+
+        Return a function that waits for the mixed words, and broadcasts them in the
+        group.
+        """
+        groups = self.groups
+        groups.mean(words, self.group_share)
+        arrive = Pending(words).wait  # of a replica that does not lead
+        if groups.leads:
+            arrive = self.mixer.start(words, self._done // self.period)
+        return lambda: groups.inside.broadcast(arrive(), 0, PURPOSE)
 
     def _step(self, state: State, task: Task | None) -> None:
         if self.buffer.tail[-1]:
@@ -346,30 +431,30 @@ class NeighbourMixer(Protocol):
 
 @dataclass
 class MixAll:
-    """A mixer that computes the mean over all replicas, Σ_r (n_r / n) w_r, by one sum.
+    """A mixer that computes the mean over all ranks, Σ_r (n_r / n) w_r, by one sum.
 
-    n_r are the rows of replica r, and n are all rows.
+    n_r are the rows of the replica, or of the group, of rank r, and n are all rows.
     """
 
-    grid: Grid
+    group: Communicator
     rows: tuple[int, ...]
 
     def start(self, words: Array, number: int) -> Callable[[], Array]:
         """Start the sum, in place; return a function that waits for it. Collective."""
-        share = self.rows[self.grid.replica] / sum(self.rows)
+        share = self.rows[self.group.rank] / sum(self.rows)
         words *= words.dtype.type(share)
-        return self.grid.replicas.start_sum(words, PURPOSE).wait
+        return self.group.start_sum(words, PURPOSE).wait
 
 
 @dataclass
 class MixPairs:
-    """A mixer of pairs of replicas: (n_i w_i + n_j w_j) / (n_i + n_j).
+    """A mixer of pairs of ranks: (n_i w_i + n_j w_j) / (n_i + n_j).
 
-    n_i are the rows of replica i. The pairs change in every mix. Both replicas of
-    a pair add in the same order, and get the same bits.
+    n_i are the rows of the replica, or of the group, of rank i. The pairs change in
+    every mix. Both ranks of a pair add in the same order, and get the same bits.
     """
 
-    grid: Grid
+    group: Communicator
     rows: tuple[int, ...]
 
     def start(self, words: Array, number: int) -> Callable[[], Array]:
@@ -377,18 +462,19 @@ class MixPairs:
 
         `words` must not change until that function has returned. Collective.
         """
-        replicas, theirs = self.grid.replicas, np.empty_like(words)
-        peer = partner(replicas.rank, number, replicas.size)
-        pending = replicas.start_swap(words, theirs, peer, PURPOSE)
-        own_rows = self.rows[replicas.rank]
+        rank = self.group.rank
+        if self.group.size == 1:
+            return Pending(words).wait
+        theirs = np.empty_like(words)
+        peer = partner(rank, number, self.group.size)
+        pending = self.group.start_swap(words, theirs, peer, PURPOSE)
+        own_rows = self.rows[rank]
         peer_rows = self.rows[peer]
 
         def arrive() -> Array:
             pending.wait()
-            parts = (words, theirs) if replicas.rank < peer else (theirs, words)
-            counts = (
-                (own_rows, peer_rows) if replicas.rank < peer else (peer_rows, own_rows)
-            )
+            parts = (words, theirs) if rank < peer else (theirs, words)
+            counts = (own_rows, peer_rows) if rank < peer else (peer_rows, own_rows)
             return weighted(parts, counts)
 
         return arrive
@@ -421,7 +507,7 @@ def partner(replica: int, number: int, replicas: int) -> int:
     return (replica - half - number) % half
 
 
-MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
+MIXERS: dict[str, Callable[[Communicator, tuple[int, ...]], NeighbourMixer]] = {
     "all": MixAll,
     "shift_one": MixPairs,
 }
@@ -438,14 +524,15 @@ MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
 # decoded numbers to the same bits, so that L equals the weights of the left neighbour
 # at any time: an error of Q is in the next δ, and no error is stored. A lost message
 # would make them differ for ever; every `resync` exchanges neighbours send w itself,
-# which changes nothing where no message was lost.
+# which changes nothing where no message was lost. With `hierarchical` the leaders of
+# groups are the ring, and x is the mean of a group.
 
 SENT = "ring_weights"  # name of w in checkpoints of the same grid, where it is not x
 HEAD = 2 * SCALE_BYTES  # the least and the greatest word, float32
 
 
 @dataclass(frozen=True)
-class LowPrecisionSettings(OwnStepsSettings):
+class LowPrecisionSettings(MixingSettings):
     """The settings of ring neighbours that send changes of weights in 8 bits."""
 
     resync: int = setting(
@@ -455,7 +542,7 @@ class LowPrecisionSettings(OwnStepsSettings):
     )
 
 
-class LowPrecision(OwnSteps):
+class LowPrecision(MixingSteps):
     """Decentralized SGD on a ring that sends changes of weights in 8 bits.
 
     A replica keeps copies of both neighbours' weights, to which it adds the changes
@@ -467,11 +554,13 @@ class LowPrecision(OwnSteps):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
-        size = grid.replicas.size
-        rank = grid.replicas.rank
-        self.peers = (rank - 1) % size, (rank + 1) % size
-        own_rows = self.rows[rank]
-        self.shares = [mixing_share(own_rows, self.rows[peer]) for peer in self.peers]
+        count = self.groups.count
+        rank = self.groups.leaders.rank
+        rows = self.groups.rows(self.rows)
+        self.peers: tuple[int, ...] = ()  # in the ring of leaders
+        if self.groups.leads and count > 1:
+            self.peers = (rank - 1) % count, (rank + 1) % count
+        self.shares = [mixing_share(rows[rank], rows[peer]) for peer in self.peers]
         self.resync = inputs.settings.resync
         self._land: Callable[[], None] | None = None
         self._sent: Array | None = None  # w, where own steps follow on it
@@ -484,7 +573,7 @@ class LowPrecision(OwnSteps):
         super().prepare(state)
         flat_weights = flat_positions(state, self.columns)
         self.words = len(flat_weights) - self.buffer.sums  # what is encoded
-        self.neighbours = [flat_weights.copy(), flat_weights.copy()]
+        self.neighbours = [flat_weights.copy() for _ in self.peers]
         if self.period > 1:
             self._sent = np.full_like(flat_weights, np.nan)
             state.rank_arrays[SENT] = self._sent
@@ -529,16 +618,24 @@ class LowPrecision(OwnSteps):
         if not self._sends():
             return
         self._arrive()
-        change = flat_positions(state, self.columns) - before
-        for share, theirs in zip(self.shares, self.neighbours, strict=True):
-            change += change.dtype.type(share) * (theirs - before)
-        record = self._encode(change)
-        after = before + self._decode(record)
+        after = flat_positions(state, self.columns)
+        self.groups.mean(after, self.group_share)
+        if self.groups.leads and state.intercept is not None:
+            same_on_members(self.grid, after[self.words :], self.groups.inside.size)
+        record = None
+        if self.peers:
+            change = after - before
+            for share, theirs in zip(self.shares, self.neighbours, strict=True):
+                change += change.dtype.type(share) * (theirs - before)
+            record = self._encode(change)
+            after = before + self._decode(record)
+        self.groups.inside.broadcast(after, 0, PURPOSE)
         positions(state, self.columns).become(after)
         if self._sent is not None:
             self._sent[...] = after
-        with self.overlap.posting():
-            self._land = self._send(record)
+        if record is not None:
+            with self.overlap.posting():
+                self._land = self._send(record)
 
     def _send(self, record: NDArray[np.uint8]) -> Callable[[], None]:
         """Start to send a record to both neighbours.
@@ -548,7 +645,7 @@ class LowPrecision(OwnSteps):
         """
         buffers = [np.empty_like(record) for _ in self.peers]
         pending = [
-            self.grid.replicas.start_swap(record, buffer, peer, PURPOSE)
+            self.groups.leaders.start_swap(record, buffer, peer, PURPOSE)
             for buffer, peer in zip(buffers, self.peers, strict=True)
         ]
 
@@ -574,10 +671,9 @@ class LowPrecision(OwnSteps):
 
     def _ask(self, state: State, purpose: str) -> None:
         flat_weights = self._known(state)
-        replicas = self.grid.replicas
         # Both at once: around a ring, one after the other would wait for ever.
         pending = [
-            replicas.start_swap(flat_weights, theirs, peer, purpose)
+            self.groups.leaders.start_swap(flat_weights, theirs, peer, purpose)
             for theirs, peer in zip(self.neighbours, self.peers, strict=True)
         ]
         for arriving in pending:
@@ -621,19 +717,30 @@ class LowPrecision(OwnSteps):
         return super().saves(shape) + shape.replicas * sent
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return the records for both neighbours; if a resync is due, the weights.
 
-        Between two records the list is empty.
+        Between two records the list is empty. With `hierarchical`, a record is sent
+        between a reduce and a broadcast of the weights in the group. Return None where
+        nodes or racks are the groups.
         """
+        groups = group_sizes(shape)
+        if groups is None:
+            return None
+        inside, leaders = groups
+        words = _words_of(shape)
         tail = shape.classes * shape.intercept * shape.itemsize
         record = HEAD + shape.local_columns * shape.classes + tail
+        peers = 2 if leaders > 1 else 0
         sent: list[SentWords] = []
         if is_sent(exchanges - 1, shape.period):
-            sent = [shape.sent(record, 1)] * 2
+            sent += [shape.sent(words)] * (2 if inside > 1 else 0)
+            sent += [shape.sent(record, 1)] * peers
+            if shape.intercept and inside > 2 and shape.members > 1:
+                sent.append(shape.sent(shape.classes))
         resync = shape.settings.resync
         if resync and exchanges % resync == 0:
-            sent += [shape.sent(_words_of(shape))] * 2
+            sent += [shape.sent(words)] * peers
         return sent
 
     def facts(self) -> dict[str, Any]:

@@ -104,15 +104,27 @@ def nested(sizes):
     return sent + (average(sizes) if last % 3 else [])
 
 
-def late(sizes):
-    """Set out after three exchanges, and applied after the next one."""
-    sent = []
-    for number in sizes.exchanges():
+def late(sizes, warm=0, kind="sum"):
+    """Set out after three exchanges, and applied after the next one.
+
+    One comes at once after each of the first `warm` exchanges.
+    """
+    sent = average(sizes) * warm
+    for number in sizes.exchanges()[warm:]:
         if number % 3 == 0:
-            sent += summed(sizes.words + sizes.scores)
-        if number % 3 == 1 and number > 1:
+            sent += [(kind, sizes.words + sizes.scores, 8)]
+        if number % 3 == 1 and number - 1 > warm:
             sent += told(sizes, sizes.scores)
     return sent + average(sizes)
+
+
+def late_bytes(sizes):
+    """A byte a word and two ends, and the intercept as it is."""
+    record = sizes.words + 8 + 8 * sizes.scores
+    return [
+        ("bytes", record, 1) if kind == "coded" else (kind, words, size)
+        for kind, words, size in late(sizes, kind="coded")
+    ]
 
 
 def slow_parts(sizes):

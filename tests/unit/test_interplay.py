@@ -181,6 +181,8 @@ OF_ONE = {
     "resync": "decentralized-low",
     "warmup_steps": "qadam",
     "delay": "async-average",
+    "sync_interval_ms": "async-average",
+    "warmup_exchanges": "async-average",
     "rounds": "anybatch",
     "deadline": "anybatch",
     "graph": "anybatch",

@@ -37,16 +37,19 @@ Sends    what its base or SlowMo sends, and where `momentum` is average, behind 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.agreements.averaging import (
+    MIXERS,
+    PEERS_HELP,
     Average,
     AverageSettings,
     flat_positions,
     positions,
+    refuse_odd,
     sent_for_mean,
 )
 from hpcsgd.agreements.base import (
@@ -70,7 +73,7 @@ from hpcsgd.agreements.hierarchical import Groups, open_groups
 from hpcsgd.agreements.slowmo import SlowMo, SlowMoSettings
 from hpcsgd.backends.base import Rows
 from hpcsgd.backends.task import State, Task
-from hpcsgd.comm.communicator import Communicator, Pending
+from hpcsgd.comm.communicator import Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.comm.threads import SerialCommunicator
@@ -135,7 +138,14 @@ class OwnSteps(Gradient, ABC):
         self.period = int(inputs.config.schedule.period)
         self.mean = Average(grid, share, 1)
         self.unpenalised = replace(inputs.steps, l2=0.0)  # gradients have the penalty
-        self.overlap = Overlap(grid.replicas)
+        self.groups = groups_of(grid, inputs.settings.hierarchical)
+        self.overlap = Overlap(self.groups.leaders)
+        group_rows = sum(
+            count
+            for count, first in zip(self.rows, self.groups.labels, strict=True)
+            if first == self.groups.labels[grid.replica]
+        )
+        self.group_share = self.rows[grid.replica] / max(group_rows, 1)
         self._departed = False
 
     def prepare(self, state: State) -> None:
@@ -190,8 +200,16 @@ class OwnSteps(Gradient, ABC):
         self.mean.agree(state, purpose)
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about messages and buffers, for the report of the run."""
-        return {**self.overlap.facts(), **self.buffer.facts()}
+        """Return facts about messages, buffers and groups, for the report of a run."""
+        facts: dict[str, Any] = {**self.overlap.facts(), **self.buffer.facts()}
+        if self.inputs.settings.hierarchical != "off":
+            facts["groups"] = self.groups.count
+        return facts
+
+    def close(self) -> None:
+        """Close the communicators of groups that `hierarchical` made. Collective."""
+        if self.groups.leaders is not self.grid.replicas:
+            self.groups.close()
 
     @classmethod
     def saves(cls, shape: StateShape) -> int:
@@ -279,64 +297,20 @@ def is_sent(number: int, period: int) -> bool:
 
 
 @dataclass(frozen=True)
-class MixingSettings(OwnStepsSettings):
-    """The settings of replicas whose groups mix weights with other groups."""
+class DecentralizedSettings(OwnStepsSettings):
+    """The settings of replicas that mix weights while they compute gradients."""
+
+    peers: str = setting("all", PEERS_HELP, choices=tuple(MIXERS))
 
     supports: ClassVar[Supports] = replace(OwnStepsSettings.supports, leaders=True)
 
-
-@dataclass(frozen=True)
-class DecentralizedSettings(MixingSettings):
-    """The settings of replicas that mix weights while they compute gradients."""
-
-    peers: str = setting(
-        "all",
-        "replicas that weights are mixed with: all of them (all), or one other replica"
-        " that changes (shift_one)",
-        choices=("all", "shift_one"),
-    )
-
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield a refusal if an odd number of replicas is to mix in pairs."""
-        replicas = config.grid.replicas
-        is_open = self.peers == "shift_one" and self.hierarchical == "off"
-        if is_open and replicas > 1 and replicas % 2 == 1:
-            yield (
-                f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave"
-                " one over; use an even number of replicas, or agreement.peers=all"
-            )
+        if self.hierarchical == "off":
+            yield from refuse_odd(self.peers, config.grid.replicas)
 
 
-class MixingSteps(OwnSteps):
-    """Own steps of replicas whose groups mix weights with other groups.
-
-    Without `hierarchical` each replica is a group of its own.
-    """
-
-    def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
-        super().__init__(grid, share, inputs)
-        self.groups = groups_of(grid, inputs.settings.hierarchical)
-        self.overlap = Overlap(self.groups.leaders)
-        labels = self.groups.labels
-        group_rows = sum(
-            count
-            for count, first in zip(self.rows, labels, strict=True)
-            if first == labels[grid.replica]
-        )
-        self.group_share = self.rows[grid.replica] / group_rows
-
-    def facts(self) -> dict[str, Any]:
-        """Return the number of groups with `hierarchical`, and facts of `OwnSteps`."""
-        is_one = self.inputs.settings.hierarchical == "off"
-        return {**({} if is_one else {"groups": self.groups.count}), **super().facts()}
-
-    def close(self) -> None:
-        """Close the communicators of groups that `hierarchical` made. Collective."""
-        if self.groups.leaders is not self.grid.replicas:
-            self.groups.close()
-
-
-class Decentralized(MixingSteps):
+class Decentralized(OwnSteps):
     """Decentralized SGD: weights are mixed while the gradient is computed."""
 
     settings: ClassVar[type[AgreementSettings]] = DecentralizedSettings
@@ -356,7 +330,7 @@ class Decentralized(MixingSteps):
         self.mixer = MIXERS[peers](self.groups.leaders, self.groups.rows(self.rows))
 
     def facts(self) -> dict[str, Any]:
-        """Return the kind of peers, and the facts of `MixingSteps`."""
+        """Return the kind of peers, and the facts of `OwnSteps`."""
         return {"peers": self.inputs.settings.peers, **super().facts()}
 
     @classmethod
@@ -396,10 +370,10 @@ class Decentralized(MixingSteps):
         """
         groups = self.groups
         groups.mean(words, self.group_share)
-        arrive = Pending(words).wait  # of a replica that does not lead
+        mixed = Pending(words)  # of a replica that does not lead
         if groups.leads:
-            arrive = self.mixer.start(words, self._done // self.period)
-        return lambda: groups.inside.broadcast(arrive(), 0, PURPOSE)
+            mixed = self.mixer.start(words, self._done // self.period)
+        return lambda: groups.inside.broadcast(mixed.wait(), 0, PURPOSE)
 
     def _step(self, state: State, task: Task | None) -> None:
         if self.buffer.tail[-1]:
@@ -416,101 +390,6 @@ class Decentralized(MixingSteps):
 def _words_of(shape: RunShape) -> int:
     """Return the words of weights and intercept, without momentum."""
     return shape.classes * (shape.local_columns + shape.intercept)
-
-
-class NeighbourMixer(Protocol):
-    """The protocol of mixers: with which replicas weights are mixed, and how."""
-
-    def start(self, words: Array, number: int) -> Callable[[], Array]:
-        """Start to mix `words`; return a function that waits for the mixed words.
-
-        `words` are the weights of this replica, and `number` counts mixes from 0.
-        Collective.
-        """
-
-
-@dataclass
-class MixAll:
-    """A mixer that computes the mean over all ranks, Σ_r (n_r / n) w_r, by one sum.
-
-    n_r are the rows of the replica, or of the group, of rank r, and n are all rows.
-    """
-
-    group: Communicator
-    rows: tuple[int, ...]
-
-    def start(self, words: Array, number: int) -> Callable[[], Array]:
-        """Start the sum, in place; return a function that waits for it. Collective."""
-        share = self.rows[self.group.rank] / sum(self.rows)
-        words *= words.dtype.type(share)
-        return self.group.start_sum(words, PURPOSE).wait
-
-
-@dataclass
-class MixPairs:
-    """A mixer of pairs of ranks: (n_i w_i + n_j w_j) / (n_i + n_j).
-
-    n_i are the rows of the replica, or of the group, of rank i. The pairs change in
-    every mix. Both ranks of a pair add in the same order, and get the same bits.
-    """
-
-    group: Communicator
-    rows: tuple[int, ...]
-
-    def start(self, words: Array, number: int) -> Callable[[], Array]:
-        """Start a swap with the partner; return a function that waits for the mean.
-
-        `words` must not change until that function has returned. Collective.
-        """
-        rank = self.group.rank
-        if self.group.size == 1:
-            return Pending(words).wait
-        theirs = np.empty_like(words)
-        peer = partner(rank, number, self.group.size)
-        pending = self.group.start_swap(words, theirs, peer, PURPOSE)
-        own_rows = self.rows[rank]
-        peer_rows = self.rows[peer]
-
-        def arrive() -> Array:
-            pending.wait()
-            parts = (words, theirs) if rank < peer else (theirs, words)
-            counts = (own_rows, peer_rows) if rank < peer else (peer_rows, own_rows)
-            return weighted(parts, counts)
-
-        return arrive
-
-
-def weighted(parts: tuple[Array, Array], counts: tuple[int, int]) -> Array:
-    """Return the mean of two arrays, weighted by `counts`.
-
-    If both counts are 0, it is the plain mean.
-    """
-    counts = counts if any(counts) else (1, 1)
-    first, second = (
-        words.dtype.type(count / sum(counts)) * words
-        for words, count in zip(parts, counts, strict=True)
-    )
-    total: Array = first + second
-    return total
-
-
-def partner(replica: int, number: int, replicas: int) -> int:
-    """Return the replica with which `replica` mixes in mix `number`, from 0 on.
-
-    The number R of `replicas` is even. In mix t, replica i of the first half mixes
-    with replica ((t + i) mod R/2) + R/2 of the second half. After R/2 mixes each
-    replica of one half has mixed with each of the other half.
-    """
-    half = replicas // 2
-    if replica < half:
-        return (number + replica) % half + half
-    return (replica - half - number) % half
-
-
-MIXERS: dict[str, Callable[[Communicator, tuple[int, ...]], NeighbourMixer]] = {
-    "all": MixAll,
-    "shift_one": MixPairs,
-}
 
 
 # Decentralized SGD in low precision on a ring (BAGUA's D_LP_S, arXiv 2107.01499).
@@ -532,7 +411,7 @@ HEAD = 2 * SCALE_BYTES  # the least and the greatest word, float32
 
 
 @dataclass(frozen=True)
-class LowPrecisionSettings(MixingSettings):
+class LowPrecisionSettings(OwnStepsSettings):
     """The settings of ring neighbours that send changes of weights in 8 bits."""
 
     resync: int = setting(
@@ -541,8 +420,10 @@ class LowPrecisionSettings(MixingSettings):
         at_least=0,
     )
 
+    supports: ClassVar[Supports] = replace(OwnStepsSettings.supports, leaders=True)
 
-class LowPrecision(MixingSteps):
+
+class LowPrecision(OwnSteps):
     """Decentralized SGD on a ring that sends changes of weights in 8 bits.
 
     A replica keeps copies of both neighbours' weights, to which it adds the changes
@@ -713,7 +594,7 @@ class LowPrecision(MixingSteps):
     @classmethod
     def saves(cls, shape: StateShape) -> int:
         """Return the bytes of all replicas; if τ > 1, also of the weights they sent."""
-        sent = shape.vector * (shape.config.schedule.period > 1)
+        sent = shape.vector * int(shape.config.schedule.period > 1)
         return super().saves(shape) + shape.replicas * sent
 
     @classmethod

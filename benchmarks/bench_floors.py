@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 
 from hpcsgd.agreements import AGREEMENTS
-from hpcsgd.agreements.more.decentralized import MixPairs
+from hpcsgd.agreements.averaging import MixPairs
 from tests.helpers import anybatch_laws, bagua_laws
 from tests.helpers.averages_laws import HARD, L2, OPTIMUM, gap, loss
 from tests.helpers.contracts.codec import gap_of

@@ -8,11 +8,12 @@ a broadcast of the intercept, a·K words in float64, to the members. An all-redu
 as two collectives in a run with `--reproducible`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
-from typing import Any, ClassVar
+from time import perf_counter
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -352,21 +353,28 @@ OF_CODEC = "codec_"  # prefix of the names of arrays that the codec keeps
 class CodedChanges:
     """The codec by which replicas send how far they moved since the last average."""
 
-    def __init__(self, terms: AgreementInputs, config: CodecConfig) -> None:
+    def __init__(
+        self, terms: AgreementInputs, config: CodecConfig, replicas: Communicator
+    ) -> None:
         self.grid = terms.grid
         self.config = config
         self.name = terms.settings.codec
         self.seed = terms.seed
         self.classes = terms.classes
         self.each = terms.exchanges_per_epoch
-        self._line = ReplicaChannel(terms.grid.replicas)
+        self._line = ReplicaChannel(replicas)
 
     @classmethod
-    def of(cls, terms: AgreementInputs) -> "CodedChanges | None":
-        """Return the codec of a run; None without one, and for one replica."""
+    def of(
+        cls, terms: AgreementInputs, replicas: Communicator | None = None
+    ) -> "CodedChanges | None":
+        """Return the codec of a run; None without one, and for one replica.
+
+        It sends over `replicas`, or over the grid's communicator of all replicas.
+        """
         if terms.codec is None or terms.grid.replicas.size == 1:
             return None
-        return cls(terms, terms.codec)
+        return cls(terms, terms.codec, replicas or terms.grid.replicas)
 
     def prepare(self, state: State) -> None:
         """Make the codec of all local columns, and allocate what checkpoints save."""
@@ -400,40 +408,87 @@ class CodedChanges:
         `share` is the weight of this replica in the average after `exchanges`
         exchanges.
         """
-        agreed = state.memory[AGREED]
-        part = agreed - state.weights[:, : self.classes]
-        part *= part.dtype.type(share * self._line.size)
-        number = int(state.shared[AVERAGES][0, 0])
-        moment = Moment(number, (exchanges - 1) // self.each, 1.0, 1.0)
-        finish = self.codec.start(part.reshape(-1), self._line, moment)
-        mean = finish().mean.reshape(agreed.shape)
-        state.weights[:, : self.classes] = agreed - mean
-        state.shared[AVERAGES] += 1.0
+        weights = state.weights[:, : self.classes]
+        finish = self._send(state, weights, share, exchanges)
+        state.weights[:, : self.classes] = finish()
         if state.intercept is not None:
             intercept = state.intercept[0]
             intercept *= share
             self.grid.replicas.sum(intercept, PURPOSE)
             same_on_members(self.grid, intercept, self._line.size)
 
+    def start(
+        self, state: State, words: Array, share: float, exchanges: int
+    ) -> Pending:
+        """Start to average `words`, [weights | intercept] of this replica. Collective.
 
-def sent_for_changes(shape: RunShape) -> list[SentWords] | None:
-    """Return what rank 0 sends for an average of all replicas, by the codec if any.
+        `wait` leaves a − (1/R) Σ C(c) and the mean of the intercept in `words`.
+        """
+        agreed = state.memory[AGREED]
+        weights = words[: agreed.size].reshape(agreed.shape)
+        intercept = words[agreed.size :]
+        finish = self._send(state, weights, share, exchanges)
+        intercept *= intercept.dtype.type(share)
+        arrive = self._line.start_sum(intercept) if intercept.size else None
 
-    Return None where the data decide the bytes, and with a codec in a reproducible run:
-    a codec may gather or sum.
+        def wait() -> None:
+            weights[...] = finish()
+            if arrive is not None:
+                intercept[...] = arrive()
+
+        return Pending(words, wait)
+
+    def agree_on(self, state: State, words: Array) -> None:
+        """Store the weights in `words`, an average that has arrived, as agreed on."""
+        agreed = state.memory[AGREED]
+        agreed[...] = words[: agreed.size].reshape(agreed.shape)
+
+    def _send(
+        self, state: State, weights: Array, share: float, exchanges: int
+    ) -> Callable[[], Array]:
+        """Start to send how far `weights` have moved from those agreed on. Collective.
+
+        Return a function that waits, and returns a − (1/R) Σ C(c).
+        """
+        agreed = state.memory[AGREED]
+        part = agreed - weights
+        part *= part.dtype.type(share * self._line.size)
+        number = int(state.shared[AVERAGES][0, 0])
+        moment = Moment(number, (exchanges - 1) // self.each, 1.0, 1.0)
+        finish = self.codec.start(part.reshape(-1), self._line, moment)
+        state.shared[AVERAGES] += 1.0
+
+        def arrive() -> Array:
+            after: Array = agreed - finish().mean.reshape(agreed.shape)
+            return after
+
+        return arrive
+
+
+def sent_by_codec(shape: RunShape) -> list[SentWords] | None:
+    """Return what rank 0 sends for the changes of its weights, by the codec.
+
+    Return None where the data decide the bytes, and in a reproducible run: a codec may
+    gather or sum.
     """
-    if not is_coded(shape.config) or shape.replicas == 1:
-        return sent_for_average(shape)
     if shape.reproducible:
         return None
     dtype = np.dtype(f"f{shape.itemsize}")
     bucket = Bucket(0, shape.local_columns, shape.classes, dtype)
     codec = make_codec(shape.settings.codec, bucket, shape.config.codec)
     payload = codec.payload_bytes(shape.replicas, 0)
-    if payload is None:
-        return None
-    sent = [SentWords(None, payload)]
-    if shape.intercept:
+    return None if payload is None else [SentWords(None, payload)]
+
+
+def sent_for_changes(shape: RunShape) -> list[SentWords] | None:
+    """Return what rank 0 sends for an average of all replicas, by the codec if any.
+
+    Return None where `sent_by_codec` does.
+    """
+    if not is_coded(shape.config) or shape.replicas == 1:
+        return sent_for_average(shape)
+    sent = sent_by_codec(shape)
+    if sent is not None and shape.intercept:
         sent += [shape.sent(shape.classes, 8), *shape.to_members(shape.classes)]
     return sent
 
@@ -764,6 +819,117 @@ def flat_positions(state: State, columns: int) -> Array:
     return whole
 
 
+# Weights that are mixed with those of all other ranks, or of one.
+
+
+class NeighbourMixer(Protocol):
+    """The protocol of mixers: with which replicas weights are mixed, and how."""
+
+    def start(self, words: Array, number: int) -> Pending:
+        """Start to mix `words`, in place; `wait` returns the mixed words.
+
+        `words` are the weights of this replica, and `number` counts mixes from 0.
+        Collective.
+        """
+
+
+@dataclass
+class MixAll:
+    """A mixer that computes the mean over all ranks, Σ_r (n_r / n) w_r, by one sum.
+
+    n_r are the rows of the replica, or of the group, of rank r, and n are all rows.
+    """
+
+    group: Communicator
+    rows: tuple[int, ...]
+
+    def start(self, words: Array, number: int) -> Pending:
+        """Start the sum, in place. Collective."""
+        share = self.rows[self.group.rank] / sum(self.rows)
+        words *= words.dtype.type(share)
+        return self.group.start_sum(words, PURPOSE)
+
+
+@dataclass
+class MixPairs:
+    """A mixer of pairs of ranks: (n_i w_i + n_j w_j) / (n_i + n_j).
+
+    n_i are the rows of the replica, or of the group, of rank i. The pairs change in
+    every mix. Both ranks of a pair add in the same order, and get the same bits.
+    """
+
+    group: Communicator
+    rows: tuple[int, ...]
+
+    def start(self, words: Array, number: int) -> Pending:
+        """Start a swap with the partner; `wait` leaves the mean in `words`.
+
+        Collective.
+        """
+        rank = self.group.rank
+        if self.group.size == 1:
+            return Pending(words)
+        theirs = np.empty_like(words)
+        peer = partner(rank, number, self.group.size)
+        pending = self.group.start_swap(words, theirs, peer, PURPOSE)
+        own_rows = self.rows[rank]
+        peer_rows = self.rows[peer]
+
+        def arrive() -> None:
+            pending.wait()
+            parts = (words, theirs) if rank < peer else (theirs, words)
+            counts = (own_rows, peer_rows) if rank < peer else (peer_rows, own_rows)
+            words[...] = weighted(parts, counts)
+
+        return Pending(words, arrive)
+
+
+def weighted(parts: tuple[Array, Array], counts: tuple[int, int]) -> Array:
+    """Return the mean of two arrays, weighted by `counts`.
+
+    If both counts are 0, it is the plain mean.
+    """
+    counts = counts if any(counts) else (1, 1)
+    first, second = (
+        words.dtype.type(count / sum(counts)) * words
+        for words, count in zip(parts, counts, strict=True)
+    )
+    total: Array = first + second
+    return total
+
+
+def partner(replica: int, number: int, replicas: int) -> int:
+    """Return the replica with which `replica` mixes in mix `number`, from 0 on.
+
+    The number R of `replicas` is even. In mix t, replica i of the first half mixes
+    with replica ((t + i) mod R/2) + R/2 of the second half. After R/2 mixes each
+    replica of one half has mixed with each of the other half.
+    """
+    half = replicas // 2
+    if replica < half:
+        return (number + replica) % half + half
+    return (replica - half - number) % half
+
+
+MIXERS: dict[str, Callable[[Communicator, tuple[int, ...]], NeighbourMixer]] = {
+    "all": MixAll,
+    "shift_one": MixPairs,
+}
+PEERS_HELP = (
+    "replicas that weights are mixed with: all of them (all), or one other replica that"
+    " changes (shift_one)"
+)
+
+
+def refuse_odd(peers: str, replicas: int) -> Iterator[str]:
+    """Yield a refusal if an odd number of replicas is to mix in pairs."""
+    if peers == "shift_one" and replicas > 1 and replicas % 2 == 1:
+        yield (
+            f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave"
+            " one over; use an even number of replicas, or agreement.peers=all"
+        )
+
+
 # Averages under way while replicas continue (BAGUA's asynchronous model average).
 #
 # The all-reduce of an average begins after exchange t = τ, 2τ, ... After exchange
@@ -771,14 +937,32 @@ def flat_positions(state: State, columns: int) -> Array:
 #
 #     w ← Σ_r (n_r / n) w_r(t) + (w − w_own(t))
 #
-# BAGUA takes a lock, averages and releases it, at any time; here exchanges are counted
-# instead, so that every run is the same. A delay of 0 is `average`, to the bit. An
-# average has a communicator of its own, so that no other message queues behind it.
+# Exchanges are counted, so that every run is the same. A delay of 0 is `average`, to
+# the bit. An average has a communicator of its own, so that no other message queues
+# behind it.
+#
+# With `peers` = shift_one the mean is that of a pair of replicas, another one in each
+# average (asynchronous D_FP of BAGUA). With a codec it is a ← a − (1/R) Σ C(c) of
+# `CodedChanges`, for the changes c of w_r(t) (asynchronous C_LP).
+#
+# With `sync_interval_ms`, clocks decide, as in BAGUA: a replica starts an average that
+# many milliseconds after it used the last one, and uses it after the first exchange
+# that finds it complete. No replica waits, and so t differs from replica to replica:
+#
+#     w ← Σ_q (n_q / n) w_q(t_q) + (w − w_own(t_own))
+#
+# An average is complete once all replicas have started it, so that none starts two
+# while another starts none. Where all have to be at one point (a checkpoint, the end),
+# those that have not started the last average start it, and all wait for it. The
+# exchanges of all starts and uses are logged; with them the weights can be computed
+# again.
 
 ASIDE = 6  # vectors: what is sent, the sum, both saved, and copies of these
 MEAN = "async_mean"
 OWN = "async_own"
 SINCE = "async_since"
+EVENTS = "averages"  # name of the log of what clocks decided
+USES, STARTS = 1, 2  # flags of what a replica does after an exchange
 
 
 @dataclass(frozen=True)
@@ -799,22 +983,55 @@ class AsyncAverageSettings(AverageSettings):
         "exchanges from the start of an average to its use; 0 makes it the agreement"
         " average",
         at_least=0,
+        read_if={"agreement.sync_interval_ms": (0.0,)},
     )
+    sync_interval_ms: float = setting(
+        0.0,
+        "milliseconds from the use of an average to the start of the next one, by the"
+        " clock of each replica, so that no two runs are the same; 0 counts exchanges",
+        at_least=0,
+    )
+    warmup_exchanges: int = setting(
+        0,
+        "exchanges at the start after which all replicas average at once",
+        at_least=0,
+    )
+    peers: str = setting("all", PEERS_HELP, choices=tuple(MIXERS))
 
     supports: ClassVar[Supports] = replace(
-        AverageSettings.supports, codecs=False, averages=False, emulated_members=False
+        AverageSettings.supports, averages=False, emulated_members=False
     )
-    reads: ClassVar[frozenset[str]] = frozenset()
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield refusals of a delay above the period, of svrg, and of FedProx."""
+        """Yield refusals of a delay above the period, of svrg, and of FedProx.
+
+        Yield also those of codecs in pairs, and of clocks with either of them.
+        """
+        yield from refuse_odd(self.peers, config.grid.replicas)
+        in_pairs = self.peers != "all"
+        if self.codec != "identity" and (in_pairs or self.sync_interval_ms):
+            yield (
+                f"sends with codec = {self.codec!r} to all replicas, every --period"
+                " exchanges; leave agreement.peers and sync_interval_ms out"
+            )
+        if in_pairs and self.sync_interval_ms:
+            yield (
+                "averages by clocks over all replicas, and peers = 'shift_one' makes"
+                " pairs; leave one of peers and sync_interval_ms out"
+            )
         period = config.schedule.period
         if self.proximal:
             yield (
                 "has no moment at which all replicas are at one average, and proximal"
                 " draws steps to it; use --agreement average, or agreement.proximal=0"
             )
-        if self.delay > period:
+        if self.sync_interval_ms and config.run.reproducible:
+            yield (
+                f"starts averages by clocks with sync_interval_ms ="
+                f" {self.sync_interval_ms:g}, and [run] reproducible asks for equal"
+                " runs; leave one of the two out"
+            )
+        if self.delay > period and not self.sync_interval_ms:
             yield (
                 f"sends one average at a time: [agreement] delay = {self.delay} must be"
                 f" at most [schedule] period = {period}; use a longer --period"
@@ -829,25 +1046,44 @@ class AsyncAverageSettings(AverageSettings):
 class AsyncAverage(AverageVariant):
     """Asynchronous model average of BAGUA (Gan et al., 2021).
 
-    Needs    what `Average` needs, and `delay` of at most τ.
+    Needs    what `Average` needs, and `delay` of at most τ; `peers` = shift_one needs
+             an even R.
     Refuses  what `Average` refuses, svrg, `--emulate-members`, and with several
-             replicas [average].
+             replicas [average]; codecs in pairs; with `sync_interval_ms` also codecs,
+             pairs, and `--reproducible`.
     Keeps    (d + i)·a·K words that were sent and as many of their sum, and room for
              both in the state, from which checkpoints save them.
-    Sends    every τ exchanges an all-reduce of (d + i)·a·K words, on the communicator
-             `aside`; the broadcast to members, which comes `delay` exchanges later, has
-             S·K words. At the end what `Average` sends, on the replicas' communicator,
-             unless `delay` is 0 and the last exchange had an average.
+    Sends    every τ exchanges an all-reduce of (d + i)·a·K words, with `peers` =
+             shift_one a swap of as many, on the communicator `aside`; with a codec its
+             bytes for a bucket of d columns, and an all-reduce of i·K words. The
+             broadcast to members, which comes `delay` exchanges later, has S·K words.
+             After each of the first `warmup_exchanges`, and at the end, what
+             `Average` sends, on the replicas' communicator, unless the last exchange
+             had an average. With `sync_interval_ms` clocks decide how often averages
+             start, and members learn from member 0 in each exchange what to do, a word
+             of control.
     """
 
     settings: ClassVar[type[AgreementSettings]] = AsyncAverageSettings
 
-    def __init__(self, terms: AgreementInputs, aside: Communicator) -> None:
+    def __init__(
+        self,
+        terms: AgreementInputs,
+        aside: Communicator,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         super().__init__(terms)
+        self.changes = CodedChanges.of(terms, aside)
+        self.mixer = MIXERS[terms.settings.peers](aside, terms.rows)
         self.delay = terms.settings.delay
+        self.interval = terms.settings.sync_interval_ms / 1000.0  # seconds; 0: counted
+        self.warmup = terms.settings.warmup_exchanges
         self.aside = aside
+        self.clock = clock
         self.overlap = Overlap(aside)
         self._travelling: AverageUnderWay | None = None
+        self._next = 0.0  # when the clock starts the next average
+        self._events: list[int] = []  # flags, of each exchange so far, of clocks
 
     @classmethod
     def of(cls, terms: AgreementInputs) -> "AsyncAverage":
@@ -863,6 +1099,7 @@ class AsyncAverage(AverageVariant):
         Only a run on the same grid resumes from these arrays. A run on another grid
         starts from the mean over all replicas, which an average does not change.
         """
+        super().prepare(state)
         words = self._said(state)
         state.rank_arrays[MEAN] = np.zeros_like(words)
         state.rank_arrays[OWN] = np.zeros_like(words)
@@ -875,6 +1112,9 @@ class AsyncAverage(AverageVariant):
 
         A checkpoint saves it in `state.rank_arrays`.
         """
+        super().start(state, exchanges)
+        if self.interval and len(self._events) != exchanges:  # no log of this grid
+            self._events = [0] * exchanges
         arrays = state.rank_arrays
         since = int(state.rank_arrays[SINCE][0])
         if since:
@@ -884,16 +1124,29 @@ class AsyncAverage(AverageVariant):
     def is_whole(self, exchanges: int) -> bool:
         """Return whether all replicas have equal weights after so many exchanges.
 
-        They have after each period if `delay` is 0, and otherwise never.
+        They have after each exchange of the warm-up, and after each period if `delay`
+        is 0 and no clock starts averages; otherwise never.
         """
-        return self.delay == 0 and super().is_whole(exchanges)
+        if 0 < exchanges <= self.warmup:
+            return True
+        return not (self.delay or self.interval) and super().is_whole(exchanges)
 
     def after_exchange(self, state: State, exchanges: int) -> None:
-        """Apply an average that is due, then start one if a period ends. Collective.
+        """Apply an average that is due, then start one if that is due. Collective.
 
-        With a `delay` of 0 that one is applied at once. With one replica, do nothing.
+        With a `delay` of 0 that one is applied at once. In the warm-up, all replicas
+        average. With one replica, do nothing.
         """
+        if self.interval:
+            self._events.append(0)
         if self.grid.replicas.size == 1:
+            return
+        if exchanges <= self.warmup:
+            self.synchronise(state, exchanges)
+            self.anchor(state)
+            return
+        if self.interval:
+            self._follow_clock(state, exchanges)
             return
         if self._is_due(exchanges):
             self.apply_average(state)
@@ -902,8 +1155,41 @@ class AsyncAverage(AverageVariant):
             if self.delay == 0:
                 self.apply_average(state)
 
+    def _follow_clock(self, state: State, exchanges: int) -> None:
+        """Apply an average that is complete, or start one if it is time. Collective.
+
+        Only members wait for each other: member 0 decides for its replica.
+        """
+        now = self._travelling
+        flag = 0
+        if self.grid.member == 0:
+            if now is not None and now.pending.has_arrived():
+                flag = USES
+            elif now is None and self.clock() >= self._next:
+                flag = STARTS
+        flag = self.grid.members.max_flag(flag)
+        self._events[-1] = flag
+        if flag == USES:
+            self.apply_average(state)
+            self._next = self.clock() + self.interval
+        if flag == STARTS:
+            self.start_average(state, exchanges)
+
+    def _start_missing(self, state: State) -> None:
+        """Start the last average on replicas that have not started it. Collective.
+
+        Only then may all replicas wait for it.
+        """
+        if not self.interval or self.grid.replicas.size == 1:
+            return
+        started = sum(flag & STARTS for flag in self._events)
+        if started < self.grid.replicas.max_flag(started):
+            self._events[-1] += STARTS
+            self.start_average(state, len(self._events))
+
     def arrive(self, state: State) -> None:
         """Wait for the all-reduce under way, but apply nothing yet. Collective."""
+        self._start_missing(state)
         if self._travelling is not None:
             self._arrive(self._travelling)
 
@@ -913,10 +1199,29 @@ class AsyncAverage(AverageVariant):
         The mean over all replicas is the same as with the dropped average. Weights that
         are equal on all replicas are not averaged.
         """
-        if self._travelling is not None:
-            self._arrive(self._travelling)
-            self._travelling = None
+        self.arrive(state)
+        self._travelling = None
         super().settle(state, exchanges)
+
+    def logs(self) -> dict[str, Array]:
+        """Return what clocks decided after each exchange, (R, exchanges). Collective.
+
+        It is the sum of `USES` and `STARTS` where a replica used an average or started
+        one. Without clocks there is no log.
+        """
+        if not self.interval:
+            return {}
+        replicas = self.grid.replicas
+        own = np.array(self._events, dtype=np.int64)
+        every = np.empty((replicas.size, own.size), dtype=np.int64)
+        counts = [own.size] * replicas.size
+        replicas.gather(own, counts, every.reshape(-1), "control")
+        return {EVENTS: every}
+
+    def recall(self, name: str, log: Array) -> None:
+        """Restore what this replica did; another number of replicas begins anew."""
+        if len(log) == self.grid.replicas.size:
+            self._events = log[self.grid.replica].tolist()
 
     def memory(self, state: State) -> dict[str, Array]:
         """Return the arrays of `state.memory` as checkpoints save them. Collective.
@@ -932,8 +1237,24 @@ class AsyncAverage(AverageVariant):
         return super().memory(state)
 
     def facts(self) -> dict[str, Any]:
-        """Return the delay, and how much of the transfers steps hid, for the report."""
-        return {"delay": self.delay, **self.overlap.facts()}
+        """Return how averages overlapped with steps, for the report. Collective.
+
+        These are the delay, or where clocks start averages the exchanges of all starts
+        and uses, and the largest difference between starts of an average.
+        """
+        if not self.interval:
+            return {"delay": self.delay, **self.overlap.facts()}
+        events = self.logs()[EVENTS]
+        started, used = (
+            [(np.flatnonzero(row & flag) + 1).tolist() for row in events]
+            for flag in (STARTS, USES)
+        )
+        distances = [max(each) - min(each) for each in zip(*started, strict=False)]
+        return {
+            "drift": max(distances, default=0),
+            "averages": {"started": started, "used": used},
+            **self.overlap.facts(),
+        }
 
     def close(self) -> None:
         """Close the communicator of the averages. Collective."""
@@ -944,11 +1265,14 @@ class AsyncAverage(AverageVariant):
         return now is not None and exchanges == now.since + self.delay
 
     def start_average(self, state: State, exchanges: int) -> None:
-        """Start the all-reduce of an average, which runs while training continues."""
+        """Start to send an average, which goes on while training continues."""
         own_words = self._said(state)
-        words = own_words * own_words.dtype.type(self.share)
+        words = own_words.copy()
         with self.overlap.posting():
-            pending = self.aside.start_sum(words, PURPOSE)
+            if self.changes is None:
+                pending = self.mixer.start(words, exchanges // self.period - 1)
+            else:
+                pending = self.changes.start(state, words, self.share, exchanges)
         self._travelling = AverageUnderWay(exchanges, own_words, pending)
 
     def _arrive(self, now: AverageUnderWay) -> Array:
@@ -969,7 +1293,10 @@ class AsyncAverage(AverageVariant):
         assert now is not None
         state.rank_arrays[SINCE][0] = 0
         # In this order: without changes since then it is the mean, to the bit.
-        moved = self._arrive(now) + (self._said(state) - now.own)
+        mean = self._arrive(now)
+        moved = mean + (self._said(state) - now.own)
+        if self.changes is not None:
+            self.changes.agree_on(state, mean)
         if self.averages_all(state):
             state.become(moved)
         else:
@@ -990,24 +1317,37 @@ class AsyncAverage(AverageVariant):
     def agrees(cls, shape: RunShape, exchanges: int) -> bool:
         """Return whether all replicas have equal weights after so many exchanges.
 
-        They have after each period if `delay` is 0, and otherwise never.
+        They have after each exchange of the warm-up, and after each period if `delay`
+        is 0 and no clock starts averages; otherwise never.
         """
-        return shape.settings.delay == 0 and super().agrees(shape, exchanges)
+        settings = shape.settings
+        if 0 < exchanges <= settings.warmup_exchanges:
+            return True
+        is_late = settings.delay or settings.sync_interval_ms
+        return not is_late and super().agrees(shape, exchanges)
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what rank 0 sends after exchange `exchanges`.
 
         This is the all-reduce of an average that starts then, and the broadcast to the
         members of an average that is applied then. An average that would be applied
-        after the last exchange is dropped.
+        after the last exchange is dropped. In the warm-up it is what `Average` sends.
+        Return None where clocks start averages.
         """
-        wide = words_averaged(shape)
-        sent = []
-        since = exchanges - shape.settings.delay
+        settings = shape.settings
+        if settings.sync_interval_ms:
+            return None
+        if exchanges <= settings.warmup_exchanges:
+            return sent_for_changes(shape)
+        sent: list[SentWords] = []
+        since = exchanges - settings.delay
         if exchanges % shape.period == 0:
-            sent = shape.sum((shape.local_columns + shape.intercept) * wide)
-        is_applied = since > 0 and since % shape.period == 0
+            started = _sent_aside(shape)
+            if started is None:
+                return None
+            sent += started
+        is_applied = since > settings.warmup_exchanges and since % shape.period == 0
         if is_applied and shape.intercept:
             sent += shape.to_members(shape.classes * shape.states)
         return sent
@@ -1022,3 +1362,19 @@ class AsyncAverage(AverageVariant):
     def saves(cls, shape: StateShape) -> int:
         """Return the bytes of all replicas, with what was sent last, and its sum."""
         return shape.replicas * (shape.state + 2 * shape.vector)
+
+
+def _sent_aside(shape: RunShape) -> list[SentWords] | None:
+    """Return what rank 0 sends where an average starts, as `Average` or in a pair.
+
+    Return None where `sent_by_codec` does.
+    """
+    if is_coded(shape.config) and shape.replicas > 1:
+        coded = sent_by_codec(shape)
+        if coded is None or not shape.intercept:
+            return coded
+        return [*coded, shape.sent(shape.classes)]
+    words = (shape.local_columns + shape.intercept) * words_averaged(shape)
+    if shape.settings.peers == "all":
+        return shape.sum(words)
+    return [shape.sent(words)]

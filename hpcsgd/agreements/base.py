@@ -277,8 +277,9 @@ class AgreementSettings(Settings, section="agreement"):
     )
     hierarchical: str = setting(
         "off",
-        "all-reduce of gradients in two levels: first inside a node, a rack, or groups"
-        " of N replicas (node, rack or N); off uses one level",
+        "sum gradients, or mix weights, in two levels: first inside a node, a rack, or"
+        " groups of N replicas (node, rack or N), then between groups; off uses one"
+        " level",
         is_count=True,
     )
     foreign: tuple[tuple[str, Any], ...] = ()

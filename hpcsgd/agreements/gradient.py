@@ -879,13 +879,10 @@ def sent_for_gradient(
     Return None if sizes and settings alone do not decide them. `partition` is the size
     in MiB of the pieces in which buckets without a codec are summed.
     """
-    hierarchy = shape.settings.hierarchical
-    inside = 1
-    if hierarchy in ("node", "rack"):
+    groups = group_sizes(shape)
+    if groups is None:
         return None
-    if hierarchy != "off":
-        inside = min(int(hierarchy), shape.replicas)
-    leaders = -(-shape.replicas // inside)
+    inside, leaders = groups
     shares_tail = shape.intercept and shape.shares_tail
     if shape.flagged and (inside > 1 or shares_tail):
         return None  # an overflow changes how often the tail is sent
@@ -905,6 +902,18 @@ def sent_for_gradient(
     if shares_tail:
         sent.append(shape.sent(tail, 8))
     return sent
+
+
+def group_sizes(shape: RunShape) -> tuple[int, int] | None:
+    """Return the replicas of rank 0's group in `hierarchical`, and how many groups.
+
+    Return None where nodes or racks are the groups, which sizes do not decide.
+    """
+    hierarchy = shape.settings.hierarchical
+    if hierarchy in ("node", "rack"):
+        return None
+    inside = 1 if hierarchy == "off" else min(int(hierarchy), shape.replicas)
+    return inside, -(-shape.replicas // inside)
 
 
 def sent_in_place(shape: RunShape, partition: float = inf) -> list[SentWords]:

@@ -349,12 +349,37 @@ class Groups:
 
     inside: Communicator
     leaders: Communicator  # on a leader: all leaders; else: all other replicas
-    count: int
+    labels: Labels
+
+    @property
+    def count(self) -> int:
+        """Return the number of groups."""
+        return len(set(self.labels))
 
     @property
     def leads(self) -> bool:
         """Return whether this replica is the leader of its group."""
         return self.inside.rank == 0
+
+    def rows(self, rows: Sequence[int]) -> tuple[int, ...]:
+        """Return the rows of each group, in the order of leaders.
+
+        `rows` are those of each replica.
+        """
+        pairs = list(zip(rows, self.labels, strict=True))
+        return tuple(
+            sum(count for count, first in pairs if first == leader)
+            for leader in sorted(set(self.labels))
+        )
+
+    def mean(self, words: Array, share: float) -> None:
+        """words ← Σ share · words in this group, on its leader, in place. Collective.
+
+        `share` is that of this replica in the rows of the group.
+        """
+        if self.inside.size > 1:
+            words *= words.dtype.type(share)
+            self.inside.reduce(words, PURPOSE)
 
     def close(self) -> None:
         """Close both communicators. Collective."""
@@ -373,7 +398,7 @@ def open_groups(grid: Grid, of: str) -> Groups:
     speakers = replicas.host_group
     inside = speakers.split(first[grid.replica], replicas.rank)
     leaders = speakers.split(int(inside.rank > 0), replicas.rank)
-    return Groups(inside, leaders, len(set(first)))
+    return Groups(inside, leaders, first)
 
 
 def check_groups(of: str) -> None:

@@ -156,7 +156,7 @@ def advise_fewer_messages(result: Result) -> str:
             f"agreeing dominates: --set agreement.{longer} agrees half as often (as a"
             " batch twice as large)"
         )
-    if kind.shares_gradients:
+    if kind.requires.period is not None:
         return (
             "agreeing dominates: --set agreement.accumulate="
             f"{2 * agreement['accumulate']} sends half as often (as a batch twice as"

@@ -1,7 +1,7 @@
 """Twins of decentralised methods that lack one part."""
 
-from hpcsgd.agreements.averaging import flat_positions, positions
-from hpcsgd.agreements.more.decentralized import LowPrecision, MixPairs
+from hpcsgd.agreements.averaging import MixPairs, flat_positions, positions
+from hpcsgd.agreements.more.decentralized import LowPrecision
 
 
 def always_the_same(self, words, number):

@@ -104,15 +104,27 @@ def nested(sizes):
     return sent + (average(sizes) if last % 3 else [])
 
 
-def late(sizes):
-    """Set out after three exchanges, and applied after the next one."""
-    sent = []
-    for number in sizes.exchanges():
+def late(sizes, warm=0, kind="sum"):
+    """Set out after three exchanges, and applied after the next one.
+
+    One comes at once after each of the first `warm` exchanges.
+    """
+    sent = average(sizes) * warm
+    for number in sizes.exchanges()[warm:]:
         if number % 3 == 0:
-            sent += summed(sizes.words + sizes.scores)
-        if number % 3 == 1 and number > 1:
+            sent += [(kind, sizes.words + sizes.scores, 8)]
+        if number % 3 == 1 and number - 1 > warm:
             sent += told(sizes, sizes.scores)
     return sent + average(sizes)
+
+
+def late_bytes(sizes):
+    """A byte a word and two ends, and the intercept as it is."""
+    record = sizes.words + 8 + 8 * sizes.scores
+    return [
+        ("bytes", record, 1) if kind == "coded" else (kind, words, size)
+        for kind, words, size in late(sizes, kind="coded")
+    ]
 
 
 def slow_parts(sizes):
@@ -170,15 +182,36 @@ def warm_momentum(codec):
     return formula
 
 
-def mixed(sizes):
-    """Weights in every exchange, and their mean at the end."""
-    return average(sizes) * (len(sizes.exchanges()) + 1)
+def mixed(sizes, period=1):
+    """Weights in the first exchange of each period, and their mean at the end."""
+    return average(sizes) * (len(sizes.exchanges()[::period]) + 1)
 
 
-def records(sizes):
+def records(sizes, period=1):
     """To both neighbours a byte a word, two ends and the intercept as it is."""
     record = ("swap", 8 + sizes.words + 8 * sizes.scores, 1)
-    return [record] * (2 * len(sizes.exchanges())) + average(sizes)
+    return [record] * (2 * len(sizes.exchanges()[::period])) + average(sizes)
+
+
+def mixed_in_twos(sizes):
+    """Weights to a leader and back, and between two leaders if there are two."""
+    words = sizes.words + sizes.scores
+    each = [("reduce", words, 8), ("broadcast", words, 8)]
+    between = average(sizes) if sizes.replicas > 2 else []
+    return (each + between) * len(sizes.exchanges()) + average(sizes)
+
+
+def records_in_threes(sizes):
+    """To a leader and back; of four replicas the last leads itself, in a ring of two.
+
+    Members of a leader of three learn the intercept of its mean.
+    """
+    words = sizes.words + sizes.scores
+    each = [("reduce", words, 8), ("broadcast", words, 8)]
+    if sizes.replicas > 3:
+        each += [("swap", 8 + sizes.words + 8 * sizes.scores, 1)] * 2
+        each += told(sizes, sizes.scores)
+    return each * len(sizes.exchanges()) + average(sizes)
 
 
 def rounds(sizes):

@@ -18,8 +18,14 @@ from tests.helpers.traffic_formulas import (
     counted,
     gradient,
     in_groups,
+    late,
+    late_bytes,
     late_steps,
+    mixed,
+    mixed_in_twos,
     products,
+    records,
+    records_in_threes,
     scheduled,
     slices,
     slow_parts,
@@ -151,6 +157,22 @@ VARIANTS = {
         lambda sizes: gradient(sizes, together=2),
     ),
     "groups of two": ("ddp", {"hierarchical": "2"}, in_groups),
+    "mixes in groups of two": ("decentralized", {"hierarchical": "2"}, mixed_in_twos),
+    "records in groups of three": (
+        "decentralized-low",
+        {"hierarchical": "3"},
+        records_in_threes,
+    ),
+    "averages aside in pairs": (
+        "async-average",
+        {"peers": "shift_one"},
+        lambda sizes: late(sizes, kind="swap"),
+    ),
+    "averages aside, after a warm-up": (
+        "async-average",
+        {"warmup_exchanges": 4},
+        lambda sizes: late(sizes, warm=4),
+    ),
     "one tile a message": ("bytescheduler", {"partition": 4.0}, gradient),
     "small pieces": ("bytescheduler", {"partition": 1e-9}, lambda s: scheduled(s, 1)),
     "slices of two batches": (
@@ -173,11 +195,33 @@ def test_the_ledger_of_other_settings(name, grid, tmp_path):
     assert sums["agreement"] == card
 
 
+@pytest.mark.parametrize(
+    "method, formula", [("decentralized", mixed), ("decentralized-low", records)]
+)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_ledger_of_mixes_in_each_third_exchange(method, formula, grid, tmp_path):
+    ledger, sums, sizes = trained(method, grid, tmp_path, schedule={"period": 3})
+    card = counted(formula(sizes, 3))
+    assert figures(ledger["agreement"], card) == card
+    assert sums["agreement"] == card
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_ledger_of_averages_aside_in_bytes(grid, tmp_path):
+    agreement = {"codec": "byte"}
+    ledger, sums, sizes = trained("async-average", grid, tmp_path, agreement=agreement)
+    card = {"bytes": counted(late_bytes(sizes))["bytes"]}
+    assert figures(ledger["agreement"], card) == card
+    assert sums["agreement"] == card
+
+
 def test_nodes_and_tuned_pieces_have_no_formula(tmp_path):
-    """Where ranks are and what time they take decide."""
+    """Where ranks are, and what time they take, decide."""
     for method, agreement in (
         ("ddp", {"hierarchical": "node"}),
         ("bytescheduler", {"tune_schedule": True}),
+        ("decentralized", {"hierarchical": "node"}),
+        ("async-average", {"sync_interval_ms": 1.0}),
     ):
         _, sums, _ = trained(method, (2, 1), tmp_path, agreement=agreement)
         assert "agreement" not in sums

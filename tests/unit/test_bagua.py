@@ -1,26 +1,45 @@
 """Replicas that mix weights, average aside, or send momentum: their formulas."""
 
 from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.averaging import AsyncAverage, flat_positions
+from hpcsgd.agreements.averaging import (
+    AsyncAverage,
+    MixAll,
+    MixPairs,
+    flat_positions,
+    partner,
+)
 from hpcsgd.agreements.codecs.bits import piece_words
-from hpcsgd.agreements.more.decentralized import MixAll, MixPairs, OwnSteps, partner
+from hpcsgd.agreements.more.decentralized import OwnSteps
 from hpcsgd.agreements.more.qadam import RestingAdam
 from hpcsgd.api import train
-from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.errors import ConfigError
+from hpcsgd.runs.progress import Callback
 from hpcsgd.runs.result import Status
-from tests.helpers.bagua import MOMENTUM, ROWS, Momentum, config_of
+from tests.helpers.bagua import (
+    MOMENTUM,
+    ROWS,
+    Clocked,
+    Momentum,
+    clocked,
+    config_of,
+    update_of,
+)
 from tests.helpers.bagua_runs import expected
 from tests.helpers.gradients import agreed
 from tests.helpers.harness import make_problem, relative_error, train_on, union_oracle
 from tests.helpers.sparse import make_sparse
 
-EVEN = ("pairs",)  # rows that need an even number of replicas
+EVEN = (
+    "pairs",
+    "pairs, each third",
+    "async pairs",
+)  # rows that need an even number of replicas
 
 
 def error_of(problem, config, row, stored=None):
@@ -44,18 +63,18 @@ def test_every_row_is_its_formula(row, replicas):
 @pytest.mark.parametrize("row", ROWS)
 def test_members_momentum_and_batches_that_travel_together(row):
     problem = make_problem("logistic")
-    own = {} if row == "qadam" else {"update": MOMENTUM}
-    kind = {"products": {"kind": "gram"}} if row == "async" else {}
+    own = {"update": update_of(row)}
+    kind = {"products": {"kind": "gram"}} if "async" in row else {}
     config = config_of(problem, row, 4, 2, **own, **kind)
     assert error_of(problem, config, row) < 1e-11
-    if row != "async":
+    if "async" not in row:
         config = config_of(
             problem, row, 2, 3, agreement={"accumulate": 2}, rate={"kind": "cosine"}
         )
         assert error_of(problem, config, row) < 1e-11
 
 
-@pytest.mark.parametrize("row", ["all", "pairs", "low"])
+@pytest.mark.parametrize("row", ["all", "pairs", "low", "low, each third"])
 def test_momentum_is_read_where_its_rule_reads_scores(row):
     problem = make_problem("logistic")
     for kind in ("nesterov", "nesterov-classic"):
@@ -70,7 +89,8 @@ def test_sparse_and_gathered_rows(row):
     config = config_of(dense, row)
     assert error_of(dense, config, row, stored) < 1e-11
     config = config_of(dense, row, 2, 2, products={"kind": "gather"})
-    if row not in ("low", "qadam"):  # whose members there encode all columns
+    if not any(word in row for word in ("low", "qadam", "bytes")):
+        # Members of those encode all columns there.
         assert error_of(dense, config, row) < 1e-11
 
 
@@ -79,7 +99,7 @@ def test_edges(row):
     """Replicas without rows in an exchange, one column, a gradient of nothing."""
     few = make_problem("logistic", n=5, d=1)
     config = config_of(few, row, schedule={"batch": 1}, problem={"intercept": False})
-    if row != "async":
+    if "async" not in row:
         assert error_of(few, config, row) < 1e-11
     flat = make_problem("gaussian", n=20, d=5)
     flat = replace(flat, y=0 * flat.y)
@@ -155,8 +175,8 @@ def test_mixing_leaves_the_mean_by_rows_alone(mixer):
     before = rng.normal(size=(4, 9))
 
     def on_rank(world):
-        mix = mixer(Grid(world, 4, 1), rows)
-        return mix.start(before[world.rank].copy(), 1)()
+        mix = mixer(world, rows)
+        return mix.start(before[world.rank].copy(), 1).wait()
 
     after = np.array(run_ranks(4, on_rank))
     np.testing.assert_allclose(rows @ after, rows @ before, rtol=1e-14)
@@ -167,7 +187,7 @@ def test_two_alike_stay_as_they_are():
     words = np.random.default_rng(1).normal(size=9)
 
     def on_rank(world):
-        return MixPairs(Grid(world, 2, 1), (5, 5)).start(words.copy(), 0)()
+        return MixPairs(world, (5, 5)).start(words.copy(), 0).wait()
 
     for mixed in run_ranks(2, on_rank):
         np.testing.assert_array_equal(mixed, words)
@@ -243,6 +263,21 @@ def test_weights_as_they_are_change_nothing_but_what_was_lost(monkeypatch):
 # ------------------------------------------------------------- averages aside
 
 
+@pytest.mark.parametrize("codec", ["topk", "bytegrad", "qsgd"])
+def test_no_delay_of_a_codec_is_local_sgd_by_it_to_the_bit(codec):
+    problem = make_problem("softmax", n=58)
+    prints = {
+        train_on(
+            3, config_of(problem, "async", 3, agreement=asked), problem
+        ).weights_sha256
+        for asked in (
+            {"delay": 0, "codec": codec},
+            {"kind": "average", "delay": 1, "codec": codec},
+        )
+    }
+    assert len(prints) == 1
+
+
 @pytest.mark.parametrize("momentum", ["average", "keep", "reset"])
 @pytest.mark.parametrize("members", [1, 2])
 def test_no_delay_is_local_sgd_to_the_bit(members, momentum):
@@ -282,6 +317,68 @@ def test_nothing_travels_when_a_run_is_over(monkeypatch):
     for before, after in settled:
         assert before is not None and not before.pending.is_under_way
         assert after is None
+
+
+# ------------------------------------------------------------ averages by clocks
+
+
+class Gate(Callback):
+    """Replica 0 stands after its exchange 3 until replica 1 has done 20."""
+
+    def __init__(self, replica, far):
+        self.replica, self.far = replica, far
+
+    def on_exchange(self, view):
+        if self.replica == 1 and view.exchanges == 20:
+            self.far.set()
+        if self.replica == 0 and view.exchanges == 3:
+            assert self.far.wait(300), "replica 1 waited for replica 0"
+
+
+def check_clocked(result, config, problem):
+    averages = result.report["agreement"]["averages"]
+    told = Clocked(config, problem, averages).run()
+    assert relative_error(result, told) < 1e-11
+    words = len(problem.X[0]) * problem.classes + problem.classes
+    sums = len(averages["started"][0]) + config.agreement.warmup_exchanges + 1
+    if config.grid.members == 1:  # momentum is averaged, too
+        assert result.ledger["agreement"]["words"] == 2 * words * sums
+    return averages
+
+
+def test_replicas_drift_apart_and_their_log_gives_the_weights(monkeypatch):
+    """One goes 17 exchanges ahead of another, and nobody waits until the end."""
+    monkeypatch.setattr("hpcsgd.runs.loop.SECONDS_BETWEEN_POLLS", 1e9)
+    problem, far = make_problem("softmax", n=240), Event()
+    config = clocked(problem, 2)
+
+    def on_rank(world):
+        gate = [Gate(world.rank, far)]
+        return train(config, X=problem.X, y=problem.y, world=world, callbacks=gate)
+
+    results = run_ranks(2, on_rank)
+    assert far.is_set() and len({r.weights_sha256 for r in results}) == 1
+    averages = check_clocked(results[0], config, problem)
+    assert len(averages["started"][0]) == len(averages["started"][1]) > 1
+    starts = np.array(averages["started"])
+    assert results[0].report["agreement"]["drift"] == np.ptp(starts, axis=0).max()
+
+
+@pytest.mark.parametrize("replicas, members", [(1, 1), (3, 1), (2, 2)])
+def test_clocks_of_members_and_a_warm_up(replicas, members):
+    """Members of a replica do as one of them decides."""
+    problem = make_problem("logistic", n=90)
+    config = clocked(problem, replicas, members, agreement={"warmup_exchanges": 5})
+    result = train_on(replicas * members, config, problem)
+    averages = check_clocked(result, config, problem) if replicas > 1 else {"used": []}
+    assert min((k for row in averages["used"] for k in row if k), default=9) > 5
+
+
+def test_a_clock_that_is_never_due_leaves_replicas_alone():
+    problem = make_problem("logistic", n=90)
+    config = clocked(problem, 2, agreement={"sync_interval_ms": 1e9})
+    averages = check_clocked(train_on(2, config, problem), config, problem)
+    assert len(averages["started"][0]) == 1  # the first one is due at once
 
 
 # ------------------------------------------------------------------- momentum

@@ -5,9 +5,11 @@ import pytest
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.result import Status
-from tests.helpers.bagua import MOMENTUM, ROWS, config_of
+from hpcsgd.studies.verify import certify
+from tests.helpers.bagua import ROWS, Clocked, clocked, config_of, update_of
 from tests.helpers.gradients import agreed, in_folder
-from tests.helpers.harness import make_problem, train_on
+from tests.helpers.harness import make_problem, relative_error, train_on
+from tests.helpers.verify import reader_of
 
 # --------------------------------------------------------------------- endings
 
@@ -22,12 +24,12 @@ def test_a_run_goes_on_bit_for_bit(row, tmp_path):
             own = {"hierarchical": "2", "codec": "bytegrad"}
             config = agreed(problem, replicas, members, agreement=own)
         else:
-            update = {} if row == "qadam" else {"update": MOMENTUM}
-            kind = {"products": {"kind": "gather"}} if row == "async" else {}
+            update = {"update": update_of(row)}
+            kind = {"products": {"kind": "gather"}} if "async" in row else {}
             config = config_of(problem, row, replicas, members, **update, **kind)
         ranks, place = replicas * members, tmp_path / f"{replicas}"
         whole = in_folder(place / "whole", config, ranks, problem)[0]
-        stops = (3, 4, 5, 6) if row == "async" else (4, 6)
+        stops = (3, 4, 5, 6) if "async" in row else (4, 6)
         for stop in stops:
             parts = place / f"parts{stop}"
             first = in_folder(parts, config, ranks, problem, stop=stop)
@@ -35,6 +37,33 @@ def test_a_run_goes_on_bit_for_bit(row, tmp_path):
             again = in_folder(parts, config, ranks, problem)
             assert {r.weights_sha256 for r in again} == {whole.weights_sha256}
             assert again[0].iterations == whole.iterations
+
+
+@pytest.mark.parametrize("replicas, members", [(3, 1), (2, 2)])
+def test_averages_by_clocks_go_on_from_what_was_under_way(replicas, members, tmp_path):
+    """The log of both parts gives the weights; replicas have started as many."""
+    problem = make_problem("logistic", n=90)
+    config = clocked(problem, replicas, members)
+    for stop in (2, 3, 6):
+        place, ranks = tmp_path / f"{stop}", replicas * members
+        first = in_folder(place, config, ranks, problem, stop=stop)[0]
+        assert first.status.value == "preempted"
+        again = in_folder(place, config, ranks, problem)[0]
+        averages = again.report["agreement"]["averages"]
+        told = Clocked(config, problem, averages).run()
+        assert relative_error(again, told) < 1e-11
+        assert len({len(row) for row in averages["started"]}) == 1
+
+
+def test_a_certificate_repeats_steps_and_counts_no_averages_of_clocks(tmp_path):
+    problem = make_problem("logistic", n=90)
+    out = {"run": {"out": str(tmp_path), "record": 4}, "products": {"kind": "gram"}}
+    train_on(2, clocked(problem, 2, **out), problem)
+    found = certify(tmp_path, exchanges=4, reader=reader_of(problem, data=False))
+    checks = {check.name: check for check in found.checks}
+    assert sum(name.startswith("exchange") for name in checks) == 4
+    unknown = checks.pop("traffic of agreement")
+    assert unknown.ok is None and all(check.ok for check in checks.values())
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -52,9 +81,25 @@ REFUSED = [
     ("all", 4, {"agreement": {"codec": "bf16"}}, "no codecs.*leave agreement.codec"),
     ("low", 4, {"codec": {"feedback": "on"}}, "feedback = 'on' is for"),
     ("pairs", 3, {}, "3 replicas leave one over; use an even number"),
-    ("all", 4, {"agreement": {"hierarchical": "2"}}, "supports no sums in two levels"),
+    ("pairs", 6, {"agreement": {"hierarchical": "2"}}, "3 groups of.*leave one over"),
+    ("all", 4, {"agreement": {"hierarchical": "nodes"}}, "off, node, rack, or how"),
     ("qadam", 4, {"update": {"kind": "sgd"}}, "use --update adam"),
     ("async", 4, {"agreement": {"delay": 4}}, "must be at most.*period = 3"),
+    (
+        *("async", 4),
+        {
+            "agreement": {"sync_interval_ms": 5, "delay": 1},
+            "run": {"reproducible": True},
+        },
+        "starts averages by clocks.*leave one of the two out",
+    ),
+    ("async", 4, {"agreement": {"sync_interval_ms": 5}}, "delay = 2"),
+    ("async pairs", 3, {}, "3 replicas leave one over"),
+    (
+        *("async pairs", 4),
+        {"agreement": {"sync_interval_ms": 5, "delay": 1}},
+        "leave one of peers and sync_interval_ms out",
+    ),
     ("async", 4, {"update": {"kind": "svrg"}}, "use --agreement average"),
     ("async", 4, {"agreement": {"hierarchical": "2"}}, "use --agreement gradient"),
     ("async", 4, {"average": {"kind": "tail"}}, "set average.kind = 'none'"),
@@ -76,7 +121,13 @@ def test_what_cannot_work_is_said_with_the_remedy(row, replicas, sections, remed
 
 @pytest.mark.parametrize(
     "key, value",
-    [("peers", "some"), ("resync", -1), ("delay", -1), ("warmup_steps", 0)],
+    [
+        ("peers", "some"),
+        ("resync", -1),
+        ("delay", -1),
+        ("sync_interval_ms", -1),
+        ("warmup_steps", 0),
+    ],
 )
 def test_settings_are_checked_at_birth(key, value):
     with pytest.raises(ConfigError, match=key):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements import AGREEMENTS
-from hpcsgd.agreements.more.decentralized import MixPairs
+from hpcsgd.agreements.averaging import MixPairs
 from tests.helpers.averages_laws import CURVATURE, HARD, L2, OPTIMUM, gap, loss
 from tests.helpers.bagua import Ring, config_of
 from tests.helpers.bagua_laws import WithoutFeedback, always_the_same

@@ -77,8 +77,10 @@ def test_what_to_do_where_mixing_takes_the_time():
     from hpcsgd.runs import advice
 
     problem = make_problem("logistic")
-    result = train_on(2, config_of(problem, "all", 2), problem)
-    assert "accumulate=2 sends" in advice.advise_fewer_messages(result)
+    for kind in ("decentralized", "local-steps"):  # the last takes no batches together
+        config = config_of(problem, "all", 2, agreement={"kind": kind})
+        result = train_on(2, config, problem)
+        assert "--period 2 agrees half as often" in advice.advise_fewer_messages(result)
 
 
 def said(config, problem):

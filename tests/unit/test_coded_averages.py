@@ -148,7 +148,16 @@ REFUSED = [
     ({"kind": "fedavg", "codec": "topk"}, {}, "replicas that rest"),
     ({"kind": "slowmo", "base": "fedavg", "codec": "sign"}, {}, "replicas that rest"),
     ({"kind": "hierarchical", "groups": "1,2", "codec": "qsgd"}, {}, "no codecs"),
-    ({"kind": "async-average", "codec": "qsgd"}, {}, "no codecs"),
+    (
+        {"kind": "async-average", "codec": "qsgd", "peers": "shift_one"},
+        {},
+        "to all replicas.*leave agreement.peers",
+    ),
+    (
+        {"kind": "async-average", "codec": "qsgd", "sync_interval_ms": 5.0},
+        {},
+        "every --period exchanges",
+    ),
     (
         {"kind": "slowmo", "base": "hierarchical", "groups": "1,2", "codec": "qsgd"},
         {},

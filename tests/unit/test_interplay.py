@@ -26,6 +26,7 @@ OPENS = {
     "scheduled": {},
     "scheduled by leaders": {"kind": "scheduled", "hierarchical": "2"},
     "ticktock": {},
+    "decentralized by leaders": {"kind": "decentralized", "hierarchical": "2"},
     "async-average": {"delay": 2},
     "hierarchical": {"groups": "2,4", "periods": "1,3"},
 }
@@ -180,6 +181,8 @@ OF_ONE = {
     "resync": "decentralized-low",
     "warmup_steps": "qadam",
     "delay": "async-average",
+    "sync_interval_ms": "async-average",
+    "warmup_exchanges": "async-average",
     "rounds": "anybatch",
     "deadline": "anybatch",
     "graph": "anybatch",

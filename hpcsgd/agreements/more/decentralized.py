@@ -4,23 +4,28 @@
 `LocalSteps` is local SGD with any rule, such as Adam. A rank has d columns and K
 classes; i = 1 with an intercept, else 0. The first two:
 
-Needs    s = 1, τ = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
+Needs    s = 1, update sgd, momentum, nesterov, nesterov-classic, adagrad or
          adam, product direct, gather or gather-once, one model, a smooth penalty, and
          weights of at least 32 bits; `peers` = shift_one needs an even R.
-Refuses  codecs, `hierarchical`, scaled residuals, changes and clipping of gradients,
-         8-bit states, and with several replicas [average].
+Refuses  codecs, scaled residuals, changes and clipping of gradients, 8-bit states, and
+         with several replicas [average].
 Keeps    a gradient, momentum and the arrays of the rule, each replica its own;
-         `LowPrecision` also (d + i)·K words of weights of each of two neighbours.
-Sends    `Decentralized` (d + i)·K words, in an all-reduce or a swap with one replica;
-         `LowPrecision` 8 + d·K bytes and i·K words to each neighbour, and every
-         `resync` exchanges (d + i)·K words to each. At the end an all-reduce of
-         (d + i)·S·K words, S = 2 with momentum, else 1. Where R > 2, members broadcast
-         the intercept, S·K words, after that and after each mix of `Decentralized`.
+         `LowPrecision` also (d + i)·K words of weights of each of two neighbours, and
+         if τ > 1 of its own.
+Sends    in the exchanges 1, τ + 1, 2τ + 1, ...: `Decentralized` (d + i)·K words, in an
+         all-reduce or a swap with one replica; `LowPrecision` 8 + d·K bytes and i·K
+         words to each neighbour. `LowPrecision` also every `resync` exchanges (d + i)·K
+         words to each. At the end an all-reduce of (d + i)·S·K words, S = 2 with
+         momentum, else 1. Where R > 2, members broadcast the intercept, S·K words,
+         after that and after each mix of `Decentralized`. With `hierarchical` the first
+         replicas of groups do this, between a reduce and a broadcast of (d + i)·K words
+         in each group.
 
 `LocalSteps` averages weights as `base` does, with slow momentum where it is set:
 
-Needs    what the others need, but any τ.
-Refuses  what they refuse, but codecs, and averages of momentum with a codec.
+Needs    what the others need.
+Refuses  what they refuse, but codecs; `hierarchical`, and averages of momentum with a
+         codec.
 Keeps    a gradient, momentum and the n arrays of the rule, each replica its own, and
          what its base, SlowMo and a codec keep.
 Sends    what its base or SlowMo sends, and where `momentum` is average, behind each
@@ -32,16 +37,19 @@ Sends    what its base or SlowMo sends, and where `momentum` is average, behind 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.agreements.averaging import (
+    MIXERS,
+    PEERS_HELP,
     Average,
     AverageSettings,
     flat_positions,
     positions,
+    refuse_odd,
     sent_for_mean,
 )
 from hpcsgd.agreements.base import (
@@ -54,17 +62,21 @@ from hpcsgd.agreements.base import (
     RunShape,
     StateShape,
     Supports,
+    alike,
     get_agreement,
     same_on_members,
 )
 from hpcsgd.agreements.codecs.base import SCALE_BYTES, Chunks
 from hpcsgd.agreements.codecs.bits import from_bytes, to_bytes
-from hpcsgd.agreements.gradient import Gradient, GradientInputs
+from hpcsgd.agreements.gradient import Gradient, GradientInputs, group_sizes
+from hpcsgd.agreements.hierarchical import Groups, open_groups
 from hpcsgd.agreements.slowmo import SlowMo, SlowMoSettings
 from hpcsgd.backends.base import Rows
 from hpcsgd.backends.task import State, Task
+from hpcsgd.comm.communicator import Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
+from hpcsgd.comm.threads import SerialCommunicator
 from hpcsgd.formats import Array
 from hpcsgd.glm import ADAPTIVE
 from hpcsgd.precision import Precision
@@ -75,7 +87,11 @@ from hpcsgd.settings import setting
 #     w_i ← (n_i w_i + n_j w_j) / (n_i + n_j) − η g_i(w_i)
 #
 # with j the replica that is met in this exchange, or with the mean over all replicas.
-# The weights travel while the gradient is computed.
+# The weights travel while the gradient is computed. Between two mixes replicas take τ
+# steps, which is `communication_interval` of BAGUA; t / τ numbers the mixes in exchange
+# t = 0, τ, 2τ, ..., by which pairs change.
+# With `hierarchical`, groups of replicas (those of a node) take their mean first, their
+# leaders mix these means, and broadcast the result in their groups.
 # Weights count by the rows behind them, so that Σ n_i w_i, the model that a run
 # evaluates and returns, is what mixing leaves alone.
 
@@ -86,6 +102,7 @@ class OwnStepsSettings(GradientSettings):
 
     reads: ClassVar[frozenset[str]] = frozenset()
     ignores: ClassVar[frozenset[str]] = frozenset({"bucket"})
+    requires: ClassVar[Requires] = replace(GradientSettings.requires, period=None)
     supports: ClassVar[Supports] = Supports(
         codecs=False,
         leaders=False,
@@ -95,6 +112,17 @@ class OwnStepsSettings(GradientSettings):
         packed_states=False,
         averages=False,
     )
+
+
+def groups_of(grid: Grid, of: str) -> Groups:
+    """Return the groups that `hierarchical` names; "off": each replica is a group.
+
+    Collective.
+    """
+    if of == "off" or grid.replicas.size == 1:
+        labels = tuple(range(grid.replicas.size))
+        return Groups(SerialCommunicator(), grid.replicas, labels)
+    return open_groups(grid, of)
 
 
 class OwnSteps(Gradient, ABC):
@@ -107,9 +135,17 @@ class OwnSteps(Gradient, ABC):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
+        self.period = int(inputs.config.schedule.period)
         self.mean = Average(grid, share, 1)
         self.unpenalised = replace(inputs.steps, l2=0.0)  # gradients have the penalty
-        self.overlap = Overlap(grid.replicas)
+        self.groups = groups_of(grid, inputs.settings.hierarchical)
+        self.overlap = Overlap(self.groups.leaders)
+        group_rows = sum(
+            count
+            for count, first in zip(self.rows, self.groups.labels, strict=True)
+            if first == self.groups.labels[grid.replica]
+        )
+        self.group_share = self.rows[grid.replica] / max(group_rows, 1)
         self._departed = False
 
     def prepare(self, state: State) -> None:
@@ -164,8 +200,16 @@ class OwnSteps(Gradient, ABC):
         self.mean.agree(state, purpose)
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about messages and buffers, for the report of the run."""
-        return {**self.overlap.facts(), **self.buffer.facts()}
+        """Return facts about messages, buffers and groups, for the report of a run."""
+        facts: dict[str, Any] = {**self.overlap.facts(), **self.buffer.facts()}
+        if self.inputs.settings.hierarchical != "off":
+            facts["groups"] = self.groups.count
+        return facts
+
+    def close(self) -> None:
+        """Close the communicators of groups that `hierarchical` made. Collective."""
+        if self.groups.leaders is not self.grid.replicas:
+            self.groups.close()
 
     @classmethod
     def saves(cls, shape: StateShape) -> int:
@@ -189,6 +233,10 @@ class OwnSteps(Gradient, ABC):
         It contains weights, intercept and momentum.
         """
         return sent_for_mean(shape, shape.classes * shape.states, shape.replicas)
+
+    def _sends(self) -> bool:
+        """Return whether replicas send their weights in this exchange."""
+        return self.grid.replicas.size > 1 and is_sent(self._done, self.period)
 
     @abstractmethod
     def _depart(self, state: State) -> None:
@@ -243,25 +291,23 @@ class OwnSteps(Gradient, ABC):
             self.steps.take_intercept(state, sums / count, moment)
 
 
+def is_sent(number: int, period: int) -> bool:
+    """Return whether replicas send weights in exchange `number`, counted from 0."""
+    return number % period == 0
+
+
 @dataclass(frozen=True)
 class DecentralizedSettings(OwnStepsSettings):
     """The settings of replicas that mix weights while they compute gradients."""
 
-    peers: str = setting(
-        "all",
-        "replicas that weights are mixed with: all of them (all), or one other replica"
-        " that changes (shift_one)",
-        choices=("all", "shift_one"),
-    )
+    peers: str = setting("all", PEERS_HELP, choices=tuple(MIXERS))
+
+    supports: ClassVar[Supports] = replace(OwnStepsSettings.supports, leaders=True)
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
         """Yield a refusal if an odd number of replicas is to mix in pairs."""
-        replicas = config.grid.replicas
-        if self.peers == "shift_one" and replicas > 1 and replicas % 2 == 1:
-            yield (
-                f"with peers = 'shift_one' makes pairs, and {replicas} replicas leave"
-                " one over; use an even number of replicas, or agreement.peers=all"
-            )
+        if self.hierarchical == "off":
+            yield from refuse_odd(self.peers, config.grid.replicas)
 
 
 class Decentralized(OwnSteps):
@@ -272,36 +318,67 @@ class Decentralized(OwnSteps):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
-        self.mixer = MIXERS[inputs.settings.peers](grid, self.rows)
+        peers = inputs.settings.peers
+        count = self.groups.count
+        if peers == "shift_one" and count > 1 and count % 2 == 1:
+            self.close()
+            raise alike(
+                f"[agreement] peers = 'shift_one' makes pairs, and {count} groups of"
+                f" hierarchical = {inputs.settings.hierarchical!r} leave one over; use"
+                " an even number of groups, or agreement.peers=all"
+            )
+        self.mixer = MIXERS[peers](self.groups.leaders, self.groups.rows(self.rows))
 
     def facts(self) -> dict[str, Any]:
         """Return the kind of peers, and the facts of `OwnSteps`."""
         return {"peers": self.inputs.settings.peers, **super().facts()}
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return the all-reduce or swap by which weights and intercept are mixed.
 
         It is a swap where `peers` is shift_one. Where members may differ in a bit of
-        the intercept, member 0 broadcasts it to the members.
+        the intercept, member 0 broadcasts it to the members. The list is empty between
+        two mixes. Return None where nodes or racks are the groups of `hierarchical`.
         """
+        groups = group_sizes(shape)
+        if groups is None:
+            return None
+        if not is_sent(exchanges - 1, shape.period):
+            return []
+        inside, leaders = groups
         words = _words_of(shape)
-        is_sum = shape.settings.peers == "all"
-        sent = shape.sum(words) if is_sum else [shape.sent(words)]
+        sent = [shape.sent(words)] * (2 if inside > 1 else 0)
+        if leaders > 1:
+            is_sum = shape.settings.peers == "all"
+            sent += shape.sum(words) if is_sum else [shape.sent(words)]
         if shape.intercept:
             sent += shape.to_members(shape.classes * shape.states)
         return sent
 
     def _depart(self, state: State) -> None:
-        if self.grid.replicas.size > 1:
+        if self._sends():
             words = flat_positions(state, self.columns)
             with self.overlap.posting():
-                self._arrive = self.mixer.start(words, self._moment.number)
+                self._arrive = self._start_mix(words)
+
+    def _start_mix(self, words: Array) -> Callable[[], Array]:
+        """Take the mean of the group, and start to mix it. Collective.
+
+        Return a function that waits for the mixed words, and broadcasts them in the
+        group.
+        """
+        groups = self.groups
+        groups.mean(words, self.group_share)
+        mixed = Pending(words)  # of a replica that does not lead
+        if groups.leads:
+            mixed = self.mixer.start(words, self._done // self.period)
+        return lambda: groups.inside.broadcast(mixed.wait(), 0, PURPOSE)
 
     def _step(self, state: State, task: Task | None) -> None:
         if self.buffer.tail[-1]:
             self._whole_gradient(state)
-        if self.grid.replicas.size > 1:
+        if self._sends():
             with self.overlap.waiting():
                 mixed = self._arrive()
             positions(state, self.columns).become(mixed)
@@ -315,104 +392,10 @@ def _words_of(shape: RunShape) -> int:
     return shape.classes * (shape.local_columns + shape.intercept)
 
 
-class NeighbourMixer(Protocol):
-    """The protocol of mixers: with which replicas weights are mixed, and how."""
-
-    def start(self, words: Array, number: int) -> Callable[[], Array]:
-        """Start to mix `words`; return a function that waits for the mixed words.
-
-        `words` are the weights of this replica, and `number` is that of the exchange.
-        Collective.
-        """
-
-
-@dataclass
-class MixAll:
-    """A mixer that computes the mean over all replicas, Σ_r (n_r / n) w_r, by one sum.
-
-    n_r are the rows of replica r, and n are all rows.
-    """
-
-    grid: Grid
-    rows: tuple[int, ...]
-
-    def start(self, words: Array, number: int) -> Callable[[], Array]:
-        """Start the sum, in place; return a function that waits for it. Collective."""
-        share = self.rows[self.grid.replica] / sum(self.rows)
-        words *= words.dtype.type(share)
-        return self.grid.replicas.start_sum(words, PURPOSE).wait
-
-
-@dataclass
-class MixPairs:
-    """A mixer of pairs of replicas: (n_i w_i + n_j w_j) / (n_i + n_j).
-
-    n_i are the rows of replica i. The pairs change in every exchange. Both replicas of
-    a pair add in the same order, and get the same bits.
-    """
-
-    grid: Grid
-    rows: tuple[int, ...]
-
-    def start(self, words: Array, number: int) -> Callable[[], Array]:
-        """Start a swap with the partner; return a function that waits for the mean.
-
-        `words` must not change until that function has returned. Collective.
-        """
-        replicas, theirs = self.grid.replicas, np.empty_like(words)
-        peer = partner(replicas.rank, number, replicas.size)
-        pending = replicas.start_swap(words, theirs, peer, PURPOSE)
-        own_rows = self.rows[replicas.rank]
-        peer_rows = self.rows[peer]
-
-        def arrive() -> Array:
-            pending.wait()
-            parts = (words, theirs) if replicas.rank < peer else (theirs, words)
-            counts = (
-                (own_rows, peer_rows) if replicas.rank < peer else (peer_rows, own_rows)
-            )
-            return weighted(parts, counts)
-
-        return arrive
-
-
-def weighted(parts: tuple[Array, Array], counts: tuple[int, int]) -> Array:
-    """Return the mean of two arrays, weighted by `counts`.
-
-    If both counts are 0, it is the plain mean.
-    """
-    counts = counts if any(counts) else (1, 1)
-    first, second = (
-        words.dtype.type(count / sum(counts)) * words
-        for words, count in zip(parts, counts, strict=True)
-    )
-    total: Array = first + second
-    return total
-
-
-def partner(replica: int, number: int, replicas: int) -> int:
-    """Return the replica with which `replica` mixes in exchange `number`, from 0 on.
-
-    The number R of `replicas` is even. In exchange t, replica i of the first half mixes
-    with replica ((t + i) mod R/2) + R/2 of the second half. After R/2 exchanges each
-    replica of one half has mixed with each of the other half.
-    """
-    half = replicas // 2
-    if replica < half:
-        return (number + replica) % half + half
-    return (replica - half - number) % half
-
-
-MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
-    "all": MixAll,
-    "shift_one": MixPairs,
-}
-
-
 # Decentralized SGD in low precision on a ring (BAGUA's D_LP_S, arXiv 2107.01499).
 #
 # Replica i keeps the weights of its neighbours on the left and on the right, L and R,
-# beside its own w. With x what its own step makes of w,
+# beside its own w. With x what its own τ steps make of w,
 #
 #     δ = (x − w) + a (L − w) + b (R − w);    w ← w + Q(δ),    L ← L + Q(δ_L), ...
 #
@@ -420,8 +403,10 @@ MIXERS: dict[str, Callable[[Grid, tuple[int, ...]], NeighbourMixer]] = {
 # decoded numbers to the same bits, so that L equals the weights of the left neighbour
 # at any time: an error of Q is in the next δ, and no error is stored. A lost message
 # would make them differ for ever; every `resync` exchanges neighbours send w itself,
-# which changes nothing where no message was lost.
+# which changes nothing where no message was lost. With `hierarchical` the leaders of
+# groups are the ring, and x is the mean of a group.
 
+SENT = "ring_weights"  # name of w in checkpoints of the same grid, where it is not x
 HEAD = 2 * SCALE_BYTES  # the least and the greatest word, float32
 
 
@@ -434,6 +419,8 @@ class LowPrecisionSettings(OwnStepsSettings):
         "exchanges between two messages of uncompressed weights; 0 sends none",
         at_least=0,
     )
+
+    supports: ClassVar[Supports] = replace(OwnStepsSettings.supports, leaders=True)
 
 
 class LowPrecision(OwnSteps):
@@ -448,26 +435,38 @@ class LowPrecision(OwnSteps):
 
     def __init__(self, grid: Grid, share: float, inputs: GradientInputs) -> None:
         super().__init__(grid, share, inputs)
-        size = grid.replicas.size
-        rank = grid.replicas.rank
-        self.peers = (rank - 1) % size, (rank + 1) % size
-        own_rows = self.rows[rank]
-        self.shares = [mixing_share(own_rows, self.rows[peer]) for peer in self.peers]
+        count = self.groups.count
+        rank = self.groups.leaders.rank
+        rows = self.groups.rows(self.rows)
+        self.peers: tuple[int, ...] = ()  # in the ring of leaders
+        if self.groups.leads and count > 1:
+            self.peers = (rank - 1) % count, (rank + 1) % count
+        self.shares = [mixing_share(rows[rank], rows[peer]) for peer in self.peers]
         self.resync = inputs.settings.resync
         self._land: Callable[[], None] | None = None
+        self._sent: Array | None = None  # w, where own steps follow on it
 
     def prepare(self, state: State) -> None:
-        """Allocate copies of both neighbours' weights, which `start` fills."""
+        """Allocate copies of both neighbours' weights, which `start` fills.
+
+        If τ > 1, also allocate the weights that this replica sent last.
+        """
         super().prepare(state)
         flat_weights = flat_positions(state, self.columns)
         self.words = len(flat_weights) - self.buffer.sums  # what is encoded
-        self.neighbours = [flat_weights.copy(), flat_weights.copy()]
+        self.neighbours = [flat_weights.copy() for _ in self.peers]
+        if self.period > 1:
+            self._sent = np.full_like(flat_weights, np.nan)
+            state.rank_arrays[SENT] = self._sent
 
     def start(self, state: State, exchanges: int) -> None:
         """Receive the weights of both neighbours. Collective.
 
         Therefore a checkpoint need not contain the copies of the neighbours' weights.
         """
+        if self._sent is not None and np.isnan(self._sent).all():
+            # No checkpoint of this grid has set them: all replicas are at one point.
+            self._sent[...] = flat_positions(state, self.columns)
         self._ask(state, "control")
 
     def after_exchange(self, state: State, exchanges: int) -> None:
@@ -493,20 +492,31 @@ class LowPrecision(OwnSteps):
         """Do nothing: the change of weights is known, and sent, after the step."""
 
     def _step(self, state: State, task: Task | None) -> None:
-        before = flat_positions(state, self.columns)
+        before = self._known(state)
         if self.buffer.tail[-1]:
             self._whole_gradient(state)
             self._descend(state)
-        if self.grid.replicas.size == 1:
+        if not self._sends():
             return
         self._arrive()
-        change = flat_positions(state, self.columns) - before
-        for share, theirs in zip(self.shares, self.neighbours, strict=True):
-            change += change.dtype.type(share) * (theirs - before)
-        record = self._encode(change)
-        positions(state, self.columns).become(before + self._decode(record))
-        with self.overlap.posting():
-            self._land = self._send(record)
+        after = flat_positions(state, self.columns)
+        self.groups.mean(after, self.group_share)
+        if self.groups.leads and state.intercept is not None:
+            same_on_members(self.grid, after[self.words :], self.groups.inside.size)
+        record = None
+        if self.peers:
+            change = after - before
+            for share, theirs in zip(self.shares, self.neighbours, strict=True):
+                change += change.dtype.type(share) * (theirs - before)
+            record = self._encode(change)
+            after = before + self._decode(record)
+        self.groups.inside.broadcast(after, 0, PURPOSE)
+        positions(state, self.columns).become(after)
+        if self._sent is not None:
+            self._sent[...] = after
+        if record is not None:
+            with self.overlap.posting():
+                self._land = self._send(record)
 
     def _send(self, record: NDArray[np.uint8]) -> Callable[[], None]:
         """Start to send a record to both neighbours.
@@ -516,7 +526,7 @@ class LowPrecision(OwnSteps):
         """
         buffers = [np.empty_like(record) for _ in self.peers]
         pending = [
-            self.grid.replicas.start_swap(record, buffer, peer, PURPOSE)
+            self.groups.leaders.start_swap(record, buffer, peer, PURPOSE)
             for buffer, peer in zip(buffers, self.peers, strict=True)
         ]
 
@@ -534,12 +544,17 @@ class LowPrecision(OwnSteps):
             with self.overlap.waiting():
                 land()
 
+    def _known(self, state: State) -> Array:
+        """Return w, the weights of this replica that its neighbours have, too."""
+        if self._sent is None:
+            return flat_positions(state, self.columns)
+        return self._sent
+
     def _ask(self, state: State, purpose: str) -> None:
-        flat_weights = flat_positions(state, self.columns)
-        replicas = self.grid.replicas
+        flat_weights = self._known(state)
         # Both at once: around a ring, one after the other would wait for ever.
         pending = [
-            replicas.start_swap(flat_weights, theirs, peer, purpose)
+            self.groups.leaders.start_swap(flat_weights, theirs, peer, purpose)
             for theirs, peer in zip(self.neighbours, self.peers, strict=True)
         ]
         for arriving in pending:
@@ -572,14 +587,41 @@ class LowPrecision(OwnSteps):
         return Chunks(self.words, self.words)
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
-        """Return the records for both neighbours; if a resync is due, the weights."""
+    def vectors(cls, shape: StateShape) -> int:
+        """Return the arrays of `OwnSteps`; if τ > 1, also that of the weights sent."""
+        return super().vectors(shape) + int(shape.config.schedule.period > 1)
+
+    @classmethod
+    def saves(cls, shape: StateShape) -> int:
+        """Return the bytes of all replicas; if τ > 1, also of the weights they sent."""
+        sent = shape.vector * int(shape.config.schedule.period > 1)
+        return super().saves(shape) + shape.replicas * sent
+
+    @classmethod
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
+        """Return the records for both neighbours; if a resync is due, the weights.
+
+        Between two records the list is empty. With `hierarchical`, a record is sent
+        between a reduce and a broadcast of the weights in the group. Return None where
+        nodes or racks are the groups.
+        """
+        groups = group_sizes(shape)
+        if groups is None:
+            return None
+        inside, leaders = groups
+        words = _words_of(shape)
         tail = shape.classes * shape.intercept * shape.itemsize
         record = HEAD + shape.local_columns * shape.classes + tail
-        sent = [shape.sent(record, 1)] * 2
+        peers = 2 if leaders > 1 else 0
+        sent: list[SentWords] = []
+        if is_sent(exchanges - 1, shape.period):
+            sent += [shape.sent(words)] * (2 if inside > 1 else 0)
+            sent += [shape.sent(record, 1)] * peers
+            if shape.intercept and inside > 2 and shape.members > 1:
+                sent.append(shape.sent(shape.classes))
         resync = shape.settings.resync
         if resync and exchanges % resync == 0:
-            sent += [shape.sent(_words_of(shape))] * 2
+            sent += [shape.sent(words)] * peers
         return sent
 
     def facts(self) -> dict[str, Any]:
@@ -620,7 +662,6 @@ class LocalStepsSettings(SlowMoSettings, OwnStepsSettings):
     shares_gradients: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = AverageSettings.reads
     ignores: ClassVar[frozenset[str]] = frozenset({"bucket", "accumulate", "proximal"})
-    requires: ClassVar[Requires] = replace(GradientSettings.requires, period=None)
     supports: ClassVar[Supports] = replace(OwnStepsSettings.supports, codecs=True)
 
     @property
@@ -644,7 +685,6 @@ class LocalSteps(OwnSteps):
         super().__init__(grid, share, inputs)
         config = inputs.config
         steps = inputs.steps
-        self.period = int(config.schedule.period)
         self.momentum = inputs.settings.momentum
         terms = AgreementInputs(
             grid=grid,

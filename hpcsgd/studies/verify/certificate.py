@@ -269,8 +269,12 @@ def _checks(
     sent = _traffic(scene, source if data.ok else None)
     yield sent
     if sent.ok is not None and "agreement" not in sent.figures["expected"]:
-        codec = scene.config.agreement.codec
-        why = f"the bytes that {codec} sends depend on the run, and no formula has them"
+        agreement = scene.config.agreement
+        codec = agreement.codec
+        sender = agreement.kind if codec == "identity" else codec
+        why = (
+            f"the bytes that {sender} sends depend on the run, and no formula has them"
+        )
         yield VerifiedItem("traffic of agreement", None, {}, why)
     numbers = _chosen(scene, count, seed)
     if source is None or not data.ok:

@@ -20,6 +20,7 @@ from tests.helpers.traffic_formulas import (
     in_groups,
     late_steps,
     products,
+    rounded_slices,
     scheduled,
     slices,
     slow_parts,
@@ -157,6 +158,12 @@ VARIANTS = {
         "zero3",
         {"accumulate": 2},
         lambda sizes: slices(sizes, together=2),
+    ),
+    "rounded weights": ("zero2", {"wire": "bf16"}, rounded_slices),
+    "rounded slices of weights": (
+        "zero3",
+        {"wire": "fp16"},
+        lambda sizes: slices(sizes, weight=2),
     ),
     "steps that are late": ("offload", {"delay_after": 2}, late_steps),
 }

@@ -34,6 +34,7 @@ SETTINGS = {
     "onebit-adam": {"agreement": {"warmup_steps": 3}},
     "async-average": {"agreement": {"delay": 1}, "schedule": {"period": 3}},
     "bytescheduler": {"agreement": {"partition": 16 * 8 / 2**20}},
+    "wavelet": {"agreement": {"mode": "exact-sum"}},  # late: tests of ticktock
     "local": {"schedule": {"period": 2}},
     "sgp": {"schedule": {"period": 3}},
     "local-adam": {"schedule": {"period": 2}},

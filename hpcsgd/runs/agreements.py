@@ -42,7 +42,11 @@ from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.opened_run import OpenedRun
 
 if TYPE_CHECKING:
-    from hpcsgd.agreements.more.anybatch import AnyBatchInputs, RoundClock
+    from hpcsgd.agreements.more.anybatch import (
+        AnyBatchInputs,
+        MixingTime,
+        RoundClock,
+    )
     from hpcsgd.agreements.more.infinity.agreement import InfinityPlace
     from hpcsgd.backends.cuda.device import Device
 
@@ -128,10 +132,26 @@ def terms_of(
             graph,
             settings.mixing,
             config.mirror.kind in LOGARITHMIC,
+            _mixing_time(settings, grid),
         ),
         weighted=settings.weighted,
         mirror=mirror,
     )
+
+
+def _mixing_time(settings: Any, grid: Grid) -> "MixingTime | None":
+    """Return the time for the consensus iterations of a round; None: it is not fixed.
+
+    A replayed log has the numbers of iterations.
+    """
+    from hpcsgd.agreements.more.anybatch import MixingTime, read_iterations
+
+    if not settings.mixing_seconds or grid.replicas.size == 1:
+        return None
+    script: list[int] = []
+    if settings.replay:
+        script = grid.world.together(lambda: read_iterations(settings.replay))
+    return MixingTime(grid.world, settings.mixing_seconds, script)
 
 
 def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":

@@ -32,10 +32,10 @@ def any_batch(drawn, replicas, members=1, /, **sections):
     return config_for(drawn, **tables)
 
 
-def script(folder, chunks):
+def script(folder, chunks, iterations=()):
     """A log of rounds, (R, rounds) chunks, as a run writes it."""
     path = folder / "rounds.csv"
-    path.write_text(as_csv(chunks, np.zeros_like(chunks)))
+    path.write_text(as_csv(chunks, np.zeros_like(chunks), iterations))
     return str(path)
 
 
@@ -104,10 +104,11 @@ def link(x, p):
     return np.where(x == 0, 0, found)
 
 
-def restated(config, problem, chunks):
+def restated(config, problem, chunks, iterations=None):
     """x_i of all replicas after rounds of so many chunks, (R, rounds), in longdouble.
 
-    Returns weights and intercepts of all of them, and their consensus.
+    Returns weights and intercepts of all of them, and their consensus. `iterations` are
+    those of every round; without them all rounds have `mixing`.
     """
     replicas, n = len(chunks), len(problem.X)
     asked = config.agreement
@@ -132,12 +133,15 @@ def restated(config, problem, chunks):
                 if config.problem.intercept:
                     biases[i] = biases[i] - rate * r.sum(axis=0) / len(rows)
         many = 1 if asked.graph == "full" else asked.mixing
+        first = t * many
+        if iterations is not None:
+            many, first = iterations[t], sum(iterations[:t])
         if asked.weighted:
             den = b.copy()
         num = [m.x * w for m, w in zip(maps, den, strict=True)]
         low = [c * w for c, w in zip(biases, den, strict=True)]
         for k in range(many if replicas > 1 else 0):
-            W = graph.at(t * many + k).astype(np.longdouble)
+            W = graph.at(first + k).astype(np.longdouble)
             num, low, den = mixed(W, num), mixed(W, low), W @ den
         for i in range(replicas):
             if den[i]:

@@ -10,7 +10,8 @@ Refuses  codecs, `hierarchical`, scaled residuals, changes and clipping of gradi
 Keeps    a gradient and the arrays of the mirror map (entropy and diagonal 1, eg 2,
          others 0), d·K words each, and the number of chunks of every round.
 Sends    in each of `mixing` iterations of a round n = (d + i)·K + b words, with eg
-         (d + 1)·K more, to every neighbour. A graph `full` takes one iteration: an
+         (d + 1)·K more, to every neighbour; time decides the number of iterations
+         where `mixing_seconds` is set. A graph `full` takes one iteration: an
          all-reduce of n words, with entropy and eg a swap with all others. At the end
          an all-reduce of (d + i)·K + 1 words, unless the graph is full. Member 0
          broadcasts the intercept, K words, to the members after the all-reduce of a
@@ -18,7 +19,7 @@ Sends    in each of `mixing` iterations of a round n = (d + i)·K + b words, wit
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
@@ -57,6 +58,7 @@ from hpcsgd.settings import setting
 # round, and a replay of the log gives the same run, bit for bit.
 
 CHUNKS, ROWS = "chunks_", "rows_"  # before the number of a replica
+ITERATIONS = "iterations"  # column of the consensus iterations of a round
 
 
 class RoundClock(Protocol):
@@ -168,14 +170,20 @@ def half_round(most: int) -> int:
     return max(most // 2, 1)
 
 
-def as_csv(chunks: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> str:
+def as_csv(
+    chunks: Sequence[Sequence[int]],
+    rows: Sequence[Sequence[int]],
+    iterations: Sequence[int] = (),
+) -> str:
     """Return a CSV table with a line for each round.
 
-    A line has the chunks of every replica, then the rows of every replica.
+    A line has the chunks of every replica, then the rows of every replica, then the
+    consensus iterations, if time has decided them.
     """
     head = [f"{name}{r}" for name in (CHUNKS, ROWS) for r in range(len(chunks))]
-    lines = [["round", *head]]
-    for number, counts in enumerate(zip(*chunks, *rows, strict=True)):
+    more = [iterations] if len(iterations) else []
+    lines = [["round", *head, *([ITERATIONS] if more else [])]]
+    for number, counts in enumerate(zip(*chunks, *rows, *more, strict=True)):
         lines.append([str(number), *map(str, counts)])
     return "".join(",".join(line) + "\n" for line in lines)
 
@@ -187,18 +195,41 @@ def read_script(path: str, replicas: int, rounds: int, most: int) -> Array:
     the folder of its run. Raise an error if the log has another number of replicas,
     fewer than `rounds` rounds, or a round of more than `most` chunks.
     """
+    where, lines = _lines_of(path)
+    chunks = _columns(lines, where, replicas)
+    _check_script(chunks, rounds, most, where)
+    return chunks
+
+
+def read_iterations(path: str) -> list[int]:
+    """Return the consensus iterations of all rounds of a log.
+
+    Raise an error if the log has none.
+    """
+    where, lines = _lines_of(path)
+    head = lines[0].split(",") if lines else []
+    try:
+        place = head.index(ITERATIONS)
+        return [max(int(line.split(",")[place]), 1) for line in lines[1:]]
+    except (ValueError, IndexError) as error:
+        raise DataError(
+            f"{where} contains no numbers of consensus iterations, and"
+            " agreement.mixing_seconds was given; leave it out, or give the log of a"
+            " run that had it"
+        ) from error
+
+
+def _lines_of(path: str) -> tuple[str, list[str]]:
+    """Return the place and the lines of a log, by the path of it or of its folder."""
     where = Path(path)
     where = where / ROUNDS_FILE if where.is_dir() else where
     try:
-        lines = read_entry_text(where).split()
+        return str(where), read_entry_text(where).split()
     except OSError as error:
         raise DataError(
             f"cannot read [agreement] replay = {path!r}: {error.strerror}; give the"
             f" {ROUNDS_FILE} of a run, or its folder"
         ) from error
-    chunks = _columns(lines, str(where), replicas)
-    _check_script(chunks, rounds, most, str(where))
-    return chunks
 
 
 def _columns(lines: list[str], path: str, replicas: int) -> Array:
@@ -392,6 +423,36 @@ def _of_edges(text: str, size: int) -> Array:
 #     ln Σ_j W_ij x_j = log-sum-exp_j (ln W_ij + ln x_j)
 
 
+@dataclass
+class MixingTime:
+    """A fixed time for the iterations of a round (T_c; Ferdinand et al., 2019).
+
+    The first round measures an iteration. Later rounds have as many iterations as fit,
+    at least one: as many on all replicas, which could not exchange words otherwise.
+    """
+
+    world: Communicator
+    seconds: float
+    script: Sequence[int] = ()  # of every round, if a log is repeated
+    clock: Callable[[], float] = perf_counter
+    counts: list[int] = field(default_factory=list)  # of every round so far
+
+    def next_count(self, usual: int) -> int:
+        """Return the iterations of the next round, `usual` in the first one."""
+        if self.script:
+            return self.script[len(self.counts)]
+        return self.counts[-1] if len(self.counts) > 1 else usual
+
+    def fitting(self, durations: Sequence[float]) -> int:
+        """Return how many iterations of these durations fit. Collective."""
+        all_durations = self.world.exchange_objects(float(np.median(durations)))
+        each = max(float(np.median(all_durations)), self.seconds / MOST_MIXING)
+        return max(int(self.seconds / each), 1)
+
+
+MOST_MIXING = 1000  # iterations of a round that time decides
+
+
 class RoundMixer:
     """The consensus iterations of a round, over a graph of replicas."""
 
@@ -401,12 +462,14 @@ class RoundMixer:
         graph: ReplicaGraph,
         iterations: int,
         logarithms: bool,
+        time: MixingTime | None = None,
     ) -> None:
         self.replicas = replicas
         self.graph = graph
         self.by_sum = graph.kind == "full" and not logarithms
         # One iteration of a full graph gives all replicas the mean.
         self.iterations = 1 if graph.kind == "full" else iterations
+        self.time = time  # None: all rounds have `iterations`
 
     def mix(self, words: Array, logs: int, number: int) -> None:
         """Run all iterations of round `number` on `words`, in place. Collective.
@@ -417,8 +480,23 @@ class RoundMixer:
             self.replicas.sum(words, PURPOSE)
             words *= words.dtype.type(1.0 / self.replicas.size)
             return
+        if self.time is not None:
+            self._mix_in_time(words, logs, self.time)
+            return
         for k in range(self.iterations):
             self._iterate(words, logs, number * self.iterations + k)
+
+    def _mix_in_time(self, words: Array, logs: int, time: MixingTime) -> None:
+        """Run the iterations of a round for which there is time. Collective."""
+        count = time.next_count(self.iterations)
+        first = sum(time.counts)
+        moments = [time.clock()]
+        for k in range(count):
+            self._iterate(words, logs, first + k)
+            moments.append(time.clock())
+        time.counts.append(count)
+        if len(time.counts) == 1 and not time.script:
+            self.iterations = time.fitting(np.diff(moments).tolist())
 
     def _iterate(self, words: Array, logs: int, time: int) -> None:
         weights = self.graph.row(self.replicas.rank, time)
@@ -550,6 +628,12 @@ class AnybatchSettings(GradientSettings):
         "consensus iterations of a round; more bring the replicas closer together",
         at_least=1,
     )
+    mixing_seconds: float = setting(
+        0.0,
+        "seconds of consensus iterations in a round: the first round has `mixing`"
+        " iterations and measures how many fit; 0 always takes `mixing`",
+        at_least=0,
+    )
     weighted: bool = setting(True, "weight each replica by the rows of its round")
 
     takes_rounds: ClassVar[bool] = True
@@ -567,7 +651,13 @@ class AnybatchSettings(GradientSettings):
     )
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield conflicts with [average] on one replica, and with [rate] per_batch."""
+        """Yield conflicts with [average], [rate] per_batch and a graph of all."""
+        if self.mixing_seconds and self.graph == "full":
+            yield (
+                "mixes in one iteration with graph = 'full', and mixing_seconds ="
+                f" {self.mixing_seconds} was given; use another agreement.graph, or"
+                " leave agreement.mixing_seconds out"
+            )
         if config.average.kind != "none" and config.grid.replicas == 1:
             yield (
                 "takes the mean of replicas when it is asked for, not after every"
@@ -627,10 +717,15 @@ class Anybatch(Gradient):
         return {
             **super().plan_in_words(state),
             "graph": f"{graph.kind} by seed {graph.seed}",
-            "consensus iterations": repr(self.mixer.iterations),
+            "consensus iterations": repr(self._iterations_of_plan()),
             "replicas count by rows": repr(self.weighted),
             "mirror map": type(self.mirror).__name__,
         }
+
+    def _iterations_of_plan(self) -> Any:
+        """Return the iterations of a round, or the seconds for them."""
+        time = self.mixer.time
+        return self.mixer.iterations if time is None else f"{time.seconds} s"
 
     def start(self, state: State, exchanges: int) -> None:
         """Begin a run, or resume it after `exchanges` rounds.
@@ -825,15 +920,20 @@ class Anybatch(Gradient):
         """Return two logs, numbers of chunks of the shape (R, rounds). Collective.
 
         One has the chunks that were taken in every round so far, the other those that
-        were skipped when a checkpoint of another number of replicas was resumed.
+        were skipped when a checkpoint of another number of replicas was resumed. Where
+        time decides the consensus iterations, a third log has those of every round.
         """
         local_chunks = np.array(self._chunks, dtype=np.int64)
         chunks = np.array(self.grid.replicas.exchange_objects(local_chunks))
         none = np.zeros_like(chunks)
-        return {
+        logs = {
             CHUNK_TABLE: np.concatenate([self._before, chunks], axis=1),
             SKIPPED: np.concatenate([self._skipped, none], axis=1),
         }
+        if self.mixer.time is not None:
+            counts = np.array(self.mixer.time.counts, dtype=np.int64)
+            logs[ITERATIONS] = np.tile(counts, (len(chunks), 1))
+        return logs
 
     def recall(self, name: str, log: Array) -> None:
         """Restore the position of the streams from a log.
@@ -842,6 +942,10 @@ class Anybatch(Gradient):
         """
         if len(log) != self.grid.replicas.size:
             self._is_regridded = True
+            return
+        if name == ITERATIONS:
+            if self.mixer.time is not None:
+                self.mixer.time.counts = log[0].tolist()
             return
         self._chunks = []
         if name == SKIPPED:
@@ -872,18 +976,30 @@ class Anybatch(Gradient):
             "disagreement": self.disagreement,
             **self.buffer.facts(),
             "rows_by_replica": rows.sum(axis=1).tolist(),
-            "rounds": {CHUNK_TABLE: chunks.tolist(), ROW_TABLE: rows.tolist()},
+            "rounds": {
+                CHUNK_TABLE: chunks.tolist(),
+                ROW_TABLE: rows.tolist(),
+                **self._mixed(),
+            },
         }
+
+    def _mixed(self) -> dict[str, list[int]]:
+        """Return the iterations of every round, where time has decided them."""
+        time = self.mixer.time
+        return {} if time is None else {ITERATIONS: time.counts}
 
     # ------------------------------------------------------------- what it sends
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what rank 0 sends in all iterations of a round.
 
         The clock decides how many rows a round has, but not how many words are mixed.
+        Return None where it decides the number of iterations.
         """
         settings = shape.settings
+        if settings.mixing_seconds:
+            return None
         mirror = shape.config.mirror.kind
         has_logs = mirror in LOGARITHMIC
         words = (

@@ -32,6 +32,7 @@ from hpcsgd.data.stream import StreamedMatrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm import make_rule
+from hpcsgd.glm.families import Family
 from hpcsgd.glm.mirror_maps import LOGARITHMIC, MirrorMap, make_mirror
 from hpcsgd.glm.updates import Rule, make_rate
 from hpcsgd.products.base import Product, product_facts
@@ -88,9 +89,12 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
 
 
 def terms_of(
-    config: RunConfig, grid: Grid, loaded: LoadedRows, feed: Any
+    config: RunConfig, grid: Grid, loaded: LoadedRows, feed: Any, family: Family
 ) -> "AnyBatchInputs":
-    """Return the inputs of any-batch rounds, which take rows from `feed.stream`."""
+    """Return the inputs of any-batch rounds, which take rows from `feed.stream`.
+
+    `family` gives the losses of rows.
+    """
     from hpcsgd.agreements.more.anybatch import (
         AnyBatchInputs,
         ReplicaGraph,
@@ -136,6 +140,7 @@ def terms_of(
         ),
         weighted=settings.weighted,
         mirror=mirror,
+        family=family,
     )
 
 
@@ -250,7 +255,7 @@ def make_gradient(
     if config.agreement.on_disk:
         more = infinity_place(config, loaded, task, rule)
     elif config.agreement.takes_rounds:
-        more = terms_of(config, grid, loaded, feed)
+        more = terms_of(config, grid, loaded, feed, task.family)
     inputs = GradientInputs(
         config=config,
         shard=shard,

@@ -65,7 +65,7 @@ def overlap():
     yield f"two models in {turns} less time than two fits one after the other"
 
 
-def searches():
+def search():
     for network, row in figures_of("bench_search").items():
         both = [row[kind] for kind in ("grid", "bayesian")]
         near = " | ".join(str(one["until_near"] or "never") for one in both)
@@ -290,7 +290,7 @@ def supporting():
 
 
 PAGES = [
-    *((GRADIENTS, made) for made in (buckets, overlap, searches, floors_of_qadam)),
+    *((GRADIENTS, made) for made in (buckets, overlap, search, floors_of_qadam)),
     *((CODECS, made) for made in (accordion, floors_of_codecs, variances)),
     *((AVERAGES, made) for made in (averages, anybatch, floors_of_averages)),
     *((SHARDED, made) for made in (zero, slices, infinity)),

@@ -104,11 +104,12 @@ def link(x, p):
     return np.where(x == 0, 0, found)
 
 
-def restated(config, problem, chunks, iterations=None):
+def restated(config, problem, chunks, iterations=None, plays=None):
     """x_i of all replicas after rounds of so many chunks, (R, rounds), in longdouble.
 
     Returns weights and intercepts of all of them, and their consensus. `iterations` are
-    those of every round; without them all rounds have `mixing`.
+    those of every round; without them all rounds have `mixing`. To the list `plays`,
+    (rows, w, b) of all replicas are appended for every round.
     """
     replicas, n = len(chunks), len(problem.X)
     asked = config.agreement
@@ -122,9 +123,12 @@ def restated(config, problem, chunks, iterations=None):
     for t in range(chunks.shape[1]):
         rate = config.rate.value / np.sqrt(1 + config.rate.decay * t)
         b = np.zeros(replicas)
+        played = []
         for i in range(replicas):
             rows = [next(streams[i]) for _ in range(chunks[i, t])]
             b[i] = sum(map(len, rows))
+            whole = np.concatenate([np.zeros(0, dtype=int), *rows])
+            played.append((whole, maps[i].weights, biases[i]))
             if b[i]:
                 rows = np.concatenate(rows)
                 r = residuals(problem, X[rows], rows, maps[i].weights, biases[i])
@@ -132,6 +136,8 @@ def restated(config, problem, chunks, iterations=None):
                 maps[i].step(g + config.problem.l2 * maps[i].weights, rate)
                 if config.problem.intercept:
                     biases[i] = biases[i] - rate * r.sum(axis=0) / len(rows)
+        if plays is not None:
+            plays.append(played)
         many = 1 if asked.graph == "full" else asked.mixing
         first = t * many
         if iterations is not None:

@@ -36,7 +36,7 @@ METHODS = {
     "scheduled": {"method": "bytescheduler"},
     "scheduled, waits": {"method": "bytescheduler"},
     "ddp of 2": {"method": "ddp", "accumulate": 2},
-    "ticktock": {"method": "wavelet"},
+    "ticktock": {"method": "wavelet", "mode": "exact-sum"},
     "late": {"method": "wavelet", "mode": "delayed"},
     "two fits": {"method": "ddp"},
     "tick_tock": {"method": "ddp"},

@@ -539,8 +539,9 @@ METHODS = {
         {"agreement.kind": "scheduled", "schedule.steps": 1},
     ),
     "wavelet": MethodRow(
-        "half of a gradient is sent while the other is computed",
+        "each gradient is sent while the next one is computed, and is one step late",
         {"agreement.kind": "ticktock", "schedule.steps": 1},
+        {"agreement.mode": "delayed"},
     ),
     "sgp": averaged("gossip", "half of the weights to one other replica, by push-sum"),
     "local-adam": MethodRow(

@@ -301,6 +301,11 @@ class AgreementSettings(Settings, section="agreement"):
     )
 
     @property
+    def tile_size(self) -> float:
+        """Return the MiB of gradient in one tile, which is the setting `bucket`."""
+        return self.bucket
+
+    @property
     def batches_together(self) -> int:
         """Return the largest number of batches whose gradients are sent as one sum."""
         return self.accumulate
@@ -1510,7 +1515,7 @@ class RunShape:
         if self.replicas == 1 or (self.data.sparse and not self.settings.slices):
             return 1
         words = self.local_columns, self.classes, self.itemsize
-        return self.tiling.count or bucket_count(*words, self.settings.bucket)
+        return self.tiling.count or bucket_count(*words, self.settings.tile_size)
 
     @property
     def alignment(self) -> int:

@@ -507,7 +507,7 @@ class Gradient(Agreement):
         waits = self.grid.replicas.size > 1 or (self.steps_on_host and on_device)
         if not waits or (inputs.shard.is_sparse and not settings.slices):
             return 1
-        return bucket_count(columns, self.columns, itemsize, settings.bucket)
+        return bucket_count(columns, self.columns, itemsize, settings.tile_size)
 
     def start(self, state: State, exchanges: int) -> None:
         """Restore the loss scale of residuals; take the unsent gradient, if any.
@@ -961,7 +961,7 @@ def _kept_by_codecs(shape: StateShape) -> int:
     settings = shape.settings
     count = 1
     if not shape.sparse:
-        count = bucket_count(shape.columns, 1, shape.itemsize, settings.bucket)
+        count = bucket_count(shape.columns, 1, shape.itemsize, settings.tile_size)
     codec_bytes = 0
     dtype = np.dtype(f"f{shape.itemsize}")
     for number, columns in enumerate(lengths(shape.columns, count)):

@@ -3,21 +3,26 @@
 Needs    s = 1, τ = 1, update sgd, momentum, nesterov, adagrad or adam, product direct,
          gather or gather-once (stage 3: direct), one model, a smooth penalty, and
          weights of at least 32 bits.
-Refuses  codecs, `hierarchical`, 8-bit states and scaled residuals; in stage 3 gradients
-         of all rows, [polish], and where d < R [average] and rows that are held out.
+Refuses  codecs, `hierarchical` and scaled residuals; in stage 3 gradients of all rows,
+         [polish], and where d < R [average] and rows that are held out; GPUs with 8-bit
+         states, `wire` = bf16 or fp16 or `gradient_wire` = bf16; [average] in stages 1
+         and 2 with `wire` = bf16 or fp16.
 Keeps    on each of R replicas, 1/R of the rule's arrays (adam 2, adagrad 1) and of a
          velocity, from stage 2 on also of the gradient, in stage 3 also of the weights,
-         and all of the other arrays: d·K words each of d columns and K classes.
+         and all of the other arrays: d·K words each of d columns and K classes. With
+         `wire` = bf16 or fp16, stages 1 and 2 also keep 1/R of the exact weights.
 Sends    an all-reduce of the tail [Σr | rows], K·i + 1 words (i = 1 with an intercept,
          else 0); for each tile a reduce-scatter of the gradient, d·K words in all, and
          an all-gather of the weights, to which a rank gives about d·K/R words in all
-         (stage 3: before the scores). With i = 1 and R > 2 member 0 broadcasts the tail
-         to the members.
+         (stage 3: before the scores), of 2 bytes with `wire` = bf16 or fp16; stages 1
+         and 2 then gather the exact weights once at the end. With `gradient_wire` =
+         bf16 the reduce-scatter is an exchange of pieces of d·K words of 2 bytes. With
+         i = 1 and R > 2 member 0 broadcasts the tail to the members.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,8 +47,9 @@ from hpcsgd.comm.communicator import Communicator, Pending
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.ledger import Sent, SentWords
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import Array
+from hpcsgd.formats import Array, decode, encode, get_format
 from hpcsgd.glm import ADAPTIVE
+from hpcsgd.glm.updates import BLOCK
 from hpcsgd.precision import Precision
 from hpcsgd.products.base import product_facts
 from hpcsgd.settings import setting
@@ -54,7 +60,8 @@ from hpcsgd.settings import setting
 # message. Its slices lie one behind the other in arrays of its own, in the order of the
 # columns. Where a tile does not divide, slices differ by one column, and the odd ones
 # go round, so that replicas own as many columns each, give or take one: nothing is
-# padded.
+# padded. Optimizer state in 8 bits has scales of whole blocks of columns. Tiles and
+# slices then begin at blocks, which are those of DDP on any number of replicas.
 
 
 @dataclass(frozen=True)
@@ -87,16 +94,20 @@ class Cuts:
         replicas: int,
         replica: int,
         alignment: int = 1,
+        unit: int = 1,
     ) -> None:
-        """Cut the columns into tiles that begin at multiples of `alignment`."""
+        """Cut the columns into tiles that begin at multiples of `alignment`.
+
+        Slices of tiles begin at multiples of `unit`, of which `alignment` is one.
+        """
         self.columns = columns
         self.width = width
         self.all: list[Cut] = []
         first = turn = 0
         # A member without columns has one tile of none.
         for tile in tiles_of(columns, tiles, alignment) or [slice(0, 0)]:
-            heights = slice_widths(tile.stop - tile.start, replicas, turn)
-            turn += (tile.stop - tile.start) % replicas
+            heights = slice_widths(tile.stop - tile.start, replicas, turn, unit)
+            turn += -(-(tile.stop - tile.start) // unit) % replicas
             start = tile.start + sum(heights[:replica])
             height = heights[replica]
             own_columns = slice(start, start + height)
@@ -104,7 +115,7 @@ class Cuts:
             self.all.append(Cut(tile, own_columns, place, heights))
             first += height
         self.height = first  # columns that this replica owns
-        self.leaves_some_without = columns < replicas
+        self.leaves_some_without = -(-columns // unit) < replicas
 
     def __iter__(self) -> Iterator[Cut]:
         return iter(self.all)
@@ -131,14 +142,19 @@ class Cuts:
         return np.concatenate([whole[cut.own] for cut in self.all])
 
 
-def slice_widths(columns: int, replicas: int, turn: int) -> tuple[int, ...]:
+def slice_widths(
+    columns: int, replicas: int, turn: int, unit: int = 1
+) -> tuple[int, ...]:
     """Return the number of columns of each replica's slice.
 
-    Columns that are left over by the division go, one each, to replica `turn` and the
+    Columns are dealt in units of `unit` columns, of which the last may be shorter.
+    Units that are left over by the division go, one each, to replica `turn` and the
     replicas after it, and then to replica 0 and on.
     """
-    size, extra = divmod(columns, replicas)
-    return tuple(size + ((r - turn) % replicas < extra) for r in range(replicas))
+    size, extra = divmod(-(-columns // unit), replicas)
+    units = [size + ((r - turn) % replicas < extra) for r in range(replicas)]
+    ends = [min(sum(units[: r + 1]) * unit, columns) for r in range(replicas)]
+    return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
 
 
 # Buffers for two tiles, which a step uses again and again.
@@ -181,24 +197,46 @@ class TileWorkspace:
 #
 # The next tile is gathered while one is used, so that two are in memory at a time.
 
+EXACT = "exact"  # the wire of weights that are sent in the format of the weights
+WIRES = (EXACT, "bf16", "fp16")
+
 
 class ColumnAssembler:
-    """Assembles tiles of columns from the slices of all replicas, by all-gathers."""
+    """Assembles tiles of columns from the slices of all replicas, by all-gathers.
 
-    def __init__(self, replicas: Communicator, cuts: Cuts, room: TileWorkspace) -> None:
+    `wire` is the format, of 16 bits, of words that are rounded before they are sent.
+    """
+
+    def __init__(
+        self,
+        replicas: Communicator,
+        cuts: Cuts,
+        room: TileWorkspace,
+        wire: str = EXACT,
+    ) -> None:
         self.replicas = replicas
         self.cuts = cuts
         self.workspace = room
+        self.wire = wire
         self.overlap = Overlap(replicas)
-        self._travelling: list[tuple[Pending, Array]] = []
+        self._travelling: list[tuple[Pending, Array, Wait]] = []
+        self._turn = 0  # of the buffers of bits
+        if wire != EXACT:
+            dtype = get_format(wire).dtype
+            self._bits = TileWorkspace(cuts.largest, len(cuts), dtype)
 
     def tiles(
-        self, own: Array, purpose: str, room: TileWorkspace | None = None
+        self,
+        own: Array,
+        purpose: str,
+        room: TileWorkspace | None = None,
+        rounds: bool = False,
     ) -> Iterator[tuple[Cut, Array]]:
         """Yield each tile, and an array with all its columns. Collective.
 
         `own` contains this replica's slices. The array is valid until the next tile is
         requested. `room` contains the buffers of the tiles; the default is on the host.
+        With `rounds`, the array has the words of all replicas rounded to the wire.
         """
         width = own.shape[1]
         room = room or self.workspace
@@ -208,7 +246,7 @@ class ColumnAssembler:
         later: list[tuple[Cut, Array]] = []
         for number, cut in enumerate(self.cuts):
             tile = room.tile(number, cut.height * width).reshape(-1, width)
-            self.start(own[cut.place], cut, tile, purpose)
+            self.start(own[cut.place], cut, tile, purpose, rounds)
             later.append((cut, tile))
             if number:
                 self.wait()
@@ -228,18 +266,27 @@ class ColumnAssembler:
         self.wait()
         return whole
 
-    def start(self, own: Array, cut: Cut, tile: Array, purpose: str) -> None:
+    def start(
+        self, own: Array, cut: Cut, tile: Array, purpose: str, rounds: bool = False
+    ) -> None:
         """Start the all-gather of one tile: `own` is sent, `tile` receives.
 
-        Both arrays belong to the message until `wait`.
+        Both arrays belong to the message until `wait`. With `rounds`, words are rounded
+        to the wire, also those of this replica, so that all replicas receive the same.
         """
         whole = own if own.flags.c_contiguous else np.ascontiguousarray(own)
         part = whole.reshape(-1)  # of a host or of a device
         out = tile.reshape(-1)
         counts = cut.counts(own.shape[1])
+        finish: Wait = _is_complete
+        if rounds and self.wire != EXACT:
+            self._turn += 1
+            bits = self._bits.tile(self._turn, out.size)
+            finish = partial(_widen, bits, self.wire, out)
+            part, out = encode(part, self.wire), bits
         with self.overlap.posting():
             pending = self.replicas.start_gather(part, counts, out, purpose)
-        self._travelling.append((pending, part))
+        self._travelling.append((pending, part, finish))
 
     def wait(self, behind: int = -1) -> None:
         """Wait for the all-gather that was started first.
@@ -247,17 +294,37 @@ class ColumnAssembler:
         With `behind`, wait instead until at most `behind` all-gathers are pending.
         """
         while self._travelling and len(self._travelling) > max(behind, 0):
-            pending, _ = self._travelling.pop(0)
+            pending, _, finish = self._travelling.pop(0)
             with self.overlap.waiting():
                 pending.wait()
+            finish()
             if behind < 0:
                 return
 
 
+def _is_complete() -> None:
+    """Do nothing: a tile that is sent as it is has all its words on arrival."""
+
+
+def _widen(bits: Array, wire: str, out: Array) -> None:
+    """Write the numbers of `bits`, in the format `wire`, into `out`."""
+    decode(bits, wire, out.dtype, out)
+
+
 # The arrays of a replica that are slices, and how the slices make one state.
 #
-# stage 1, 2    the arrays of the rule
+# stage 1, 2    the arrays of the rule; with a wire of 16 bits also the exact weights
 # stage 3       also the weights, which an evaluation gathers tile by tile
+#
+# With a wire of 16 bits, the gradients of all replicas are at the rounded weights, and
+# the steps are those of the exact ones, which each owner keeps (mixed precision,
+# Micikevicius et al., 2018):
+#
+#     w_{t+1} = step(w_t, g(round(w_t)))
+#
+# Evaluations, checkpoints and the result have the exact weights.
+
+MASTER = "master"  # in the memory: slices of the exact weights, in stages 1 and 2
 
 
 class SlicedState(Gradient):
@@ -271,6 +338,13 @@ class SlicedState(Gradient):
         self.stage = int(inputs.settings.zero_stage)
         self.states = self.steps.rule.states
         self.replicas = grid.replicas
+        # One replica sends nothing, and rounds nothing.
+        wire = inputs.settings.weights_wire
+        self.wire = str(wire) if grid.replicas.size > 1 else EXACT
+        sums_wire = inputs.settings.sums_wire
+        self.sums_wire = str(sums_wire) if grid.replicas.size > 1 else EXACT
+        self.has_master = self.wire != EXACT and self.stage < 3
+        self._is_settled = False  # whether all replicas have all exact weights
 
     def shape(self, columns: int, width: int) -> tuple[int, int]:
         """Divide the columns into tiles, and return the shape of the stored weights.
@@ -286,18 +360,25 @@ class SlicedState(Gradient):
             self.tile_count(columns, dtype.itemsize),
             replicas.size,
             replicas.rank,
-            self.inputs.role.alignment,
+            max(self.inputs.role.alignment, self.steps.rule.alignment),
+            self.steps.rule.alignment,
         )
         self.workspace = TileWorkspace(self.cuts.largest, len(self.cuts), dtype)
-        self.joining = ColumnAssembler(replicas, self.cuts, self.workspace)
+        self.joining = ColumnAssembler(replicas, self.cuts, self.workspace, self.wire)
         return (self.cuts.height if self.stage == 3 else columns), self.columns
 
     def start(self, state: State, exchanges: int) -> None:
-        """Raise ConfigError on all ranks if stage 3 cannot store all arrays.
+        """Round the weights to the wire, and store this replica's exact ones.
 
-        [average] and held-out rows keep an array with a row for each column, and some
-        replicas own no column if there are fewer columns than replicas.
+        Raise ConfigError on all ranks if stage 3 cannot store all arrays: [average] and
+        held-out rows keep an array with a row for each column, and some replicas own no
+        column if there are fewer columns than replicas.
         """
+        self._is_settled = False
+        if self.has_master:
+            weights = state.weights
+            state.memory[MASTER][...] = self.cuts.of(weights)
+            decode(encode(weights, self.wire), self.wire, weights.dtype, weights)
         if self.stage < 3 or not self.cuts.leaves_some_without:
             return
         if set(state.memory) > set(self._sliced()):
@@ -314,14 +395,26 @@ class SlicedState(Gradient):
         return (*self.steps.rule.state_names, *((VELOCITY,) if self.states > 1 else ()))
 
     def whole(self, state: State) -> Array:
-        """Return [w | v], weights and velocities if any, of all columns. Collective."""
-        parts = [self.joined(state.weights)]
+        """Return [w | v], weights and velocities if any, of all columns. Collective.
+
+        Weights are the exact ones.
+        """
+        parts = [self._exact(state, "control")]
         if self.states > 1:
             parts.append(self.joining.join(state.memory[VELOCITY], "control"))
         return np.hstack(parts) if len(parts) > 1 else parts[0]
 
+    def _exact(self, state: State, purpose: str) -> Array:
+        """Return the exact weights of all columns. Collective."""
+        if self.has_master and not self._is_settled:
+            return self.joining.join(state.memory[MASTER], purpose)
+        return self.joined(state.weights)
+
     def put_whole(self, state: State, whole: Array) -> None:
-        """Store this replica's part of `whole`, which is [w | v] of all columns."""
+        """Store this replica's part of `whole`, which is [w | v] of all columns.
+
+        `start` rounds the weights, if they are rounded.
+        """
         state.weights[...] = self.parted(whole)
         if self.states > 1:
             state.memory[VELOCITY][...] = self.cuts.of(whole[:, self.columns :])
@@ -342,10 +435,11 @@ class SlicedState(Gradient):
     def memory(self, state: State) -> dict[str, Array]:
         """Return the arrays of the memory with all columns. Collective.
 
-        Velocities are missing: `whole` returns them.
+        Those in eight bits are returned as plain numbers. Velocities and exact weights
+        are missing: `whole` returns them.
         """
         return {
-            name: self.joining.join(array, "control")
+            name: self.joining.join(np.asarray(array), "control")
             if self._is_sliced(name)
             else array
             for name, array in state.memory.items()
@@ -360,7 +454,9 @@ class SlicedState(Gradient):
     def widths(self, state: State) -> dict[str, int]:
         """Return the number of words per column of each array that `memory` returns."""
         widths = super().widths(state)
-        widths.pop(VELOCITY, None)
+        if self.states > 1:  # else a velocity, in eight bits, is an array of the rule
+            widths.pop(VELOCITY, None)
+        widths.pop(MASTER, None)
         return widths
 
     def _is_sliced(self, name: str) -> bool:
@@ -369,6 +465,25 @@ class SlicedState(Gradient):
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Return True: the assembled state is the same on all replicas."""
         return True
+
+    def is_whole(self, exchanges: int) -> bool:
+        """Return whether the weights of the state are those of a result.
+
+        They are not while they are rounded.
+        """
+        return not self.has_master or self._is_settled
+
+    def consensus(self, state: State, exchanges: int) -> State:
+        """Return `state`, or a copy with the exact weights. Collective."""
+        if self.is_whole(exchanges):
+            return state
+        return replace(state, weights=self._exact(state, "evaluate"))
+
+    def settle(self, state: State, exchanges: int) -> None:
+        """Give all replicas the exact weights at the end of a run. Collective."""
+        if not self.is_whole(exchanges):
+            state.weights[...] = self._exact(state, PURPOSE)
+            self._is_settled = True
 
     def tiles(self, held: Array) -> Iterator[tuple[slice, Array]]:
         """Yield columns and weights of each tile, for the objective. Collective."""
@@ -380,6 +495,11 @@ class SlicedState(Gradient):
 #
 # A tile is sent while the next one is computed. Where the gradient is not kept whole,
 # two tiles are in memory at a time: one that is sent, and one that is written.
+#
+# With a wire of 16 bits, each replica rounds its own sums, and sends every other one
+# the piece of it, which adds up the pieces in rank order, in the format of the weights:
+#
+#     Σ_p round(s_p),    s_p the sums of replica p
 
 
 class Tail:
@@ -430,8 +550,10 @@ class Scatter:
         whole: bool,
         sums: bool,
         for_host: bool = False,
+        wire: str = EXACT,
     ) -> None:
         self.replicas = replicas
+        self.wire = wire
         self.cuts = cuts
         self.workspace = room
         self.memory = room.memory
@@ -495,10 +617,35 @@ class Scatter:
         """Start the reduce-scatter of a complete tile over replicas."""
         words = tile.reshape(-1)
         counts = cut.counts(self.cuts.width)
+        if self.wire != EXACT:
+            self._send_rounded(number, words, counts)
+            return
         with self.overlap.posting():
             pending = self.replicas.start_sum_parts(words, counts, PURPOSE)
         memory = self.memory if self.for_host else HOST
         self._travelling.append((number, pending, memory.host_wait(self.replicas)))
+
+    def _send_rounded(self, number: int, words: Array, counts: list[int]) -> None:
+        """Send each replica the rounded words of its slice of a tile."""
+        rank = self.replicas.rank
+        bits = encode(words, self.wire)
+        pieces = np.empty(self.replicas.size * counts[rank], dtype=bits.dtype)
+        with self.overlap.posting():
+            pending = self.replicas.start_exchange(bits, counts, pieces, PURPOSE)
+        start = sum(counts[:rank])
+        own = words[start : start + counts[rank]]
+
+        def add() -> Array:
+            pending.wait()
+            parts = pieces.reshape(self.replicas.size, -1)
+            decode(parts[0], self.wire, own.dtype, own)
+            for part in parts[1:]:
+                own[...] += decode(part, self.wire, own.dtype)
+            return own
+
+        self._travelling.append(
+            (number, Pending(own, add), HOST.host_wait(self.replicas))
+        )
 
     def own(self, number: int, cut: Cut) -> Any:
         """Wait for this replica's slice of a tile, summed over replicas; return it."""
@@ -561,6 +708,16 @@ class SlicedSettings(GradientSettings):
         """Return 2: optimizer state and gradients are divided, weights are not."""
         return 2
 
+    @property
+    def weights_wire(self) -> str:
+        """Return the format in which replicas gather weights after a step: exact."""
+        return EXACT
+
+    @property
+    def sums_wire(self) -> str:
+        """Return the format in which replicas sum gradients: exact."""
+        return EXACT
+
 
 @dataclass(frozen=True)
 class ShardedSettings(SlicedSettings):
@@ -572,6 +729,29 @@ class ShardedSettings(SlicedSettings):
         " also weights (3)",
         choices=(1, 2, 3),
     )
+    supports: ClassVar[Supports] = replace(SlicedSettings.supports, packed_states=True)
+    wire: str = setting(
+        EXACT,
+        "format in which replicas gather weights for the next gradient: that of the"
+        " weights (exact), or bf16 or fp16; steps are those of the exact weights",
+        choices=WIRES,
+    )
+    gradient_wire: str = setting(
+        EXACT,
+        "format in which replicas send gradients to be summed: that of the weights"
+        " (exact), or bf16",
+        choices=(EXACT, "bf16"),
+    )
+
+    @property
+    def weights_wire(self) -> str:
+        """Return the setting `wire`."""
+        return self.wire
+
+    @property
+    def sums_wire(self) -> str:
+        """Return the setting `gradient_wire`."""
+        return self.gradient_wire
 
     @property
     def slices_weights(self) -> bool:
@@ -584,10 +764,24 @@ class ShardedSettings(SlicedSettings):
         return self.stage
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield a message for each setting that stage 3 refuses.
+        """Yield a message for each setting that cannot be combined with others.
 
-        No replica stores all weights in stage 3.
+        Rounded weights and states in 8 bits are of the host, and no replica stores all
+        weights in stage 3.
         """
+        if config.update.bits == 8 and config.run.device == "cuda":
+            yield (
+                "steps states in 8 bits on the host, and update.bits = 8 was given with"
+                " --device cuda; use update.bits = 32, or --device cpu"
+            )
+        if self.gradient_wire != EXACT and config.run.device == "cuda":
+            yield (
+                "rounds gradients on the host, and gradient_wire ="
+                f" {self.gradient_wire!r} was given with --device cuda; set"
+                " agreement.gradient_wire = 'exact', or use --device cpu"
+            )
+        if self.wire != EXACT:
+            yield from self._refuses_rounded(config)
         if not self.slices_weights:
             return
         product = config.products.kind
@@ -607,6 +801,20 @@ class ShardedSettings(SlicedSettings):
             yield (
                 "holds slices of w in stage 3, and [polish] works on all of it; set"
                 " polish.kind = 'none', or agreement.stage = 2"
+            )
+
+    def _refuses_rounded(self, config: Any) -> Iterator[str]:
+        """Yield a message for each setting that a wire of 16 bits refuses."""
+        if config.run.device == "cuda":
+            yield (
+                f"rounds weights on the host, and wire = {self.wire!r} was given with"
+                " --device cuda; set agreement.wire = 'exact', or use --device cpu"
+            )
+        averages = config.average.kind != "none" and config.grid.replicas > 1
+        if averages and not self.slices_weights:
+            yield (
+                f"stores rounded weights with wire = {self.wire!r}, and [average] would"
+                " average those; set average.kind = 'none', or agreement.stage = 3"
             )
 
 
@@ -670,12 +878,16 @@ class ShardedAgreement(SlicedState):
             self.keeps_gradient_whole,
             state.intercept is not None,
             for_host=self.steps_on_host,
+            wire=self.sums_wire,
         )
         shape = cuts.height, self.columns
         if self.inputs.shapers or self.steps_on_host:  # these read the gradient
             self.incoming = memory.host_zeros(shape, dtype)
-        for name in self._sliced():
+        for name in (*self._sliced(), *((MASTER,) if self.has_master else ())):
             state.memory[name] = np.zeros(shape, dtype=dtype)
+        rule = self.steps.rule
+        for name in rule.state_names:
+            state.memory[name] = rule.allocate(name, *shape, dtype, cuts.columns)
         state.memory = self.slice_memory.mirrored(state.memory, self._sliced())
         for name in self.steps.rule.state_names:
             if state.intercept is not None:
@@ -716,6 +928,8 @@ class ShardedAgreement(SlicedState):
             "columns held": repr((self.cuts.columns, self.width(state))),
             "buckets": " ".join(tiles),
             "stage": repr(self.stage),
+            "wire": self.wire,
+            "gradient wire": self.sums_wire,
         }
 
     def scores(
@@ -791,7 +1005,7 @@ class ShardedAgreement(SlicedState):
         """Yield each tile and its weights, in the memory of the scores. Collective."""
         if self.replicas.size == 1:  # all of them, in one tile
             return iter([(self.cuts.all[0], own)])
-        return self.joining.tiles(own, PURPOSE, self.tile_room)
+        return self.joining.tiles(own, PURPOSE, self.tile_room, rounds=True)
 
     def _begin(self, number: int) -> None:
         self.scatter.begin()
@@ -828,18 +1042,22 @@ class ShardedAgreement(SlicedState):
 
     def _spread(self, own: Any, cut: Cut, tile: Any) -> None:
         """Send a slice that was stepped to all replicas."""
-        self.joining.start(own, cut, tile, PURPOSE)
+        self.joining.start(own, cut, tile, PURPOSE, rounds=True)
         self.joining.wait(behind=1)
 
     def _advance(self, state: State, cut: Cut, gradient: Any, factor: float) -> Any:
         """Step this replica's slice of a tile, and return the array of the result.
 
-        The step is in place if the result need not be sent, that is in stage 3 and with
-        one replica. Else the result is in a buffer from which it is sent.
+        The step is in place in stage 3, with one replica, and where the exact weights
+        have an array of their own. Else the result is in a buffer from which it is
+        sent.
         """
         weights = state.on_device("weights")
-        own_weights = to = weights[cut.place if self.stage == 3 else cut.own]
-        if self.stage < 3 and self.replicas.size > 1:
+        if self.has_master:
+            own_weights = to = state.memory[MASTER][cut.place]
+        else:
+            own_weights = to = weights[cut.place if self.stage == 3 else cut.own]
+        if self.stage < 3 and self.replicas.size > 1 and not self.has_master:
             self._turn += 1
             buffer = self.stepped_room.tile(self._turn, own_weights.size)
             to = buffer.reshape(-1, self.columns)
@@ -885,6 +1103,14 @@ class ShardedAgreement(SlicedState):
         return [*sent_for_sums(shape), *sent_for_weights(shape), *shared]
 
     @classmethod
+    def last_messages(cls, shape: RunShape, exchanges: int) -> Sent:
+        """Return the gathers of exact weights at the end, where they were rounded."""
+        settings = shape.settings
+        if settings.weights_wire == EXACT or settings.zero_stage == 3:
+            return []
+        return sent_for_weights(shape, exact=True)
+
+    @classmethod
     def stage_of(cls, shape: StateShape) -> int:
         """Return the stage of ZeRO, 1, 2 or 3.
 
@@ -910,16 +1136,27 @@ class ShardedAgreement(SlicedState):
         which a run returns after an error.
         """
         stage = cls.stage_of(shape)
-        own_columns = -(-shape.columns // shape.replicas)
+        unit = BLOCK if shape.config.update.bits == 8 else 1
+        own_columns = unit * -(-shape.columns // unit // shape.replicas)
         weights = own_columns if stage == 3 else shape.columns
         slices = own_columns * (shape.states - 1 + shape.moments + cls.beside(shape))
+        is_rounded = shape.settings.weights_wire != EXACT and shape.replicas > 1
+        slices += own_columns * (is_rounded and stage < 3)
         gradient = shape.columns if stage == 1 else own_columns
         yield "weights", shape.itemsize * weights
         yield "slices", shape.itemsize * slices
         yield "gradient", shape.itemsize * gradient
         good = weights + shape.snapshots * (weights + slices)
         yield "good states", shape.itemsize * good
-        yield "tiles", 4 * min(int(shape.settings.bucket * MIB), shape.vector)
+        tile = min(int(shape.settings.bucket * MIB), shape.vector)
+        yield "tiles", 4 * tile
+        if is_rounded:  # bits of two tiles, and of two slices that are sent
+            words = tile // shape.itemsize
+            yield "rounded weights", 2 * 2 * (words + -(-words // shape.replicas))
+        if shape.settings.sums_wire != EXACT and shape.replicas > 1:
+            # Those that are sent and received, of two tiles, or all that are kept.
+            words = (shape.vector if stage == 1 else 2 * tile) // shape.itemsize
+            yield "rounded gradient", 2 * 2 * words
 
     def facts(self) -> dict[str, Any]:
         """Return the facts on this agreement for the report of a run."""
@@ -928,6 +1165,8 @@ class ShardedAgreement(SlicedState):
             "stage": self.stage,
             "buckets": len(self.cuts),
             "codec": "identity",
+            "wire": self.wire,
+            "gradient_wire": self.sums_wire,
             "own_columns": self.cuts.height,
             "mended_replicas": self.check.mended,
             **self.scatter.overlap.facts(self.joining.overlap),
@@ -941,18 +1180,30 @@ class ShardedAgreement(SlicedState):
 def sent_for_sums(shape: RunShape) -> list[SentWords]:
     """Return the all-reduce of the tail, and a reduce-scatter of each gradient tile.
 
-    In a reproducible run the all-reduce counts as two collectives.
+    In a reproducible run the all-reduce counts as two collectives. Gradients that are
+    rounded are exchanged in pieces instead.
     """
-    tiles = [shape.sent(cut.height * shape.classes) for cut in _cuts_of(shape)]
+    size = _wire_size(shape.settings.sums_wire)
+    tiles = [shape.sent(cut.height * shape.classes, size) for cut in _cuts_of(shape)]
     return [*shape.sum(shape.tail), *tiles]
 
 
-def sent_for_weights(shape: RunShape) -> list[SentWords]:
-    """Return the gathers to which rank 0 gives its slice of each tile of weights."""
-    return [shape.sent(cut.heights[0] * shape.classes) for cut in _cuts_of(shape)]
+def _wire_size(wire: str) -> int:
+    """Return the bytes of a word in the format `wire`; 0 is for those of a weight."""
+    return 0 if wire == EXACT else get_format(wire).dtype.itemsize
+
+
+def sent_for_weights(shape: RunShape, exact: bool = False) -> list[SentWords]:
+    """Return the gathers to which rank 0 gives its slice of each tile of weights.
+
+    With `exact`, words are not rounded.
+    """
+    size = 0 if exact else _wire_size(shape.settings.weights_wire)
+    return [shape.sent(cut.heights[0] * shape.classes, size) for cut in _cuts_of(shape)]
 
 
 @lru_cache(maxsize=4)
 def _cuts_of(shape: RunShape) -> Cuts:
     sizes = shape.local_columns, shape.classes, shape.buckets, shape.replicas
-    return Cuts(*sizes, replica=0, alignment=shape.alignment)
+    unit = shape.alignment
+    return Cuts(*sizes, replica=0, alignment=unit, unit=unit)

@@ -199,10 +199,13 @@ class Rule(ABC):
         """Return the rule as an update that is affine in the state, or None."""
         return None
 
-    def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
+    def allocate(
+        self, name: str, columns: int, width: int, dtype: Any, whole: int = 0
+    ) -> Any:
         """Return an array of zeros, (columns, width), for the optimizer state `name`.
 
-        A subclass may return another object, whose slices can be converted to arrays.
+        It is a slice of an array of `whole` columns, or if that is 0 all of it. A
+        subclass may return another object, whose slices can be converted to arrays.
         """
         return np.zeros((columns, width), dtype)
 
@@ -520,9 +523,14 @@ class InEightBits(Rule):
             return [array.codes, array.scales]
         return [array]
 
-    def allocate(self, name: str, columns: int, width: int, dtype: Any) -> Any:
-        """Return zeros for the state `name`, in 8 bits from `SMALL` words on."""
-        if columns * width < SMALL:
+    def allocate(
+        self, name: str, columns: int, width: int, dtype: Any, whole: int = 0
+    ) -> Any:
+        """Return zeros for the state `name`, in 8 bits from `SMALL` words on.
+
+        The words are those of the array of `whole` columns of which this is a slice.
+        """
+        if (whole or columns) * width < SMALL:
             return np.zeros((columns, width), dtype)
         return EightBitArray.zeros(columns, width, dtype, name in SQUARES)
 

@@ -213,6 +213,16 @@ class Stream:
         self.taken += 1
         return self.planner.group(place, turn, self._order_of(turn), first, sizes, 0)
 
+    def rows_at(self, first: int, count: int) -> Array:
+        """Return the local numbers of the rows in `count` chunks from `first` on."""
+        parts = [np.zeros(0, dtype=np.int64)]
+        for chunk in range(first, first + count):
+            turn, place = divmod(chunk, len(self.sizes))
+            start = sum(self.sizes[:place])
+            order = self._order_of(turn)
+            parts.append(order[start : start + self.sizes[place]])
+        return np.concatenate(parts)
+
     def rows_in(self, first: int, count: int) -> int:
         """Return the number of rows in `count` chunks from chunk `first` on."""
         return self._rows_of(first + count) - self._rows_of(first)

@@ -32,6 +32,7 @@ from hpcsgd.data.stream import StreamedMatrix
 from hpcsgd.errors import ConfigError
 from hpcsgd.formats import Array
 from hpcsgd.glm import make_rule
+from hpcsgd.glm.families import Family
 from hpcsgd.glm.mirror_maps import LOGARITHMIC, MirrorMap, make_mirror
 from hpcsgd.glm.updates import Rule, make_rate
 from hpcsgd.products.base import Product, product_facts
@@ -42,7 +43,11 @@ from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.opened_run import OpenedRun
 
 if TYPE_CHECKING:
-    from hpcsgd.agreements.more.anybatch import AnyBatchInputs, RoundClock
+    from hpcsgd.agreements.more.anybatch import (
+        AnyBatchInputs,
+        MixingTime,
+        RoundClock,
+    )
     from hpcsgd.agreements.more.infinity.agreement import InfinityPlace
     from hpcsgd.backends.cuda.device import Device
 
@@ -84,9 +89,12 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
 
 
 def terms_of(
-    config: RunConfig, grid: Grid, loaded: LoadedRows, feed: Any
+    config: RunConfig, grid: Grid, loaded: LoadedRows, feed: Any, family: Family
 ) -> "AnyBatchInputs":
-    """Return the inputs of any-batch rounds, which take rows from `feed.stream`."""
+    """Return the inputs of any-batch rounds, which take rows from `feed.stream`.
+
+    `family` gives the losses of rows.
+    """
     from hpcsgd.agreements.more.anybatch import (
         AnyBatchInputs,
         ReplicaGraph,
@@ -128,10 +136,27 @@ def terms_of(
             graph,
             settings.mixing,
             config.mirror.kind in LOGARITHMIC,
+            _mixing_time(settings, grid),
         ),
         weighted=settings.weighted,
         mirror=mirror,
+        family=family,
     )
+
+
+def _mixing_time(settings: Any, grid: Grid) -> "MixingTime | None":
+    """Return the time for the consensus iterations of a round; None: it is not fixed.
+
+    A replayed log has the numbers of iterations.
+    """
+    from hpcsgd.agreements.more.anybatch import MixingTime, read_iterations
+
+    if not settings.mixing_seconds or grid.replicas.size == 1:
+        return None
+    script: list[int] = []
+    if settings.replay:
+        script = grid.world.together(lambda: read_iterations(settings.replay))
+    return MixingTime(grid.world, settings.mixing_seconds, script)
 
 
 def _pace(config: RunConfig, grid: Grid, feed: Feed) -> "RoundClock":
@@ -230,7 +255,7 @@ def make_gradient(
     if config.agreement.on_disk:
         more = infinity_place(config, loaded, task, rule)
     elif config.agreement.takes_rounds:
-        more = terms_of(config, grid, loaded, feed)
+        more = terms_of(config, grid, loaded, feed, task.family)
     inputs = GradientInputs(
         config=config,
         shard=shard,

@@ -257,9 +257,15 @@ def _are_packed(kept: Array | None, sizes: Array | None, replicas: int) -> bool:
 
 
 def _is_log(log: Array, document: Mapping[str, Any]) -> bool:
-    """Return whether `log` has a count for every replica in every exchange so far."""
-    shape = document["replicas"], document["exchanges"]
-    return log.dtype.kind == "i" and log.shape == shape and bool((log >= 0).all())
+    """Return whether `log` has a number for every replica in every exchange so far.
+
+    Numbers are counts, or finite in floating point.
+    """
+    if log.shape != (document["replicas"], document["exchanges"]):
+        return False
+    if log.dtype.kind == "f":
+        return bool(np.isfinite(log).all())
+    return log.dtype.kind == "i" and bool((log >= 0).all())
 
 
 def _last(document: Mapping[str, Any]) -> Mapping[str, Any]:

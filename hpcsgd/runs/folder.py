@@ -115,7 +115,9 @@ class RunFolder:
             with saving(path):
                 from hpcsgd.agreements.more.anybatch import as_csv
 
-                write_text(path, as_csv(rounds["chunks"], rounds["rows"]))
+                iterations = rounds.get("iterations", ())
+                text = as_csv(rounds["chunks"], rounds["rows"], iterations)
+                write_text(path, text)
 
     def _way_on(self) -> str:
         """Return the remedy for a result that was not saved: train again, or resume."""

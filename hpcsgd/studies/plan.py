@@ -88,6 +88,7 @@ class StudyMethod:
     sums_each: bool = False
     accumulate: int = 1  # batches of one step, as far as they divide its rows
     agreement: str = AUTO  # kind of agreement, which may split a step into parts
+    usual: Mapping[str, Any] = field(default_factory=dict)  # its other settings
 
     def shares(
         self, batch: int, replicas: int, base: Tables
@@ -118,7 +119,7 @@ class StudyMethod:
         """Return the batches of a step of a replica that the method does not choose."""
         table = dict(base.get("agreement", {}))
         if "agreement" in self.over:
-            table |= {"method": "", "kind": self.agreement}
+            table = {**self.usual, **table, "method": "", "kind": self.agreement}
         if self.accumulate > 1:
             table["accumulate"] = 1
         return RunConfig.parse({"agreement": table}).agreement.batches_together
@@ -197,6 +198,11 @@ def of_row(name: str, row: config.MethodRow) -> StudyMethod:
         sums_each=True,
         accumulate=settings.get("agreement.accumulate", 1),
         agreement=settings.get("agreement.kind", AUTO),
+        usual={
+            key.removeprefix("agreement."): value
+            for key, value in row.defaults.items()
+            if key.startswith("agreement.")
+        },
     )
 
 

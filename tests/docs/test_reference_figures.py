@@ -65,6 +65,14 @@ def overlap():
     yield f"two models in {turns} less time than two fits one after the other"
 
 
+def search():
+    for network, row in figures_of("bench_search").items():
+        both = [row[kind] for kind in ("grid", "bayesian")]
+        near = " | ".join(str(one["until_near"] or "never") for one in both)
+        above = (100 * (one["beside_the_best"] - 1) for one in both)
+        yield f"| {network} | {near} | {' | '.join(f'{x:.1f} %' for x in above)} |"
+
+
 def growing():
     base = figures_of("bench_accordion")["eta 0.25"]["ways"]
     grown, small = (
@@ -282,7 +290,7 @@ def supporting():
 
 
 PAGES = [
-    *((GRADIENTS, made) for made in (buckets, overlap, floors_of_qadam)),
+    *((GRADIENTS, made) for made in (buckets, overlap, search, floors_of_qadam)),
     *((CODECS, made) for made in (accordion, floors_of_codecs, variances)),
     *((AVERAGES, made) for made in (averages, anybatch, floors_of_averages)),
     *((SHARDED, made) for made in (zero, slices, infinity)),

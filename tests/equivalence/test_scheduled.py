@@ -177,6 +177,32 @@ def test_codecs_travel_in_whole_tiles(name):
         assert len({r.weights_sha256 for r in on_all(4, config, problem)}) == 1
 
 
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("asked", [{"codec": "bf16"}, {"codec": "sign"}, {"codec": ""}])
+def test_whole_tiles_are_no_larger_than_the_partition(asked):
+    """With a codec or leaders: the tiles, bytes and credit of a bucket as small."""
+    problem = make_problem("softmax", d=11)
+    asked = asked if asked["codec"] else {"hierarchical": "2"}
+    replicas, partition = (2 if "codec" in asked else 4), 8 * 4 * 3 * MIB
+    sizes = {"bucket": 4.0, "partition": partition, "credit": partition}
+    config = scheduled(problem, replicas, agreement={**asked, **sizes})
+    result = train_on(replicas, config, problem)
+    told = result.report["agreement"]
+    assert told["buckets"] == told["messages"] == ceil(11 / 3)
+    assert told["most_in_flight"] < 2 * partition / MIB
+    plain = {**asked, "kind": "gradient", "bucket": partition}
+    ddp = train_on(replicas, scheduled(problem, replicas, agreement=plain), problem)
+    for figure in ("calls", "words", "bytes"):
+        said, expected = (r.ledger["agreement"][figure] for r in (result, ddp))
+        assert said == expected, figure
+    np.testing.assert_allclose(result.weights, ddp.weights, 0, 1e-10)
+    expected = expected_traffic(result.as_dict())
+    assert expected == expected_traffic(ddp.as_dict())
+    for figure, value in (expected or {}).items():
+        said = sum(result.ledger[p][figure] for p in ("products", "agreement"))
+        assert said == value, figure
+
+
 @pytest.mark.parametrize("d", [9, 11])
 def test_messages_are_counted_by_formula(d):
     """Σ ⌈bytes of a tile / partition⌉, the first tile with the tail."""

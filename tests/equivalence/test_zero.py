@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.shaping import GradientFacts
-from hpcsgd.agreements.zero import ShardedAgreement
+from hpcsgd.agreements.zero import ShardedAgreement, slice_widths
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
 from hpcsgd.runs.checkpoint import CheckpointStore
@@ -16,7 +16,14 @@ from tests.helpers.contracts.codec import heterogeneous, on_all
 from tests.helpers.gradients import in_folder
 from tests.helpers.harness import make_problem, relative_error, train_on, union_oracle
 from tests.helpers.sparse import make_sparse
-from tests.helpers.zero import STAGES, offloaded, own_words, sliced
+from tests.helpers.zero import (
+    STAGES,
+    of_rounded,
+    of_rounded_gradients,
+    offloaded,
+    own_words,
+    sliced,
+)
 
 UPDATES = ("sgd", "momentum", "nesterov", "adagrad", "adam")
 
@@ -350,14 +357,207 @@ def test_tails_and_held_rows_know_slices():
         np.testing.assert_allclose(*found, 1e-12)
 
 
+IN_EIGHT = [("adam", 1300, 4), ("momentum", 1100, 4), ("adagrad", 5000, 1)]
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("kind, columns, classes", IN_EIGHT)
+@pytest.mark.parametrize("stage", STAGES)
+def test_states_in_eight_bits_are_those_of_ddp(stage, kind, columns, classes, tmp_path):
+    """Blocks are those of whole columns: the same bits, also after a kill on others."""
+    family = "softmax" if classes > 1 else "logistic"
+    problem = make_problem(family, n=24, d=columns)
+    sections = {
+        "update": {"kind": kind, "bits": 8},
+        "agreement": {"bucket": 8 * classes * 300 * 2.0**-20},
+    }
+    plain = train_on(3, sliced(problem, 0, 3, **sections), problem)
+    exact = sliced(problem, 0, 3, update={"kind": kind})
+    assert plain.weights_sha256 != train_on(3, exact, problem).weights_sha256
+    config = sliced(problem, stage, 3, **sections)
+    place = tmp_path / "parts"
+    first = in_folder(place, config, 3, problem, stop=2)
+    assert {r.status.value for r in first} == {"preempted"}
+    results = in_folder(place, config, 3, problem)
+    assert len({r.weights_sha256 for r in results}) == 1
+    assert results[0].report["agreement"]["buckets"] > 1
+    whole = train_on(3, config, problem)
+    assert results[0].weights_sha256 == whole.weights_sha256
+    if stage < 3:
+        assert whole.weights_sha256 == plain.weights_sha256
+    else:
+        np.testing.assert_allclose(whole.weights, plain.weights, 0, 1e-4)
+    for figure, value in expected_traffic(whole.as_dict()).items():
+        said = sum(whole.ledger[p][figure] for p in ("products", "agreement"))
+        assert said == value, figure
+
+
+def test_slices_are_dealt_in_units():
+    """Every column once, slices from multiples of the unit on, units evenly."""
+    for columns, replicas, unit in ((1000, 3, 256), (255, 2, 256), (1024, 4, 1)):
+        for turn in range(replicas):
+            widths = slice_widths(columns, replicas, turn, unit)
+            starts = np.cumsum([0, *widths])
+            assert starts[-1] == columns and min(widths) >= 0
+            assert all(s % unit == 0 for s in starts[:-1] if s < columns)
+            units = [ceil(width / unit) for width in widths]
+            assert max(units) - min(units) <= 1
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("wire", ["bf16", "fp16"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_of_rounded_weights_step_the_exact_ones(stage, wire):
+    """w ← w − η (g(round(w)) + λ w), whoever owns w; without masters it differs."""
+    problem = make_problem("logistic")
+    for replicas, members, kind in ((3, 1, "momentum"), (2, 2, "sgd")):
+        config = sliced(
+            problem,
+            stage,
+            replicas,
+            members,
+            agreement={"wire": wire},
+            update={"kind": kind},
+            run={"evaluate_every": 2},
+        )
+        results = on_all(replicas * members, config, problem)
+        assert len({r.weights_sha256 for r in results}) == 1
+        w, b = of_rounded(config, problem)
+        np.testing.assert_allclose(results[0].weights, w, 0, 1e-12)
+        np.testing.assert_allclose(results[0].intercept, b, 0, 1e-12)
+        assert results[0].report["agreement"]["wire"] == wire
+        broken, _ = of_rounded(config, problem, keeps_masters=False)
+        assert np.abs(results[0].weights - broken).max() > 1e-6
+        exact = sliced(problem, stage, replicas, members, update={"kind": kind})
+        plain = train_on(replicas * members, exact, problem)
+        assert np.abs(results[0].weights - plain.weights).max() > 1e-9
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("stage", STAGES)
+def test_rounded_gradients_are_summed_as_numbers(stage, tmp_path):
+    """Σ_p round(s_p), in half the bytes, also after a kill; two wires add up."""
+    problem = make_problem("logistic", n=43)
+    for replicas, members in ((3, 1), (2, 2)):
+        ranks = replicas * members
+        asked = {"agreement": {"gradient_wire": "bf16"}}
+        config = sliced(problem, stage, replicas, members, **asked)
+        whole = on_all(ranks, config, problem)
+        assert len({r.weights_sha256 for r in whole}) == 1
+        w, b = of_rounded_gradients(config, problem)
+        # A sum on the verge of two numbers may be rounded to either.
+        np.testing.assert_allclose(whole[0].weights, w, 0, 1e-12)
+        np.testing.assert_allclose(whole[0].intercept, b, 0, 1e-12)
+        plain = train_on(ranks, sliced(problem, stage, replicas, members), problem)
+        assert np.abs(whole[0].weights - plain.weights).max() > 1e-9
+        place = tmp_path / f"{replicas}"
+        in_folder(place, config, ranks, problem, stop=3)
+        again = in_folder(place, config, ranks, problem)[0]
+        assert again.weights_sha256 == whole[0].weights_sha256
+        both = {"agreement": {"gradient_wire": "bf16", "wire": "fp16"}}
+        for sections, size in ((asked, 8), (both, 2)):
+            config = sliced(problem, stage, replicas, members, **sections)
+            result = train_on(ranks, config, problem)
+            sent = result.ledger["agreement"]
+            for figure, value in expected_traffic(result.as_dict()).items():
+                said = sum(result.ledger[p][figure] for p in ("products", "agreement"))
+                assert said == value, figure
+            own = result.report["agreement"]["own_columns"]
+            mine = -(-7 // members)
+            last = 8 * own * (size == 2 and stage < 3)
+            words = 2 * mine + size * own + 8 * 2
+            assert sent["bytes"] == result.exchanges * words + last
+
+
+def test_all_stages_take_the_steps_of_rounded_weights():
+    """Adam, several classes and members, losses along the way; one replica rounds
+    nothing, since it sends nothing."""
+    problem = make_problem("softmax")
+    sections = {"update": {"kind": "adam"}, "agreement": {"wire": "bf16"}}
+    sections["run"] = {"evaluate_every": 1}
+    for precision in ("fp64", "fp32"):
+        sections["precision"] = {"recipe": precision}
+        first, *others = (
+            train_on(6, sliced(problem, stage, 3, 2, **sections), problem)
+            for stage in STAGES
+        )
+        slack = 1e-12 if precision == "fp64" else 1e-5
+        for result in others:
+            np.testing.assert_allclose(result.weights, first.weights, 0, slack)
+            losses = [[r["loss"] for r in one.history] for one in (first, result)]
+            np.testing.assert_allclose(*losses, slack)
+            assert result.history[-1]["loss"] == pytest.approx(result.loss, rel=slack)
+    for stage in STAGES:
+        alone, plain = (
+            train_on(1, sliced(problem, stage, 1, **more), problem)
+            for more in (sections, {**sections, "agreement": {}})
+        )
+        assert alone.weights_sha256 == plain.weights_sha256
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_rounded_weights_are_half_the_bytes(stage):
+    """2 bytes a word of weights where float32 has 4; at the end the exact ones once."""
+    problem = make_problem("softmax", d=13)
+    found = {}
+    for wire in ("exact", "bf16"):
+        config = sliced(
+            problem,
+            stage,
+            4,
+            agreement={"wire": wire},
+            precision={"recipe": "fp32"},
+        )
+        result = found[wire] = train_on(4, config, problem)
+        for figure, value in expected_traffic(result.as_dict()).items():
+            said = sum(result.ledger[p][figure] for p in ("products", "agreement"))
+            assert said == value, (wire, figure)
+    plain, half = (found[w].ledger["agreement"] for w in ("exact", "bf16"))
+    own = found["bf16"].report["agreement"]["own_columns"] * problem.classes
+    last, exchanges = own * (stage < 3), found["bf16"].exchanges
+    assert half["words"] == plain["words"] + last
+    assert half["bytes"] == plain["bytes"] - 2 * own * exchanges + 4 * last
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_rounded_weights_go_on_bit_for_bit(stage, kind, tmp_path):
+    """The exact ones are in the checkpoint, which has the arrays of any stage."""
+    problem = make_problem("softmax")
+    sections = {"update": {"kind": kind}, "agreement": {"wire": "bf16"}}
+    config = sliced(problem, stage, 3, **sections)
+    whole = in_folder(tmp_path / "whole", config, 3, problem)[0]
+    first = in_folder(tmp_path / "parts", config, 3, problem, stop=4)
+    assert {r.status.value for r in first} == {"preempted"}
+    saved_arrays = CheckpointStore(tmp_path / "parts", 2).newest()[1].arrays
+    assert "memory_master" not in saved_arrays
+    again = in_folder(tmp_path / "parts", config, 3, problem)
+    assert {r.weights_sha256 for r in again} == {whole.weights_sha256}
+    for figure in ("calls", "words", "bytes"):
+        entries = [r.ledger["agreement"][figure] for r in (again[0], whole)]
+        assert entries[0] == entries[1]
+
+
 REFUSED = [
+    ({"agreement": {"wire": "fp8"}}, "must be one of"),
+    ({"agreement": {"gradient_wire": "fp16"}}, "must be one of"),
+    (
+        {"agreement": {"gradient_wire": "bf16"}, "run": {"device": "cuda"}},
+        "rounds gradients on the host",
+    ),
+    ({"agreement": {"wire": "bf16"}, "average": {"kind": "tail"}}, "average those"),
+    ({"agreement": {"wire": "bf16"}, "run": {"device": "cuda"}}, "on the host"),
     ({"agreement": {"stage": 3}, "products": {"kind": "gather"}}, "use --products"),
     ({"agreement": {"stage": 3}, "run": {"evaluate": "gradient"}}, "as long as w"),
     ({"agreement": {"stage": 3}, "polish": {"kind": "lbfgs"}}, "works on all of it"),
     ({"agreement": {"codec": "fp16"}}, "supports no codecs"),
     ({"agreement": {"hierarchical": "2"}}, "supports no sums in two levels"),
     ({"update": {"kind": "nesterov-classic"}}, "use --update nesterov"),
-    ({"update": {"kind": "adam", "bits": 8}}, "use update.bits = 32"),
+    (
+        {"update": {"kind": "adam", "bits": 8}, "run": {"device": "cuda"}},
+        "use update.bits = 32",
+    ),
     ({"precision": {"residual": "fp16"}}, "no residuals that have to be scaled"),
     ({"agreement": {"kind": "average", "stage": 2}}, "use --method zero2"),
     ({"agreement": {"stage": 4}}, "must be one of 1, 2, 3"),

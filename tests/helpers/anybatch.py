@@ -32,10 +32,10 @@ def any_batch(drawn, replicas, members=1, /, **sections):
     return config_for(drawn, **tables)
 
 
-def script(folder, chunks):
+def script(folder, chunks, iterations=()):
     """A log of rounds, (R, rounds) chunks, as a run writes it."""
     path = folder / "rounds.csv"
-    path.write_text(as_csv(chunks, np.zeros_like(chunks)))
+    path.write_text(as_csv(chunks, np.zeros_like(chunks), iterations))
     return str(path)
 
 
@@ -104,10 +104,12 @@ def link(x, p):
     return np.where(x == 0, 0, found)
 
 
-def restated(config, problem, chunks):
+def restated(config, problem, chunks, iterations=None, plays=None):
     """x_i of all replicas after rounds of so many chunks, (R, rounds), in longdouble.
 
-    Returns weights and intercepts of all of them, and their consensus.
+    Returns weights and intercepts of all of them, and their consensus. `iterations` are
+    those of every round; without them all rounds have `mixing`. To the list `plays`,
+    (rows, w, b) of all replicas are appended for every round.
     """
     replicas, n = len(chunks), len(problem.X)
     asked = config.agreement
@@ -121,9 +123,12 @@ def restated(config, problem, chunks):
     for t in range(chunks.shape[1]):
         rate = config.rate.value / np.sqrt(1 + config.rate.decay * t)
         b = np.zeros(replicas)
+        played = []
         for i in range(replicas):
             rows = [next(streams[i]) for _ in range(chunks[i, t])]
             b[i] = sum(map(len, rows))
+            whole = np.concatenate([np.zeros(0, dtype=int), *rows])
+            played.append((whole, maps[i].weights, biases[i]))
             if b[i]:
                 rows = np.concatenate(rows)
                 r = residuals(problem, X[rows], rows, maps[i].weights, biases[i])
@@ -131,13 +136,18 @@ def restated(config, problem, chunks):
                 maps[i].step(g + config.problem.l2 * maps[i].weights, rate)
                 if config.problem.intercept:
                     biases[i] = biases[i] - rate * r.sum(axis=0) / len(rows)
+        if plays is not None:
+            plays.append(played)
         many = 1 if asked.graph == "full" else asked.mixing
+        first = t * many
+        if iterations is not None:
+            many, first = iterations[t], sum(iterations[:t])
         if asked.weighted:
             den = b.copy()
         num = [m.x * w for m, w in zip(maps, den, strict=True)]
         low = [c * w for c, w in zip(biases, den, strict=True)]
         for k in range(many if replicas > 1 else 0):
-            W = graph.at(t * many + k).astype(np.longdouble)
+            W = graph.at(first + k).astype(np.longdouble)
             num, low, den = mixed(W, num), mixed(W, low), W @ den
         for i in range(replicas):
             if den[i]:

@@ -237,12 +237,18 @@ def two_halves(sizes):
     return each * len(sizes.exchanges(together=2))
 
 
-def slices(sizes, together=1):
+def slices(sizes, together=1, weight=8):
     """A sum of the tail, a sum of parts of the gradient, the own slice of weights."""
     own = ceil(sizes.own / sizes.replicas) * sizes.scores
     each = summed(sizes.tail)
-    each += [("parts", sizes.words, 8), ("gather", own, 8)] + told(sizes, sizes.tail)
-    return each * len(sizes.exchanges(together))
+    each += [("parts", sizes.words, 8), ("gather", own, weight)]
+    return (each + told(sizes, sizes.tail)) * len(sizes.exchanges(together))
+
+
+def rounded_slices(sizes):
+    """Weights of 2 bytes, and at the end once the exact ones."""
+    own = ceil(sizes.own / sizes.replicas) * sizes.scores
+    return slices(sizes, weight=2) + [("gather", own, 8)]
 
 
 def late_steps(sizes):

@@ -26,6 +26,7 @@ from tests.helpers.traffic_formulas import (
     products,
     records,
     records_in_threes,
+    rounded_slices,
     scheduled,
     slices,
     slow_parts,
@@ -39,6 +40,7 @@ SETTINGS = {
     "onebit-adam": {"agreement": {"warmup_steps": 3}},
     "async-average": {"agreement": {"delay": 1}, "schedule": {"period": 3}},
     "bytescheduler": {"agreement": {"partition": 16 * 8 / 2**20}},
+    "wavelet": {"agreement": {"mode": "exact-sum"}},  # late: tests of ticktock
     "local": {"schedule": {"period": 2}},
     "sgp": {"schedule": {"period": 3}},
     "local-adam": {"schedule": {"period": 2}},
@@ -179,6 +181,12 @@ VARIANTS = {
         "zero3",
         {"accumulate": 2},
         lambda sizes: slices(sizes, together=2),
+    ),
+    "rounded weights": ("zero2", {"wire": "bf16"}, rounded_slices),
+    "rounded slices of weights": (
+        "zero3",
+        {"wire": "fp16"},
+        lambda sizes: slices(sizes, weight=2),
     ),
     "steps that are late": ("offload", {"delay_after": 2}, late_steps),
 }

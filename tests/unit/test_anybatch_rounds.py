@@ -6,7 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcsgd.agreements.more.anybatch import TimedRounds
+from hpcsgd.agreements.more.anybatch import (
+    MixingTime,
+    TimedRounds,
+    read_iterations,
+)
 from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
@@ -20,10 +24,13 @@ from tests.helpers.anybatch import (
     MAPS,
     any_batch,
     on_all,
+    restated,
+    script,
     scripted,
 )
 from tests.helpers.gradients import in_folder
-from tests.helpers.harness import make_problem, train_on
+from tests.helpers.harness import make_problem, relative_error, train_on
+from tests.helpers.sparse import make_sparse
 
 # --------------------------------------------------------------------------- bytes
 
@@ -146,6 +153,149 @@ def test_the_first_round_finds_a_deadline(monkeypatch):
     chunks = np.array(said["rounds"]["chunks"])
     assert chunks[:, 0].tolist() == [4, 4, 4]
     assert chunks[:, 1].tolist() == [5, 3, 1]
+
+
+def test_iterations_fit_into_a_fixed_time():
+    """The median rank counts; there is one at least, and the first round measures."""
+
+    def on_rank(world):
+        time = MixingTime(world, 1.0)
+        fitting = [
+            time.fitting([s * (1, 3, 9)[world.rank]]) for s in (0.1, 0.001, 2.0, 0.0)
+        ]
+        counts = []
+        for count in (4, 3, 3):
+            counts.append(time.next_count(usual=4 if not counts else 3))
+            time.counts.append(count)
+        return fitting, counts
+
+    assert run_ranks(3, on_rank) == [([3, 333, 1, 1000], [4, 3, 3])] * 3
+
+
+@pytest.mark.parametrize("graph, members", [("ring", 1), ("matching", 2)])
+def test_rounds_of_other_numbers_of_iterations_are_their_formula(
+    graph, members, tmp_path
+):
+    """By a log: the graph goes on from where the round before has left it."""
+    problem = make_problem("softmax")
+    config, chunks = scripted(tmp_path, problem, 4, members)
+    iterations = [2, 5, 1, 1, 4, 3, 1, 2]
+    tables = config.tables()
+    tables["agreement"] |= {
+        "graph": graph,
+        "mixing": 2,
+        "mixing_seconds": 1.0,
+        "replay": script(tmp_path, chunks, iterations),
+    }
+    config = type(config).parse(tables)
+    result = on_all(4 * members, config, problem)[0]
+    told = result.report["agreement"]["rounds"]
+    done = told["chunks"][0]
+    assert told["iterations"] == iterations[: len(done)]
+    done = chunks[:, : len(done)]
+    _, *mean = restated(config, problem, done, iterations)
+    assert relative_error(result, mean) <= 1e-12
+    _, *usual = restated(config, problem, done)
+    assert relative_error(result, usual) > 1e-6
+
+
+def test_a_fixed_time_of_mixing_is_kept_and_replayed(tmp_path):
+    """Rounds after the first have one number; the log of them is the same run."""
+    problem = make_problem("softmax")
+    asked = {"graph": "ring", "mixing": 2, "mixing_seconds": 0.003}
+    config = any_batch(problem, 3, agreement=asked)
+    first = in_folder(tmp_path / "first", config, 3, problem)[0]
+    told = first.report["agreement"]["rounds"]["iterations"]
+    assert told[0] == 2 and len(set(told[1:])) == 1 and told[1] >= 1
+    words = 4 * 7 + 1
+    sent = first.ledger["agreement"]
+    assert sent["calls"] == 2 * sum(told) + 1
+    assert sent["words"] == 2 * sum(told) * words + words
+    config = any_batch(
+        problem, 3, agreement={**asked, "replay": str(tmp_path / "first")}
+    )
+    again = in_folder(tmp_path / "again", config, 3, problem)[0]
+    assert again.weights_sha256 == first.weights_sha256
+    in_folder(tmp_path / "parts", config, 3, problem, stop=4)
+    parts = in_folder(tmp_path / "parts", config, 3, problem)[0]
+    assert parts.weights_sha256 == first.weights_sha256
+    assert parts.report["agreement"]["rounds"]["iterations"] == told
+
+
+def regret_of(config, problem, done):
+    """Static and dynamic regret of squared errors: the minima by normal equations."""
+    plays = []
+    restated(config, problem, done, plays=plays)
+    l2, intercept = config.problem.l2, config.problem.intercept
+    X = np.hstack([problem.X, np.ones((len(problem.X), 1)) * intercept])
+
+    def least(rows):
+        if not len(rows):
+            return 0.0
+        penalty = len(rows) * l2 * np.eye(X.shape[1])
+        penalty[-1, -1] = 0.0 if intercept else 1.0
+        A, y = X[rows], problem.y[rows]
+        x = np.linalg.solve(A.T @ A + penalty, A.T @ y)
+        return np.square(A @ x - y).sum() / 2 + x @ penalty @ x / 2
+
+    cost = 0.0
+    for rounds in plays:
+        for rows, w, b in rounds:
+            error = problem.X[rows] @ w[:, 0] + b[0] - problem.y[rows]
+            cost += np.square(error).sum() / 2 + len(rows) * l2 * (w**2).sum() / 2
+    taken = [np.concatenate([rows for rows, _, _ in rounds]) for rounds in plays]
+    static = cost - least(np.concatenate(taken))
+    return float(static), float(cost - sum(least(rows) for rows in taken))
+
+
+@pytest.mark.parametrize("replicas, graph", [(1, "full"), (3, "ring"), (4, "matching")])
+def test_regret_is_against_the_best_points(replicas, graph, tmp_path):
+    """Static and dynamic, of uneven rounds, and those before a kill count."""
+    problem = make_problem("gaussian")
+    config, chunks = scripted(
+        tmp_path,
+        problem,
+        replicas,
+        problem={"intercept": True},
+        agreement={"graph": graph, "regret": True},
+    )
+    whole = on_all(replicas, config, problem)
+    done = chunks[:, : whole[0].exchanges]
+    static, dynamic = regret_of(config, problem, done)
+    told = [r.report["agreement"]["regret"] for r in whole]
+    assert told[0]["static"] == pytest.approx(static, rel=1e-8)
+    assert told[0]["dynamic"] == pytest.approx(dynamic, rel=1e-8)
+    assert told[0]["dynamic"] > told[0]["static"] > 0 and told == [told[0]] * replicas
+    in_folder(tmp_path / "parts", config, replicas, problem, stop=3)
+    again = in_folder(tmp_path / "parts", config, replicas, problem)[0]
+    assert again.report["agreement"]["regret"] == told[0]
+    plain = config.tables()
+    plain["agreement"].pop("regret")
+    result = on_all(replicas, type(config).parse(plain), problem)[0]
+    assert result.weights_sha256 == whole[0].weights_sha256
+    assert "regret" not in result.report["agreement"]
+
+
+def test_the_mean_static_regret_falls():
+    """On rows that are drawn from one law: of few classes, sparse or not."""
+    stored, dense = make_sparse("softmax")
+    found = []
+    for epochs in (2, 30):
+        config = any_batch(
+            dense,
+            2,
+            schedule={"epochs": epochs},
+            problem={"intercept": True},
+            agreement={"regret": True},
+        )
+        told = [
+            on_all(2, config, rows)[0].report["agreement"]["regret"]
+            for rows in (stored, dense)
+        ]
+        for name in ("loss", "static", "dynamic"):
+            assert told[0][name] == pytest.approx(told[1][name], rel=1e-9)
+        found.append(told[0]["static"] / told[0]["rows"])
+    assert 0 < found[1] < 0.6 * found[0]
 
 
 def test_what_to_do_where_agreeing_takes_the_time():
@@ -301,6 +451,16 @@ REFUSED = [
     ({"agreement": {"graph": "0-3"}}, "unknown graph"),
     ({"agreement": {"graph": "0-1"}}, "add an edge"),
     ({"agreement": {"mixing": 0}}, "mixing = 0 must be"),
+    ({"agreement": {"mixing_seconds": 1.0}}, "use another agreement.graph"),
+    ({"agreement": {"regret": True}, "problem": {"l2": 0.0}}, "use --l2"),
+    (
+        {"agreement": {"regret": True}, "mirror": {"kind": "eg"}},
+        "another mirror.kind",
+    ),
+    (
+        {"agreement": {"regret": True}, "grid": {"replicas": 1, "members": 3}},
+        "use one member",
+    ),
     ({"agreement": {"rounds": "never"}}, "one of clock, full"),
     ({"agreement": {"deadline": -1.0}}, "deadline = -1.0"),
     ({"agreement": {"replay": "/nowhere"}}, "give the rounds.csv"),
@@ -348,7 +508,12 @@ def test_rows_that_are_read_ahead_are_refused():
     shard = SimpleNamespace(matrix=object.__new__(StreamedMatrix))
     feed = RoundFeed(None, None, [], 1, 1, stream=Stream(None, None, []))
     with pytest.raises(HpcsgdError, match="more ranks or a larger run.memory"):
-        terms_of(None, None, SimpleNamespace(shard=shard), feed)
+        terms_of(None, None, SimpleNamespace(shard=shard), feed, None)
+
+
+def test_a_log_without_iterations_fixes_no_time(tmp_path):
+    with pytest.raises(HpcsgdError, match="no numbers of consensus iterations"):
+        read_iterations(script(tmp_path, np.ones((2, 3), dtype=int)))
 
 
 @pytest.mark.parametrize(

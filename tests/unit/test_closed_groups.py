@@ -11,7 +11,7 @@ from tests.helpers.harness import config_for, make_problem
 
 PROBLEM = make_problem("softmax", n=40, d=6)
 MORE = {
-    "wavelet, delayed": ("wavelet", {"mode": "delayed"}),
+    "wavelet, exact-sum": ("wavelet", {"mode": "exact-sum"}),
     "leaders": ("bagua", {"hierarchical": "2"}),
     "leaders of momentum": ("qadam", {"hierarchical": "2", "warmup_steps": 1}),
     "leaders by priority": ("bytescheduler", {"hierarchical": "2"}),

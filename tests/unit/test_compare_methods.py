@@ -96,7 +96,6 @@ def hand_written(name, ranks):
     """What each name stands for on so many ranks."""
     if name in METHODS:
         own, row = BATCH // ranks, METHODS[name]
-        own //= 2 if name == "wavelet" else 1  # a tick and a tock
         agreement, settings = {"method": name}, {**row.fixed, **row.defaults}
         if "agreement.accumulate" in settings:
             agreement["accumulate"] = gcd(own, settings["agreement.accumulate"])

@@ -242,14 +242,16 @@ def test_gradients_that_are_late_have_half_the_rate():
 
 
 def test_both_halves_are_the_batch_that_methods_are_compared_at():
+    """A wavelet is late unless its halves are asked for."""
     base = {"schedule": {"batch": 24}}
-    ddp, wavelet = line_up("ddp,wavelet", base, 4)
-    assert ddp.global_batch == wavelet.global_batch == 24
-    assert wavelet.config.schedule.batch == 3
-    late = {**base, "agreement": {"mode": "delayed"}}
-    (late,) = line_up("wavelet", late, 4)
-    assert late.config.schedule.batch == 6 and late.global_batch == 24
-    (odd,) = line_up("wavelet", {"schedule": {"batch": 12}}, 4)
+    halves = {"agreement": {"mode": "exact-sum"}}
+    ddp, late = line_up("ddp,wavelet", base, 4)
+    assert ddp.global_batch == late.global_batch == 24
+    assert late.config.agreement.mode == "delayed"
+    assert late.config.schedule.batch == 6
+    (both,) = line_up("wavelet", {**base, **halves}, 4)
+    assert both.config.schedule.batch == 3 and both.global_batch == 24
+    (odd,) = line_up("wavelet", {"schedule": {"batch": 12}, **halves}, 4)
     assert isinstance(odd, Refusal) and "use --batch 16" in odd.why
 
 

@@ -3,6 +3,7 @@
 import itertools
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -249,6 +250,32 @@ def test_slices_count_as_what_they_are(kind, kept):
     for method, words in wanted.items():
         assert found[method] == pytest.approx(words + tiles, rel=1e-6), method
     assert found["ddp"] >= found["zero1"] - tiles
+
+
+def test_two_waves_have_the_memory_of_one_batch():
+    """A wavelet adds two gradients to ddp; the table of the docs has its figures."""
+    page = Path(__file__).parents[2] / "docs/reference/methods/gradients.md"
+    text = page.read_text()
+    for columns in (1000, 100_000):
+        one, two = (
+            need(
+                20_000,
+                columns,
+                agreement={"method": method},
+                grid={"replicas": 2},
+                schedule={"batch": 512, "steps": 1},
+                products={"kind": "direct"},
+                run={"fall_back": False},
+            )
+            for method in ("ddp", "wavelet")
+        )
+        assert two.exchange == one.exchange > 4 * 512 * columns
+        assert two.weights - one.weights == 2 * 4 * columns
+        found = (one.exchange + one.weights, two.exchange + two.weights)
+        at_once = 2 * two.exchange + two.weights
+        assert found[1] < 1.01 * found[0] and found[1] < 0.51 * at_once
+        sizes = " | ".join(f"{size / 1e6:.1f} MB" for size in (*found, at_once))
+        assert f"| {columns:,} columns | {sizes} |".replace(",", " ") in text
 
 
 @pytest.mark.parametrize("method", ["zero2", "zero3", "offload"])

@@ -13,12 +13,15 @@ from hpcsgd.agreements.more import scheduled as scheduled_transfers
 from hpcsgd.agreements.more.scheduled import (
     MOST,
     ROUNDS,
+    BayesianSearch,
     OrderedTiles,
     Queue,
     Search,
     TilePiece,
     cut,
     log_grid,
+    matern,
+    predicted,
 )
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
@@ -145,11 +148,12 @@ def found_by(search, cost):
     return cost(*search.best), count
 
 
+@pytest.mark.parametrize("kind", [Search, BayesianSearch])
 @pytest.mark.parametrize("name", CURVES)
-def test_the_search_comes_within_a_tenth_in_fifteen_evaluations(name):
+def test_the_search_comes_within_a_tenth_in_fifteen_evaluations(name, kind):
     cost = CURVES[name]
     partitions, credits = log_grid(1 / 16, 64.0), log_grid(1 / 16, 256.0)
-    found, count = found_by(Search(partitions, credits), cost)
+    found, count = found_by(kind(partitions, credits), cost)
     best = min(
         cost(p, c)
         for p in np.geomspace(1 / 16, 64.0, 200)
@@ -165,6 +169,66 @@ def test_the_grid_alone_does_not(monkeypatch):
     cost = CURVES["a narrow valley"]
     search = Search(log_grid(1 / 16, 64.0), log_grid(1 / 16, 256.0))
     assert found_by(search, cost)[0] > 1.1
+
+
+def test_the_process_is_that_of_the_formula():
+    """Mean and deviation of a Gaussian process, by its covariance matrix as a whole."""
+    draws = np.random.default_rng(3)
+    lattice = draws.random((40, 2))
+    measured = [3, 17, 22, 30, 31]
+    heights = draws.standard_normal(5)
+    heights = (heights - heights.mean()) / heights.std()
+    found = predicted(lattice, measured, heights)
+    fits = []
+    for length in scheduled_transfers.LENGTHS:
+        for noise in scheduled_transfers.NOISES:
+            distances = np.linalg.norm(lattice[:, None] - lattice[None], axis=2)
+            r = np.sqrt(5) * distances / length
+            kernel = (1 + r + r**2 / 3) * np.exp(-r)
+            np.testing.assert_allclose(matern(lattice, lattice, length), kernel)
+            inner = kernel[np.ix_(measured, measured)] + noise * np.eye(5)
+            across = kernel[measured]
+            evidence = -heights @ np.linalg.inv(inner) @ heights / 2
+            evidence -= np.linalg.slogdet(inner)[1] / 2
+            mean = across.T @ np.linalg.inv(inner) @ heights
+            variance = 1 - np.diag(across.T @ np.linalg.inv(inner) @ across)
+            fits.append((evidence, mean, np.sqrt(variance)))
+    _, mean, deviation = max(fits, key=lambda fit: fit[0])
+    np.testing.assert_allclose(found[0], mean, 1e-6, 1e-8)
+    np.testing.assert_allclose(found[1], deviation, 1e-4, 1e-5)
+
+
+def test_a_single_partition_is_searched_along_the_credit():
+    search = BayesianSearch([4.0], log_grid(1 / 16, 256.0))
+    found, count = found_by(search, lambda p, c: 1 + (log2(c) - 1.5) ** 2)
+    assert {p for p, _ in search.costs} == {4.0} and count <= MOST
+    assert found < 1.1
+
+
+@pytest.mark.parametrize("codec", ["identity", "bf16"])
+def test_a_bayesian_search_changes_no_bit(codec):
+    """All ranks end it at the same point; a codec has tiles of one partition."""
+    problem = make_problem("softmax")
+    epochs = -(-(MOST + 1) * ROUNDS // 5)
+    tuned, plain = (
+        on_all(
+            3,
+            scheduled(
+                problem,
+                3,
+                schedule={"epochs": epochs},
+                agreement={"codec": codec, **more},
+            ),
+            problem,
+        )
+        for more in ({"tune_schedule": True, "search": "bayesian"}, {})
+    )
+    told = [r.report["agreement"] for r in tuned]
+    assert len({(t["partition"], t["credit"], t["tuned_points"]) for t in told}) == 1
+    assert told[0]["tuned"] and 1 <= told[0]["tuned_points"] <= MOST
+    if codec != "identity":
+        assert told[0]["partition"] == tuned[0].config["agreement"]["partition"]
+    assert {r.weights_sha256 for r in tuned} == {r.weights_sha256 for r in plain}
 
 
 def test_all_ranks_switch_alike_and_no_bit_changes():

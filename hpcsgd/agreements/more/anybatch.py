@@ -10,7 +10,8 @@ Refuses  codecs, `hierarchical`, scaled residuals, changes and clipping of gradi
 Keeps    a gradient and the arrays of the mirror map (entropy and diagonal 1, eg 2,
          others 0), d·K words each, and the number of chunks of every round.
 Sends    in each of `mixing` iterations of a round n = (d + i)·K + b words, with eg
-         (d + 1)·K more, to every neighbour. A graph `full` takes one iteration: an
+         (d + 1)·K more, to every neighbour; time decides the number of iterations
+         where `mixing_seconds` is set. A graph `full` takes one iteration: an
          all-reduce of n words, with entropy and eg a swap with all others. At the end
          an all-reduce of (d + i)·K + 1 words, unless the graph is full. Member 0
          broadcasts the intercept, K words, to the members after the all-reduce of a
@@ -18,7 +19,7 @@ Sends    in each of `mixing` iterations of a round n = (d + i)·K + b words, wit
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
@@ -46,6 +47,7 @@ from hpcsgd.comm.ledger import Sent
 from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.files import read_entry_text
 from hpcsgd.formats import Array
+from hpcsgd.glm.families import Family
 from hpcsgd.glm.mirror_maps import LOGARITHMIC, MirrorMap, ReplicaViews, log_sum
 from hpcsgd.precision import Precision
 from hpcsgd.products.direct import Stream
@@ -57,6 +59,8 @@ from hpcsgd.settings import setting
 # round, and a replay of the log gives the same run, bit for bit.
 
 CHUNKS, ROWS = "chunks_", "rows_"  # before the number of a replica
+LOSSES = "losses"  # name of the log of them
+ITERATIONS = "iterations"  # column of the consensus iterations of a round
 
 
 class RoundClock(Protocol):
@@ -168,14 +172,20 @@ def half_round(most: int) -> int:
     return max(most // 2, 1)
 
 
-def as_csv(chunks: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> str:
+def as_csv(
+    chunks: Sequence[Sequence[int]],
+    rows: Sequence[Sequence[int]],
+    iterations: Sequence[int] = (),
+) -> str:
     """Return a CSV table with a line for each round.
 
-    A line has the chunks of every replica, then the rows of every replica.
+    A line has the chunks of every replica, then the rows of every replica, then the
+    consensus iterations, if time has decided them.
     """
     head = [f"{name}{r}" for name in (CHUNKS, ROWS) for r in range(len(chunks))]
-    lines = [["round", *head]]
-    for number, counts in enumerate(zip(*chunks, *rows, strict=True)):
+    more = [iterations] if len(iterations) else []
+    lines = [["round", *head, *([ITERATIONS] if more else [])]]
+    for number, counts in enumerate(zip(*chunks, *rows, *more, strict=True)):
         lines.append([str(number), *map(str, counts)])
     return "".join(",".join(line) + "\n" for line in lines)
 
@@ -187,18 +197,41 @@ def read_script(path: str, replicas: int, rounds: int, most: int) -> Array:
     the folder of its run. Raise an error if the log has another number of replicas,
     fewer than `rounds` rounds, or a round of more than `most` chunks.
     """
+    where, lines = _lines_of(path)
+    chunks = _columns(lines, where, replicas)
+    _check_script(chunks, rounds, most, where)
+    return chunks
+
+
+def read_iterations(path: str) -> list[int]:
+    """Return the consensus iterations of all rounds of a log.
+
+    Raise an error if the log has none.
+    """
+    where, lines = _lines_of(path)
+    head = lines[0].split(",") if lines else []
+    try:
+        place = head.index(ITERATIONS)
+        return [max(int(line.split(",")[place]), 1) for line in lines[1:]]
+    except (ValueError, IndexError) as error:
+        raise DataError(
+            f"{where} contains no numbers of consensus iterations, and"
+            " agreement.mixing_seconds was given; leave it out, or give the log of a"
+            " run that had it"
+        ) from error
+
+
+def _lines_of(path: str) -> tuple[str, list[str]]:
+    """Return the place and the lines of a log, by the path of it or of its folder."""
     where = Path(path)
     where = where / ROUNDS_FILE if where.is_dir() else where
     try:
-        lines = read_entry_text(where).split()
+        return str(where), read_entry_text(where).split()
     except OSError as error:
         raise DataError(
             f"cannot read [agreement] replay = {path!r}: {error.strerror}; give the"
             f" {ROUNDS_FILE} of a run, or its folder"
         ) from error
-    chunks = _columns(lines, str(where), replicas)
-    _check_script(chunks, rounds, most, str(where))
-    return chunks
 
 
 def _columns(lines: list[str], path: str, replicas: int) -> Array:
@@ -392,6 +425,38 @@ def _of_edges(text: str, size: int) -> Array:
 #     ln Σ_j W_ij x_j = log-sum-exp_j (ln W_ij + ln x_j)
 
 
+@dataclass
+class MixingTime:
+    """A fixed time for the iterations of a round (T_c; Ferdinand et al., 2019).
+
+    The first round measures an iteration. Later rounds have as many iterations as fit,
+    at least one: as many on all replicas, which could not exchange words otherwise.
+    """
+
+    world: Communicator
+    seconds: float
+    script: Sequence[int] = ()  # of every round, if a log is repeated
+    clock: Callable[[], float] = perf_counter
+    counts: list[int] = field(default_factory=list)  # of every round so far
+
+    def next_count(self, usual: int) -> int:
+        """Return the iterations of the next round, `usual` in the first one."""
+        if self.script:
+            return self.script[len(self.counts)]
+        return self.counts[-1] if len(self.counts) > 1 else usual
+
+    def fitting(self, durations: Sequence[float]) -> int:
+        """Return how many iterations of these durations fit. Collective."""
+        every = np.empty(self.world.size)
+        own = np.array([np.median(durations)])
+        self.world.gather(own, [1] * self.world.size, every, "control")
+        each = max(float(np.median(every)), self.seconds / MOST_MIXING)
+        return max(int(self.seconds / each), 1)
+
+
+MOST_MIXING = 1000  # iterations of a round that time decides
+
+
 class RoundMixer:
     """The consensus iterations of a round, over a graph of replicas."""
 
@@ -401,12 +466,14 @@ class RoundMixer:
         graph: ReplicaGraph,
         iterations: int,
         logarithms: bool,
+        time: MixingTime | None = None,
     ) -> None:
         self.replicas = replicas
         self.graph = graph
         self.by_sum = graph.kind == "full" and not logarithms
         # One iteration of a full graph gives all replicas the mean.
         self.iterations = 1 if graph.kind == "full" else iterations
+        self.time = time  # None: all rounds have `iterations`
 
     def mix(self, words: Array, logs: int, number: int) -> None:
         """Run all iterations of round `number` on `words`, in place. Collective.
@@ -417,8 +484,23 @@ class RoundMixer:
             self.replicas.sum(words, PURPOSE)
             words *= words.dtype.type(1.0 / self.replicas.size)
             return
+        if self.time is not None:
+            self._mix_in_time(words, logs, self.time)
+            return
         for k in range(self.iterations):
             self._iterate(words, logs, number * self.iterations + k)
+
+    def _mix_in_time(self, words: Array, logs: int, time: MixingTime) -> None:
+        """Run the iterations of a round for which there is time. Collective."""
+        count = time.next_count(self.iterations)
+        first = sum(time.counts)
+        moments = [time.clock()]
+        for k in range(count):
+            self._iterate(words, logs, first + k)
+            moments.append(time.clock())
+        time.counts.append(count)
+        if len(time.counts) == 1 and not time.script:
+            self.iterations = time.fitting(np.diff(moments).tolist())
 
     def _iterate(self, words: Array, logs: int, time: int) -> None:
         weights = self.graph.row(self.replicas.rank, time)
@@ -490,6 +572,67 @@ def relative_disagreement(world: Communicator, own: Array, mean: Array) -> float
     return float(np.sqrt(squares[0] / squares[1])) if squares[1] else 0.0
 
 
+# Regret: what replicas lose beside points that know the rows of all rounds.
+#
+#     f_it(x) = Σ c ℓ over the rows of replica i in round t, + b_it λ/2 |x|²
+#     static    Σ_t Σ_i f_it(x_it) − min_x Σ_t Σ_i f_it(x)
+#     dynamic   Σ_t Σ_i f_it(x_it) − Σ_t min_x Σ_i f_it(x)
+
+
+@dataclass(frozen=True)
+class RoundRows:
+    """Rows of all columns in float64, with targets, weights and offsets."""
+
+    values: Array  # (m, d)
+    targets: Array  # (m, 1)
+    weights: Array  # (m, 1)
+    offsets: Array  # (m, 1)
+
+    def loss(self, family: Family, weights: Array, intercept: Array) -> float:
+        """Return Σ c ℓ of the rows at these weights, (d, K), and intercept, (K,)."""
+        scores = self.values @ weights + intercept + self.offsets
+        return float((self.weights * family.loss(scores, self.targets)).sum())
+
+    def slope(self, family: Family, weights: Array, intercept: Array) -> Array:
+        """Return the gradient of `loss` as one vector, (d·K + K,)."""
+        scores = self.values @ weights + intercept + self.offsets
+        residuals = self.weights * family.residual(scores, self.targets)
+        gradient = self.values.T @ residuals
+        return np.append(gradient, residuals.sum(axis=0))
+
+    def __getitem__(self, numbers: Array) -> "RoundRows":
+        return RoundRows(*(array[numbers] for array in vars(self).values()))
+
+
+def least_loss(
+    family: Family, rows: RoundRows, count: int, l2: float, fit: tuple[int, bool]
+) -> float:
+    """Return the least Σ c ℓ + `count` · λ/2 |x|² over all x.
+
+    `fit` has the number K of scores, and whether there is an intercept.
+    """
+    from scipy.optimize import minimize
+
+    classes, has_intercept = fit
+    size = rows.values.shape[1] * classes
+
+    def mean_loss(words: Array) -> tuple[float, Array]:
+        weights = words[:size].reshape(-1, classes)
+        intercept = words[size:]
+        value = rows.loss(family, weights, intercept) + count * l2 / 2 * float(
+            np.square(weights).sum()
+        )
+        slope = rows.slope(family, weights, intercept)
+        slope[:size] += count * l2 * words[:size]
+        slope[size:] *= has_intercept
+        return value / count, slope / count
+
+    limits = {"maxiter": 10_000, "maxfun": 20_000, "ftol": 1e-15, "gtol": 1e-10}
+    start = np.zeros(size + classes)
+    found = minimize(mean_loss, start, jac=True, method="L-BFGS-B", options=limits)
+    return count * float(found.fun)
+
+
 # Any-batch mirror descent: rounds of a fixed time, on replicas of any speed.
 #
 # A round t of replica i, whose weights are x_i:
@@ -519,6 +662,7 @@ class AnyBatchInputs:
     mixer: RoundMixer
     weighted: bool
     mirror: Callable[[bool], MirrorMap]  # of: whether a member has all columns itself
+    family: Family
 
 
 @dataclass(frozen=True)
@@ -550,7 +694,18 @@ class AnybatchSettings(GradientSettings):
         "consensus iterations of a round; more bring the replicas closer together",
         at_least=1,
     )
+    mixing_seconds: float = setting(
+        0.0,
+        "seconds of consensus iterations in a round: the first round has `mixing`"
+        " iterations and measures how many fit; 0 always takes `mixing`",
+        at_least=0,
+    )
     weighted: bool = setting(True, "weight each replica by the rows of its round")
+    regret: bool = setting(
+        False,
+        "report the static and the dynamic regret of all rounds, for which every rank"
+        " gathers all rows at the end",
+    )
 
     takes_rounds: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"mirror"})
@@ -567,7 +722,15 @@ class AnybatchSettings(GradientSettings):
     )
 
     def conflicts_with(self, config: Any, precision: Precision) -> Iterator[str]:
-        """Yield conflicts with [average] on one replica, and with [rate] per_batch."""
+        """Yield conflicts with [average], [rate] per_batch and a graph of all."""
+        if self.regret:
+            yield from self._refuses_regret(config)
+        if self.mixing_seconds and self.graph == "full":
+            yield (
+                "mixes in one iteration with graph = 'full', and mixing_seconds ="
+                f" {self.mixing_seconds} was given; use another agreement.graph, or"
+                " leave agreement.mixing_seconds out"
+            )
         if config.average.kind != "none" and config.grid.replicas == 1:
             yield (
                 "takes the mean of replicas when it is asked for, not after every"
@@ -577,6 +740,32 @@ class AnybatchSettings(GradientSettings):
             yield (
                 f"has steps of any number of rows and [rate] per_batch ="
                 f" {config.rate.per_batch} is for a known one; leave it out"
+            )
+
+    def _refuses_regret(self, config: Any) -> Iterator[str]:
+        """Yield a message for each setting with which there is no regret."""
+        if config.grid.members > 1:
+            yield (
+                "reports the regret of replicas with all columns, and grid.members ="
+                f" {config.grid.members} was given; use one member, or leave"
+                " agreement.regret out"
+            )
+        if config.mirror.bound:
+            yield (
+                "reports regret against all points, and [mirror] bounds the weights;"
+                " leave mirror.radius out with another mirror.kind than entropy and eg,"
+                " or leave agreement.regret out"
+            )
+        if not config.problem.l2:
+            yield (
+                "reports regret against the best point of each round, which the few"
+                " rows of a round may not have with problem.l2 = 0; use --l2, or leave"
+                " agreement.regret out"
+            )
+        if config.run.device == "cuda":
+            yield (
+                "computes regret on the host, and --device cuda was given; use --device"
+                " cpu, or leave agreement.regret out"
             )
 
 
@@ -598,6 +787,9 @@ class Anybatch(Gradient):
         # Chunks of the streams in place of which an earlier grid took others.
         self._skipped = self._before
         self._is_regridded = False
+        self.has_regret = bool(inputs.settings.regret)
+        self._losses: list[float] = []  # of the rows of every round so far
+        self._losses_before: Array = np.zeros((grid.replicas.size, 0))
         self._settled = -1  # the exchange after which `settle` was called
         self._started = 0  # chunks of the stream, where this round began
         self._taken = 0
@@ -627,10 +819,15 @@ class Anybatch(Gradient):
         return {
             **super().plan_in_words(state),
             "graph": f"{graph.kind} by seed {graph.seed}",
-            "consensus iterations": repr(self.mixer.iterations),
+            "consensus iterations": repr(self._iterations_of_plan()),
             "replicas count by rows": repr(self.weighted),
             "mirror map": type(self.mirror).__name__,
         }
+
+    def _iterations_of_plan(self) -> Any:
+        """Return the iterations of a round, or the seconds for them."""
+        time = self.mixer.time
+        return self.mixer.iterations if time is None else f"{time.seconds} s"
 
     def start(self, state: State, exchanges: int) -> None:
         """Begin a run, or resume it after `exchanges` rounds.
@@ -700,11 +897,98 @@ class Anybatch(Gradient):
         self.terms.pace.end()
         self._chunks.append(self._taken)
         rows = self.stream.rows_in(self._started, self._taken)
+        if self.has_regret:
+            numbers = self.stream.rows_at(self._started, self._taken)
+            self._losses.append(self._loss_of(state, numbers))
         if rows:
             self.buffer.collect()
             self._descend(state, rows)
         if self.grid.replicas.size > 1:
             self._mix(state, rows)
+
+    def _loss_of(self, state: State, numbers: Array) -> float:
+        """Return f_it(x_it), the loss of these local rows at the present weights."""
+        if not len(numbers):
+            return 0.0
+        weights = state.weights.astype(np.float64)
+        intercept = np.zeros(self.columns)
+        if state.intercept is not None:
+            intercept = state.intercept[0].astype(np.float64)
+        loss = self._rows_of(numbers).loss(self.terms.family, weights, intercept)
+        return loss + len(numbers) * self.steps.l2 / 2 * float(np.square(weights).sum())
+
+    def _rows_of(self, numbers: Array) -> RoundRows:
+        """Return the local rows with these numbers, as steps read them."""
+        shard = self.inputs.shard
+        backend: Any = self.backend
+        gathered: Any = shard.matrix.gather(backend, numbers, None)
+        found, columns = gathered.dense()
+        values = np.zeros((len(numbers), shard.total_columns))
+        values[:, columns] = found
+        ones = np.ones((len(numbers), 1))
+        sides = [
+            default if side is None else side[numbers].astype(np.float64)
+            for side, default in ((shard.weights, ones), (shard.offsets, 0.0 * ones))
+        ]
+        return RoundRows(values, shard.targets[numbers], *sides)
+
+    def _regret(self, chunks: Array, counts: Array) -> dict[str, Any]:
+        """Return static and dynamic regret of all rounds. Collective.
+
+        `chunks` and `counts` have the chunks and rows of every replica in every round.
+        The result is empty if it is not requested, and after a resume on another number
+        of replicas, whose rows are not known.
+        """
+        if not self.has_regret or self._skipped.any() or not chunks.size:
+            return {}
+        replicas = self.grid.replicas
+        # 1. All rows on every rank, and the numbers of those of every round.
+        own = self._rows_of(np.arange(len(self.inputs.shard.targets)))
+        whole = np.hstack(list(vars(own).values()))
+        width = whole.shape[1]
+        every = np.empty(sum(self.rows) * width)
+        sizes = [height * width for height in self.rows]
+        replicas.gather(whole.reshape(-1), sizes, every, "control")
+        every = every.reshape(-1, width)
+        rows = RoundRows(every[:, :-3], *(every[:, -k, None] for k in (3, 2, 1)))
+        taken = int(chunks[replicas.rank].sum())
+        visits = self.stream.rows_at(0, taken) + sum(self.rows[: replicas.rank])
+        of_all = np.empty(int(counts.sum()), dtype=np.int64)
+        lengths = [int(count) for count in counts.sum(axis=1)]
+        replicas.gather(visits.astype(np.int64), lengths, of_all, "control")
+        # 2. The best points, on rank 0.
+        cost = float(self.logs()[LOSSES].sum())
+        found: dict[str, Any] = {}
+        if self.grid.world.rank == 0:
+            found = self._against_best(rows, of_all, counts, cost)
+        regret: dict[str, Any] = self.grid.world.share_object(found)
+        return {"regret": regret}
+
+    def _against_best(
+        self, rows: RoundRows, visits: Array, counts: Array, cost: float
+    ) -> dict[str, Any]:
+        """Return the regret of `cost`.
+
+        `visits` has the numbers of the rows that replica after replica took, in the
+        order of rounds, and `counts` how many each took in each round.
+        """
+        fit = self.columns, bool(self.inputs.config.problem.intercept)
+
+        def least(numbers: Array) -> float:
+            if not len(numbers):
+                return 0.0
+            family = self.terms.family
+            return least_loss(family, rows[numbers], len(numbers), self.steps.l2, fit)
+
+        rounds = np.tile(np.arange(counts.shape[1]), len(counts))
+        of_round = np.repeat(rounds, counts.reshape(-1))
+        moving = sum(least(visits[of_round == t]) for t in range(counts.shape[1]))
+        return {
+            "rows": len(visits),
+            "loss": cost,
+            "static": cost - least(visits),
+            "dynamic": cost - moving,
+        }
 
     def _descend(self, state: State, rows: int) -> None:
         """Step along the mean gradient of this replica's own rows."""
@@ -825,15 +1109,27 @@ class Anybatch(Gradient):
         """Return two logs, numbers of chunks of the shape (R, rounds). Collective.
 
         One has the chunks that were taken in every round so far, the other those that
-        were skipped when a checkpoint of another number of replicas was resumed.
+        were skipped when a checkpoint of another number of replicas was resumed. Where
+        time decides the consensus iterations, a third log has those of every round.
         """
         local_chunks = np.array(self._chunks, dtype=np.int64)
         chunks = np.array(self.grid.replicas.exchange_objects(local_chunks))
         none = np.zeros_like(chunks)
-        return {
+        logs = {
             CHUNK_TABLE: np.concatenate([self._before, chunks], axis=1),
             SKIPPED: np.concatenate([self._skipped, none], axis=1),
         }
+        if self.has_regret:
+            count, replicas = len(self._losses), self.grid.replicas
+            losses = np.empty(replicas.size * count)
+            own = np.array(self._losses)
+            replicas.gather(own, [count] * replicas.size, losses, "control")
+            losses = losses.reshape(replicas.size, count)
+            logs[LOSSES] = np.hstack([self._losses_before, losses])
+        if self.mixer.time is not None:
+            counts = np.array(self.mixer.time.counts, dtype=np.int64)
+            logs[ITERATIONS] = np.tile(counts, (len(chunks), 1))
+        return logs
 
     def recall(self, name: str, log: Array) -> None:
         """Restore the position of the streams from a log.
@@ -842,6 +1138,13 @@ class Anybatch(Gradient):
         """
         if len(log) != self.grid.replicas.size:
             self._is_regridded = True
+            return
+        if name == LOSSES:
+            self._losses, self._losses_before = [], log
+            return
+        if name == ITERATIONS:
+            if self.mixer.time is not None:
+                self.mixer.time.counts = log[0].tolist()
             return
         self._chunks = []
         if name == SKIPPED:
@@ -872,18 +1175,31 @@ class Anybatch(Gradient):
             "disagreement": self.disagreement,
             **self.buffer.facts(),
             "rows_by_replica": rows.sum(axis=1).tolist(),
-            "rounds": {CHUNK_TABLE: chunks.tolist(), ROW_TABLE: rows.tolist()},
+            **self._regret(chunks, rows),
+            "rounds": {
+                CHUNK_TABLE: chunks.tolist(),
+                ROW_TABLE: rows.tolist(),
+                **self._mixed(),
+            },
         }
+
+    def _mixed(self) -> dict[str, list[int]]:
+        """Return the iterations of every round, where time has decided them."""
+        time = self.mixer.time
+        return {} if time is None else {ITERATIONS: time.counts}
 
     # ------------------------------------------------------------- what it sends
 
     @classmethod
-    def messages(cls, shape: RunShape, exchanges: int) -> Sent:
+    def messages(cls, shape: RunShape, exchanges: int) -> Sent | None:
         """Return what rank 0 sends in all iterations of a round.
 
         The clock decides how many rows a round has, but not how many words are mixed.
+        Return None where it decides the number of iterations.
         """
         settings = shape.settings
+        if settings.mixing_seconds:
+            return None
         mirror = shape.config.mirror.kind
         has_logs = mirror in LOGARITHMIC
         words = (

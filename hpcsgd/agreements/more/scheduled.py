@@ -12,16 +12,17 @@ Keeps    on every replica a gradient and the arrays of the rule (adam 2, adagrad
          momentum in 8 bits 1, others 0), d·K words each, and what the codec keeps;
          with `tune_schedule` also up to 15 measured costs.
 Sends    d·K + t words in an exchange, each bucket in ⌈bytes / `partition`⌉ all-reduces;
-         with a codec or `hierarchical` whole buckets, as `Gradient` sends them. With an
-         intercept and R > 2 member 0 broadcasts the tail to the members. Time decides
-         the number of messages where `tune_schedule` is on.
+         with a codec or `hierarchical` whole buckets, as `Gradient` sends them, which
+         have at most `partition` MiB. With an intercept and R > 2 member 0 broadcasts
+         the tail to the members. Time decides the number of messages where
+         `tune_schedule` is on.
 """
 
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, log
+from math import erfc, exp, inf, log, pi, sqrt
 from time import perf_counter
 from typing import Any, ClassVar, Protocol
 
@@ -253,7 +254,8 @@ class AsTheyAre:
 class EncodedTiles:
     """A wire that sends whole tiles, encoded by a codec or between leaders of groups.
 
-    Tiles are not cut, because codecs keep arrays of whole tiles.
+    Tiles are not cut, because codecs keep arrays of whole tiles. The tiles themselves
+    are as small as the setting `partition`.
     """
 
     can_tell = False
@@ -266,7 +268,7 @@ class EncodedTiles:
     def pieces(
         self, buffer: Buffer, tile: Tile, partition: float
     ) -> Sequence[TilePiece]:
-        """Return a tuple of one piece, the whole tile; `partition` has no effect."""
+        """Return a tuple of one piece, the whole tile, whatever `partition` is now."""
         return (TilePiece(buffer.tiles.index(tile), 0, tile.flat),)
 
     def start(self, piece: TilePiece) -> None:
@@ -360,6 +362,8 @@ class Search:
         place = grid.index(centre[axis])
         low = grid[max(place - 1, 0)]
         high = grid[min(place + 1, len(grid) - 1)]
+        if low == high:
+            return
 
         def at(value: float) -> Point:
             return (value, centre[1]) if axis == 0 else (centre[0], value)
@@ -390,6 +394,104 @@ def between(low: Point, best: Point, high: Point) -> float:
     return b + GOLDEN * (c - b) if c - b > b - a else b - GOLDEN * (b - a)
 
 
+# The same by Bayesian optimisation, as ByteScheduler searches.
+#
+# The logarithm of the cost is a Gaussian process over the logarithms of both values,
+# with a Matérn 5/2 kernel (Snoek et al., 2012). After five points, the next one has the
+# largest expected improvement of the least cost f among the points of a lattice,
+#
+#     EI = s (z Φ(z) + φ(z)),    z = (f − m) / s    with mean m and deviation s there,
+#
+# until `MOST` are measured, or none promises a part `LEAST_GAIN` of the cost.
+
+PLACES = 33  # of each value, in equal ratios
+FIRST = ((16, 16), (4, 28), (28, 4), (28, 28), (4, 4))  # places that are measured first
+LENGTHS = (0.2, 0.4, 0.8, 1.6)  # of the kernel, in ranges of a value
+NOISES = (1e-4, 1e-2)  # variances of a measurement, in those of all costs
+LEAST_GAIN = 3e-4
+
+
+class BayesianSearch:
+    """A search like `Search`, whose points have the largest expected improvement."""
+
+    def __init__(self, partitions: Sequence[float], credits: Sequence[float]) -> None:
+        axes = [
+            np.geomspace(axis[0], axis[-1], PLACES) for axis in (partitions, credits)
+        ]
+        self.costs: dict[Point, float] = {}
+        self._values = [(float(p), float(c)) for p in axes[0] for c in axes[1]]
+        unit = np.linspace(0.0, 1.0, PLACES)
+        # An axis of a single value has no length.
+        x_axis, y_axis = (unit * (axis[-1] > axis[0]) for axis in axes)
+        self._lattice = np.array([(x, y) for x in x_axis for y in y_axis])
+        self._measured: list[int] = []
+        self.point: Point | None = self._first(0)
+
+    @property
+    def best(self) -> Point:
+        """Return the point of least cost among those that were measured."""
+        return min(self.costs, key=lambda point: self.costs[point])
+
+    def tell(self, cost: float) -> None:
+        """Store the cost of the present point, and go to the next one."""
+        assert self.point is not None
+        self.costs[self.point] = cost
+        self._measured.append(self._values.index(self.point))
+        done = len(self._measured)
+        self.point = self._first(done) if done < len(FIRST) else self._promising()
+
+    def _first(self, number: int) -> Point:
+        x, y = FIRST[number]
+        return self._values[x * PLACES + y]
+
+    def _promising(self) -> Point | None:
+        """Return the point of largest expected improvement; None ends the search."""
+        costs = np.log([self.costs[self._values[k]] for k in self._measured])
+        spread = float(costs.std())
+        if len(self._measured) >= MOST or spread == 0.0:
+            return None
+        heights = (costs - costs.mean()) / spread
+        mean, deviation = predicted(self._lattice, self._measured, heights)
+        z = (heights.min() - mean) / deviation
+        density = np.exp(-z * z / 2) / sqrt(2 * pi)
+        below = np.array([erfc(-x / sqrt(2)) / 2 for x in z])
+        gains = spread * deviation * (z * below + density)
+        gains[self._measured] = 0.0
+        place = int(gains.argmax())
+        return self._values[place] if gains[place] >= LEAST_GAIN else None
+
+
+def predicted(
+    lattice: Array, measured: Sequence[int], heights: Array
+) -> tuple[Array, Array]:
+    """Return mean and deviation of a Gaussian process at all points of `lattice`.
+
+    `heights` are its values at the points `measured`, with mean 0 and variance 1. Of
+    `LENGTHS` and `NOISES`, those of the largest marginal likelihood are used.
+    """
+    points = lattice[list(measured)]
+    fits = []
+    for length in LENGTHS:
+        for noise in NOISES:
+            kernel = matern(points, points, length) + noise * np.eye(len(points))
+            factor = np.linalg.cholesky(kernel)
+            solved = np.linalg.solve(factor, heights)
+            evidence = -solved @ solved / 2 - np.log(np.diag(factor)).sum()
+            fits.append((float(evidence), length, factor, solved))
+    _, length, factor, solved = max(fits, key=lambda fit: fit[0])
+    across = np.linalg.solve(factor, matern(points, lattice, length))
+    variance = 1.0 - np.square(across).sum(axis=0)
+    return solved @ across, np.sqrt(np.maximum(variance, 1e-12))
+
+
+def matern(first: Array, second: Array, length: float) -> Array:
+    """Return the Matérn 5/2 kernel of all pairs of points, by their distances."""
+    squares = np.square(first[:, None] - second[None]).sum(axis=2)
+    r = np.sqrt(5.0 * squares) / length
+    kernel: Array = (1.0 + r + r * r / 3.0) * np.exp(-r)
+    return kernel
+
+
 class PartitionTuner:
     """A tuner that times exchanges of a run with different partitions and credits.
 
@@ -403,7 +505,15 @@ class PartitionTuner:
         largest = max(buffer.with_tail(tile).nbytes for tile in buffer.tiles) / 2**20
         whole = buffer.flat.nbytes / 2**20
         least = min(SMALLEST, largest)
-        self.search = Search(log_grid(least, largest), log_grid(least, whole))
+        settings = agreement.inputs.settings
+        partitions = log_grid(least, largest)
+        if settings.sends_whole_tiles:  # whose size is fixed
+            partitions = [agreement.partition]
+        self.search: Search | BayesianSearch
+        if settings.search == "bayesian":
+            self.search = BayesianSearch(partitions, log_grid(least, whole))
+        else:
+            self.search = Search(partitions, log_grid(least, whole))
         self.costs = state.rank_arrays.setdefault(COSTS, np.full(MOST, np.nan))
         self._told = -1  # costs so far; -1: no point is in use yet
         self._since = 0.0
@@ -445,9 +555,19 @@ class PartitionTuner:
         self._use(state)
 
     def _use(self, state: State) -> None:
-        """Use the next point to measure, or the best one if all are measured."""
+        """Use the next point to measure, or the best one if all are measured.
+
+        Collective. Processors may round a search in different ways; all ranks use the
+        point of rank 0.
+        """
         self._seconds = []
-        self.agreement.use(state, *(self.search.point or self.search.best))
+        search = self.search
+        goes_on = search.point is not None
+        words = np.array([*(search.point or search.best), float(goes_on)])
+        self.replicas.broadcast(words, 0, "control")
+        partition, credit = (float(value) for value in words[:2])
+        search.point = (partition, credit) if words[2] else None
+        self.agreement.use(state, partition, credit)
 
 
 # Transfers with priorities and credit that cross the step (after ByteScheduler).
@@ -488,6 +608,25 @@ class ScheduledSettings(GradientSettings):
         choices=ORDERS,
     )
     tune_schedule: bool = setting(False, "tune partition and credit during the run")
+    search: str = setting(
+        "grid",
+        "search for partition and credit: values on a grid and between them (grid), or"
+        " Bayesian optimisation (bayesian)",
+        choices=("grid", "bayesian"),
+        read_if={"agreement.tune_schedule": (True,)},
+    )
+
+    @property
+    def sends_whole_tiles(self) -> bool:
+        """Return whether tiles are encoded, or summed in two levels, and so not cut."""
+        return self.codec != "identity" or self.hierarchical != "off"
+
+    @property
+    def tile_size(self) -> float:
+        """Return the MiB of a tile: `bucket`, or less where a tile is one message."""
+        if self.sends_whole_tiles:
+            return min(self.bucket, self.partition)
+        return self.bucket
 
 
 class Scheduled(Gradient):

@@ -96,14 +96,18 @@ def make_items(
 
 # Tick-tock: two work items out of phase, one computes while the other travels.
 #
-# After Wavelet, whose gain in memory does not exist here: a generalized linear model
-# stores no activations. What stays is that the transfer of one item hides behind the
-# computing of the other. `[agreement] mode` names the items:
+# After Wavelet, whose waves of tasks share memory: the peak of one falls into the
+# valley of the other. A generalized linear model stores no activations; its peak are
+# the rows, margins and residuals of a batch. Items never compute at a time, so that
+# both use the memory of one batch. The second item adds its gradient alone, and the
+# late one a third. The transfer of one item hides behind the computing of the other.
+# `[agreement] mode` names the items:
 #
+# delayed, the asynchronous schedule of Wavelet and the default of the method `wavelet`:
+#   batch after batch; each gradient is applied after the next was computed,
+#   w_{k+1} = step(w_k, g_{k-1}(w_{k-1})). All transfers hide; another method than SGD.
 # exact-sum: the two halves of a step, at the same weights; one update with both, which
 #   is the step on their union. Only the tick's transfer has something to hide behind.
-# delayed: batch after batch; each gradient is applied after the next was computed,
-#   w_{k+1} = step(w_k, g_{k-1}(w_{k-1})). All transfers hide; another method than SGD.
 #
 # Two fits that share nothing are `hpcsgd.tick_tock`.
 
@@ -117,7 +121,8 @@ class TickTockSettings(GradientSettings):
     mode: str = setting(
         "exact-sum",
         "sum two gradients for each step of SGD (exact-sum), or apply each one exchange"
-        " late (delayed); independent is two fits, by hpcsgd.tick_tock",
+        " late (delayed, the default of --method wavelet); independent is two fits, by"
+        " hpcsgd.tick_tock",
         choices=MODES,
     )
 

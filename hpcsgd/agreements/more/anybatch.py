@@ -1124,8 +1124,8 @@ class Anybatch(Gradient):
             losses = np.empty(replicas.size * count)
             own = np.array(self._losses)
             replicas.gather(own, [count] * replicas.size, losses, "control")
-            losses = losses.reshape(replicas.size, count)
-            logs[LOSSES] = np.hstack([self._losses_before, losses])
+            by_replica = losses.reshape(replicas.size, count)
+            logs[LOSSES] = np.hstack([self._losses_before, by_replica])
         if self.mixer.time is not None:
             counts = np.array(self.mixer.time.counts, dtype=np.int64)
             logs[ITERATIONS] = np.tile(counts, (len(chunks), 1))

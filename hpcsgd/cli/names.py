@@ -28,7 +28,10 @@ GOALS = ("none", "gradient", "gap", "loss", "validation")  # of --stop-on
 LAYOUTS = ("auto", "sparse", "dense")
 SAMPLINGS = ("shuffle-once", "reshuffle", "replacement", "blocks")
 # Machine files that come with this package.
-MACHINES = ("h200-nvlink", "laptop", "perlmutter-a100", "two-core-server")
+MACHINES = (
+    *("h200-nvlink", "laptop", "perlmutter-a100", "perlmutter-cpu"),
+    "two-core-server",
+)
 PARTITIONS = ("auto", "equal", "stored")
 PLACES = ("local", "slurm")  # of studies
 PREDICTIONS = ("mean", "score", "class", "probability")

@@ -586,6 +586,10 @@ COLUMNS = (
     *("ranks", "grid", "SGD", "CA-SGD", "by", "sums", "CA-SGD/SGD"),
     *("vs 1 rank", "efficiency", "limit"),
 )
+RUN_COLUMNS = (
+    *("ranks", "start", "staged", "checkpoint", "grid", "epoch"),
+    *("best grid", "best epoch", "best by"),
+)
 
 
 def add_predict_parser(actions: Any) -> None:
@@ -594,8 +598,10 @@ def add_predict_parser(actions: Any) -> None:
         "predict",
         help="predict the time of a step on many ranks of a machine",
         description="Predict the time of a step of plain SGD and of CA-SGD on many"
-        " ranks by the cost model and a machine file. The table shows speed-up and"
-        " efficiency against one rank and what limits the step.",
+        " ranks by the cost model and a machine file. The first table shows speed-up"
+        " and efficiency against one rank and what limits the step. The second table"
+        " shows the times of a start without and with `hpcsgd jobs stage`, of a"
+        " checkpoint and of an epoch, and the grid with the shortest epoch.",
         example="hpcsgd study predict --machine perlmutter-a100 --data 400000,2000",
     )
     parser.add_argument(
@@ -646,6 +652,34 @@ def add_predict_parser(actions: Any) -> None:
         help="exchanges between two agreements of replicas",
     )
     parser.add_argument(
+        "--density",
+        type=float,
+        metavar="SHARE",
+        help="share of the values that sparse rows store; by default that of FILE.h5,"
+        " else 1 for dense rows",
+    )
+    parser.add_argument(
+        "--contention",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="how many times as long each message takes because other jobs use the"
+        " network; the default 1 is an idle network",
+    )
+    parser.add_argument(
+        "--skew",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="how many times as long the slowest rank computes between two exchanges as"
+        " the ranks do on average; the default 1 is ranks of equal speed",
+    )
+    parser.add_argument(
+        "--heat-map",
+        action="store_true",
+        help="print the epoch on every grid, relative to that on the best one",
+    )
+    parser.add_argument(
         "--plot", metavar="FILE.png", help="draw the prediction into this file"
     )
     parser_module.add_json(parser)
@@ -659,7 +693,7 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
 
     parser_module.require_figures(arguments.plot)
     hardware = load_hardware(arguments.machine)
-    rows, columns = _shape(arguments.data)
+    rows, columns, density = _shape(arguments.data)
     run = PredictedRun(
         rows=rows,
         columns=columns,
@@ -669,6 +703,9 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
         recipe=arguments.precision,
         scores=_positive("--classes", arguments.classes),
         period=_positive("--period", arguments.period),
+        density=density if arguments.density is None else arguments.density,
+        contention=arguments.contention,
+        skew=arguments.skew,
     )
     prediction = predict(hardware, run, parse_ranks(arguments.ranks))
     if arguments.plot:
@@ -678,6 +715,9 @@ def run_predict(arguments: argparse.Namespace, argv: list[str]) -> int:
         return 0
     console = parser_module.new_console(WIDTH)
     console.print(prediction_table(prediction))
+    console.print(run_table(prediction))
+    if arguments.heat_map:
+        console.print(heat_map_table(prediction))
     console.print(*sentences(prediction), sep="\n", soft_wrap=True)
     return 0
 
@@ -688,13 +728,14 @@ def _positive(flag: str, value: int) -> int:
     return value
 
 
-def _shape(text: str) -> tuple[int, int]:
-    """Return rows and columns of "400000,2000" or of a data file."""
-    from hpcsgd.data.readers import open_reader
+def _shape(text: str) -> tuple[int, int, float]:
+    """Return rows, columns and density of "400000,2000" or of a data file."""
+    from hpcsgd.data.readers import open_reader, stored_in
 
     if Path(text).is_file():
         reader = open_reader(Path(text))
-        shape = reader.rows, reader.cols
+        density = stored_in(reader) / (reader.rows * reader.cols)
+        shape = reader.rows, reader.cols, density
         reader.close()
         return shape
     rows, comma, columns = text.partition(",")
@@ -703,12 +744,15 @@ def _shape(text: str) -> tuple[int, int]:
             f"--data {text} is neither an existing file nor ROWS,COLUMNS; write for"
             " example 400000,2000"
         )
-    return int(rows), int(columns)
+    return int(rows), int(columns), 1.0
 
 
 def prediction_table(prediction: "Prediction") -> "Table":
     """Return the table of a prediction, one row for each number of ranks."""
+    asked = prediction.asked
     title = f"a step on {prediction.hardware.name}, predicted"
+    for name, factor in (("contention", asked.contention), ("skew", asked.skew)):
+        title += "" if factor == 1 else f", {name} {factor:g}"
     table = parser_module.new_table(title, (), COLUMNS, justify="center")
     for point in prediction.points:
         best = point.best
@@ -726,6 +770,42 @@ def prediction_table(prediction: "Prediction") -> "Table":
             _percent(prediction.efficiency(point)),
             f"{point.limit}, {100 * share:.0f} %",
         )
+    return table
+
+
+def run_table(prediction: "Prediction") -> "Table":
+    """Return the table of starts, checkpoints and epochs, one row for each number."""
+    title = "a run: start, checkpoint, epoch, and the grid with the shortest epoch"
+    table = parser_module.new_table(title, (), RUN_COLUMNS, justify="center")
+    for point in prediction.points:
+        best = prediction.best_grid(point.ranks)
+        method = "SGD" if best.method == "SGD" else f"CA-SGD, s = {best.best.steps}"
+        table.add_row(
+            str(point.ranks),
+            _seconds(prediction.start(point.ranks)),
+            _seconds(prediction.start(point.ranks, staged=True)),
+            _seconds(point.checkpoint),
+            f"{point.grid[0]}x{point.grid[1]}",
+            _seconds(point.epoch),
+            f"{best.grid[0]}x{best.grid[1]}",
+            _seconds(best.epoch),
+            method,
+        )
+    return table
+
+
+def heat_map_table(prediction: "Prediction") -> "Table":
+    """Return the table of epochs on all grids, relative to the best of their ranks."""
+    from hpcsgd.studies.plots.charts import figures
+
+    heat = prediction.heat_map()
+    replicas = sorted({r for row in heat.values() for r in row})
+    title = "epoch on R replicas / epoch on the best grid of as many ranks"
+    names = ("ranks", *(f"R={r}" for r in replicas))
+    table = parser_module.new_table(title, (), names, justify="center")
+    for ranks, row in heat.items():
+        cells = (figures(row[r], 2) if r in row else "" for r in replicas)
+        table.add_row(str(ranks), *cells)
     return table
 
 
@@ -752,11 +832,35 @@ def sentences(prediction: "Prediction") -> Iterator[str]:
             " replicas average weights: the iterates differ from those of SGD, and the"
             " same loss takes more rows"
         )
+    yield from _of_runs(prediction)
     marks = [number.mark for _, number in prediction.hardware.numbers()]
     stated = marks.count("stated")
     yield (
         f"{len(marks) - stated} figures of this machine are measured, {stated} stated"
         " (their sources are in the machine file)"
+    )
+
+
+def _of_runs(prediction: "Prediction") -> Iterator[str]:
+    """Yield sentences on the grids of replicas and on the file system."""
+    from hpcsgd.studies.predict import files_of
+
+    if any(prediction.best_grid(p.ranks).grid != p.grid for p in prediction.points):
+        yield (
+            "the replicas of a grid share the rows of a step, so that an epoch has as"
+            " many steps on every grid; equal epochs are not equal losses, because"
+            " replicas average weights"
+        )
+    files = files_of(prediction.hardware)
+    whose = (
+        "a common shared file system is assumed"
+        if prediction.hardware.files is None
+        else "the file system of the machine file"
+    )
+    yield (
+        f"{whose}: {1e3 * files['operation'].value:g} ms for a file operation,"
+        f" {files['rate'].value:,.0f} a second for all ranks,"
+        f" {files['bandwidth'].value / 1e9:g} GB/s for rank 0 alone"
     )
 
 
@@ -798,6 +902,17 @@ def _percent(share: float) -> str:
     from hpcsgd.studies.plots.charts import figures
 
     return f"{figures(100 * share, 2)} %"
+
+
+def _seconds(seconds: float) -> str:
+    """Format a time with two digits: 457 s, 4.5 s, 21 ms, 37 µs."""
+    from hpcsgd.studies.plots.charts import figures
+
+    if seconds < 1e-3:
+        return f"{figures(1e6 * seconds, 2)} µs"
+    if seconds < 1:
+        return f"{figures(1e3 * seconds, 2)} ms"
+    return f"{figures(seconds, 3 if seconds >= 100 else 2)} s"
 
 
 def _microseconds(seconds: float) -> str:

@@ -56,6 +56,7 @@ RANK = (
 )
 LEVEL = ("latency", "bandwidth")
 SUM = ("base",)
+FILES = ("operation", "rate", "bandwidth")
 KIND = ("machine", "corrections")
 LEAST_PER_BYTE = 1e-13  # seconds of a byte: less is too short to measure
 MOST_CORRECTION = 4.0  # one beyond this is an accident, and no property of a machine
@@ -73,6 +74,29 @@ class Number:
         """Return the number as the inline table of a machine file."""
         source = toml_literal(self.source)
         return f'{{ value = {self.value!r}, mark = "{self.mark}", source = {source} }}'
+
+
+# A file system that all ranks share, for machines whose file has no [files].
+SHARED_FILES = {
+    "operation": Number(
+        5e-4,
+        "stated",
+        "Dell HPC Lustre Storage with Intel Omni-Path, white paper, figure 13: one"
+        " thread has 2000 stat calls of MDtest answered in a second",
+    ),
+    "rate": Number(
+        5e5,
+        "stated",
+        "Dell HPC Lustre Storage with Intel Omni-Path, white paper, figure 13: 240"
+        " threads have 500 000 stat calls of MDtest answered in a second",
+    ),
+    "bandwidth": Number(
+        1e9,
+        "stated",
+        "Dell HPC Lustre Storage with Intel Omni-Path, white paper, section 4.1: one"
+        " client writes 1 GB/s",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -116,6 +140,7 @@ class Hardware:
     levels: tuple[NetworkLevel, ...]  # from the nearest to the farthest
     base: Number | None = None  # seconds of a sum before its first hop: sums as NCCL's
     kinds: Mapping[str, MeasuredFigures] = field(default_factory=dict)
+    files: Mapping[str, Number] | None = None  # of the file system; None: SHARED_FILES
 
     def numbers(self) -> Iterator[tuple[str, Number]]:
         """Yield the name and the number of each figure of the whole machine.
@@ -128,6 +153,8 @@ class Hardware:
         for level in self.levels:
             yield f"{level.name}.latency", level.latency
             yield f"{level.name}.bandwidth", level.bandwidth
+        for name, number in (self.files or {}).items():
+            yield f"files.{name}", number
 
     def machine(self, narrow: bool = False) -> Machine:
         """Return the speeds of one rank, without messages.
@@ -174,6 +201,9 @@ class Hardware:
             lines += ["", "[[levels]]", f"name = {toml_literal(level.name)}"]
             lines += [f"ranks = {level.ranks}", f"latency = {level.latency.toml()}"]
             lines += [f"bandwidth = {level.bandwidth.toml()}"]
+        if self.files is not None:
+            lines += ["", "[files]"]
+            lines += [f"{name} = {n.toml()}" for name, n in self.files.items()]
         if self.kinds or not self.rank:
             lines += ["", "[kinds]"]
         for kind, figures in sorted(self.kinds.items()):
@@ -244,21 +274,27 @@ def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
     """Return the machine of the tables of a machine file.
 
     A table must have all its numbers, each with its mark and source, and other names
-    are refused. [sum] may be absent, and [rank] in a file with kinds of runs.
+    are refused. [sum] and [files] may be absent, and [rank] in a file with kinds of
+    runs.
     """
-    _only(place, tables, ("name", "about", "rank", "sum", "levels", "kinds"))
+    known = ("name", "about", "rank", "sum", "levels", "files", "kinds")
+    _only(place, tables, known)
     rank = tables.get("rank")
     levels = tables.get("levels", [])
     sums = tables.get("sum")
+    files = tables.get("files")
     kinds = tables.get("kinds")
     has_rank = isinstance(rank, Mapping) or (rank is None and kinds is not None)
     if not has_rank or not isinstance(levels, list):
         raise ConfigError(f"{place} must have [rank] and [[levels]]; write them")
     _only(f"{place} [rank]", rank or {}, RANK)
-    if sums is not None:
-        if not isinstance(sums, Mapping):
-            raise ConfigError(f"{place}: sum = {sums!r} must be a table; write [sum]")
-        _only(f"{place} [sum]", sums, SUM)
+    for name, table, names in (("sum", sums, SUM), ("files", files, FILES)):
+        if table is not None:
+            if not isinstance(table, Mapping):
+                raise ConfigError(
+                    f"{place}: {name} = {table!r} must be a table; write [{name}]"
+                )
+            _only(f"{place} [{name}]", table, names)
     figures = {} if rank is None else {key: rank.get(key) for key in RANK}
     return Hardware(
         name=str(tables.get("name", place)),
@@ -267,6 +303,9 @@ def parse_hardware(tables: Mapping[str, Any], place: str) -> Hardware:
         levels=tuple(_level(place, table) for table in levels),
         base=None if sums is None else _number(f"{place} [sum] base", sums.get("base")),
         kinds=_kinds(place, {} if kinds is None else kinds),
+        files=None
+        if files is None
+        else {k: _number(f"{place} [files] {k}", files.get(k)) for k in FILES},
     )
 
 
@@ -297,7 +336,7 @@ def _number(place: str, given: Any) -> Number:
     mark = given["mark"]
     source = given["source"]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_rate = place.split()[-1] in (*RATES, "gram_narrow", "bandwidth")
+    is_rate = place.split()[-1] in (*RATES, "gram_narrow", "bandwidth", "rate")
     if not is_number or not 0 <= value < inf or (is_rate and not value):
         least = "positive" if is_rate else "at least 0"
         raise ConfigError(f"{place} = {value!r} must be finite and {least}")

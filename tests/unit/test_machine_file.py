@@ -93,6 +93,33 @@ def test_the_document_is_a_machine_file(file):
     assert after.kinds and replace(after, kinds={}) == before
 
 
+def test_figures_of_files_are_read_written_and_checked(file):
+    """Files of earlier versions have none, and stay without."""
+    text = (FOLDER / "laptop.toml").read_text()
+    source = 'mark = "measured", source = "a test"'
+    figures = {"operation": 2e-4, "rate": 1e5, "bandwidth": 3e9}
+    lines = [f"{k} = {{ value = {v}, {source} }}" for k, v in figures.items()]
+    file.path.write_text("\n".join([text, "[files]", *lines]))
+    read = load_hardware(str(file.path))
+    assert {k: n.value for k, n in read.files.items()} == figures
+    assert dict(read.numbers())["files.rate"].mark == "measured"
+    file.write("one", MeasuredFigures(Machine()))
+    assert load_hardware(str(file.path)).files == read.files
+    assert load_hardware("laptop").files is None
+    assert "[files]" not in load_hardware("laptop").toml()
+    for wrong, match in (
+        (["[files]", *lines[:2]], r"\[files\] bandwidth must have"),
+        (["[files]", *lines, "disks = 3"], r"\[files\] unknown: \['disks'\]"),
+        (["files = 3", text], r"files = 3 must be a table; write \[files\]"),
+        (["[files]", lines[0].replace("0.0002", "-1.0"), *lines[1:]], "at least 0"),
+        (["[files]", lines[0], lines[1].replace("100000.0", "0.0"), lines[2]], "posi"),
+    ):
+        parts = wrong if wrong[-1] == text else [text, *wrong]
+        file.path.write_text("\n".join(parts))
+        with pytest.raises(ConfigError, match=match):
+            load_hardware(str(file.path))
+
+
 def test_figures_of_runs_alone_make_predictions(file):
     """Those of the first kind, whose sum of so many members is a tree of hops."""
     machine = Machine(latency=6e-6, per_byte=1e-9, gram=3e10)

@@ -4,14 +4,23 @@ import json
 import re
 from dataclasses import replace
 from math import ceil, inf, log2
+from pathlib import Path
 
 import pytest
 
 from hpcsgd.cli import main
 from hpcsgd.errors import ConfigError
 from hpcsgd.products.cost import Machine, seconds
-from hpcsgd.runs.machine import Hardware, NetworkLevel, Number, load_hardware
+from hpcsgd.runs.machine import (
+    SHARED_FILES,
+    Hardware,
+    NetworkLevel,
+    Number,
+    load_hardware,
+)
 from hpcsgd.studies.predict import (
+    FILE_CALLS,
+    PROGRAM,
     PredictedRun,
     grid_of,
     job_on,
@@ -19,7 +28,9 @@ from hpcsgd.studies.predict import (
     predict,
     sums_over,
 )
+from tests.helpers.figures import figures_of
 
+ROOT = Path(__file__).parents[2]
 FREE = {"gram": 1e30, "gram_narrow": 1e30, "read": 1e30, "again": 1e30}
 FREE |= {"plain": 1e30, "inner": 1e30, "link": 0.0, "exchange": 0.0}
 FREE |= {"step": 0.0, "alone": 0.0, "turn": 0.0}
@@ -248,6 +259,239 @@ def test_where_no_sum_takes_long_nobody_wins(capsys):
     assert "CA-SGD is faster on none of these numbers of ranks" in shown
     assert re.search(r"fastest on 2 ranks, [\d.]+ µs by SGD: [\d.]+ times", shown)
     assert "0 stated" in shown and "no longer pay" not in shown
+
+
+# Contention and skew.
+
+ALL = ("laptop", "perlmutter-a100", "perlmutter-cpu", "h200-nvlink")
+
+
+def test_contention_multiplies_messages_alone():
+    asked = replace(ASKED, steps=16, epochs=1)
+    twice = replace(asked, contention=2.0)
+    for wire in (hardware(alpha=1e-3), hardware(bandwidth=1e3)):
+        for a, b in zip(
+            *(predict(wire, a, [2, 64]).points for a in (asked, twice)), strict=True
+        ):
+            assert b.sgd == pytest.approx(2 * a.sgd)
+            assert b.best.seconds == pytest.approx(2 * a.best.seconds)
+    computing = hardware(plain=1e9, read=1e9, again=4e9)
+    assert predict(computing, twice, [64]).points[0].sgd == pytest.approx(
+        predict(computing, asked, [64]).points[0].sgd
+    )
+
+
+def test_skew_multiplies_what_ranks_compute_between_exchanges():
+    skewed = replace(ASKED, skew=3.0)
+    computing = hardware(plain=1e9, read=1e9, again=4e9)
+    one, many = predict(computing, skewed, [1, 64]).points
+    before_one, before = predict(computing, ASKED, [1, 64]).points
+    assert one.sgd == before_one.sgd and one.terms["waiting"] == 0.0
+    assert many.sgd == pytest.approx(3 * before.sgd)
+    assert many.best.seconds == pytest.approx(3 * before.best.seconds)
+    assert many.terms["waiting"] == pytest.approx(2 * before.best.seconds)
+    assert many.limit == "waiting"
+    waits = hardware(alpha=1e-3)
+    a, b = (predict(waits, run, [64]).points[0] for run in (ASKED, skewed))
+    assert b.sgd == pytest.approx(a.sgd) and b.terms["waiting"] < 1e-15
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_terms_are_the_time_on_every_grid_of_skewed_ranks(name):
+    asked = replace(ASKED, columns=64, skew=1.5, contention=4.0)
+    for points in predict(load_hardware(name), asked, [1, 4, 256]).grids.values():
+        for point in points:
+            total = sum(point.terms.values())
+            assert total == pytest.approx(point.best.seconds, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("factor", "value"), [("contention", 0.5), ("skew", inf), ("skew", 0.9)]
+)
+def test_factors_below_one_are_refused(factor, value):
+    with pytest.raises(ConfigError, match=f"--{factor} .* at least 1"):
+        replace(ASKED, **{factor: value})
+
+
+# Starts and checkpoints.
+
+
+def test_a_start_asks_one_by_one_or_waits_for_the_file_system():
+    files = {"operation": number(1e-3), "rate": number(1e4), "bandwidth": number(1e9)}
+    machine = replace(hardware(alpha=1e-2), files=files)
+    found = predict(machine, ASKED, [1, 8, 1024])
+    for ranks in (1, 8, 1024):
+        asking = max(FILE_CALLS * 1e-3, ranks * FILE_CALLS / 1e4)
+        expected = PROGRAM + asking + 1e-2 * log2(ranks)
+        assert found.start(ranks) == pytest.approx(expected)
+    assert found.start(1024) > 300 > 20 > found.start(1024, staged=True)
+    assert found.start(1) < found.start(1, staged=True), "one rank unpacks for itself"
+
+
+def test_an_archive_is_read_once_and_sent_to_every_node():
+    near = NetworkLevel("near", 4, number(0.0), number(1e30))
+    far = NetworkLevel("far", 0, number(1.0), number(1e6))
+    machine = replace(hardware(), levels=(near, far))
+    found = predict(machine, ASKED, [4, 32])
+    on_node, on_eight = (found.start(ranks, staged=True) for ranks in (4, 32))
+    # Three hops, each with the bandwidth of the four ranks of a node; three of MPI.
+    assert on_eight - on_node == pytest.approx(3 * (1.0 + 1.3e8 / 4e6) + 3.0, rel=1e-6)
+
+
+def test_the_calls_of_a_start_are_those_that_were_measured():
+    calls = {row["command"]: row["calls"] for row in figures_of("bench_files")}
+    assert calls["hpcsgd train --plain"] == FILE_CALLS
+    seconds_of_run = figures_of("bench_start")["hpcsgd train, 1000 rows"]["median"]
+    assert round(seconds_of_run, 2) == PROGRAM
+
+
+@pytest.mark.parametrize(("recipe", "word"), [("fp64", 8), ("fp32", 4)])
+def test_a_checkpoint_is_gathered_by_one_rank_and_written(recipe, word):
+    """24 columns on 4 ranks and 48 on 8: two replicas of 24 members."""
+    files = dict(SHARED_FILES, bandwidth=number(100.0))
+    machine = replace(hardware(alpha=0.5, bandwidth=10.0), files=files)
+    asked = PredictedRun(rows=10**4, columns=24, scores=3, recipe=recipe)
+    one, two = predict(machine, asked, [1, 48]).points
+    model = 24 * 3 * word
+    assert one.checkpoint == pytest.approx(2 * model / 100)
+    assert two.grid == (2, 24)
+    sent = 3 * model - 2 * model / 24  # of now, and of the last good loss
+    expected = 6 * 0.5 + sent / 10 + 3 * model / 100
+    assert two.checkpoint == pytest.approx(expected)
+
+
+# Grids.
+
+
+def test_all_grids_share_the_rows_of_a_step():
+    asked = PredictedRun(rows=10**5, columns=16, batch=12)
+    points = predict(load_hardware("laptop"), asked, [64]).grids[64]
+    assert [p.grid for p in points] == [(4, 16), (8, 8), (16, 4)]
+    for point in points:
+        batch = 4 * 12 // point.grid[0]
+        assert point.steps == ceil(ceil(10**5 / point.grid[0]) / batch)
+        assert point.epoch == pytest.approx(
+            point.steps * min(point.sgd, point.best.seconds)
+        )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_best_grid_is_the_least_of_those_that_are_shown(name):
+    found = predict(load_hardware(name), replace(ASKED, steps=4), [1, 12, 64])
+    for point in found.as_dict()["points"]:
+        epochs = {
+            f"{g['replicas']}x{g['members']}": g["epoch_seconds"]
+            for g in point["grids"]
+        }
+        assert point["best_grid"] == min(epochs, key=epochs.get)
+        heat = found.heat_map()[point["ranks"]]
+        assert min(heat.values()) == 1.0 and len(heat) == len(epochs)
+
+
+def test_where_only_latency_counts_rare_averages_pay_and_others_do_not():
+    """α log2 C in a step and α log2 R in a period: of one step, C and R are alike."""
+    wire = hardware(alpha=1e-3)
+    for period, best in ((1, (1, 16)), (8, (16, 1))):
+        asked = replace(ASKED, steps=1, epochs=1, period=period, batch=16)
+        found = predict(wire, asked, [16])
+        for point in found.grids[16]:
+            replicas, members = point.grid
+            step = 1e-3 * (log2(members) + log2(replicas) / period)
+            assert point.seconds == pytest.approx(step)
+        assert found.best_grid(16).grid == best or period == 1
+
+
+def test_sparse_rows_read_what_they_store():
+    """One epoch of the product gram, whose Gram reads values and column numbers."""
+    dense = replace(ASKED, steps=8, epochs=1, batch=16)
+    sparse = replace(dense, density=0.25)
+    rows, columns = 8 * 16, 4096
+    read = hardware(read=1e9, plain=1e9)
+    a, b = (predict(read, run, [1]).points[0].sgd for run in (dense, sparse))
+    assert a == pytest.approx(16 * columns * 4 / 1e9)
+    assert b == pytest.approx(16 * columns * 0.25 * 8 / 1e9)
+    cache = hardware(again=1e9, bandwidth=1e7)
+    (point,) = predict(cache, sparse, [2]).points
+    words = (rows**2 - 8 * 16**2) / 2
+    stored = columns / 2 * 0.25
+    passes = 2 * rows * stored * 8 / 1e9
+    gram = words * stored * 8 / 1e9
+    kept = words * 4 / 1e9
+    assert point.best.product == "gram"
+    assert point.best.seconds - point.terms["bandwidth"] == pytest.approx(
+        (passes + gram + kept) / 8
+    )
+
+
+@pytest.mark.parametrize("density", [0.0, 1.5])
+def test_a_density_that_is_no_share_is_refused(density):
+    with pytest.raises(ConfigError, match="--density"):
+        replace(ASKED, density=density)
+
+
+# Speed-ups with s = 16 over one replica in figure 9 of arXiv 2501.07526: replicas of
+# 2048 and of 32 ranks.
+PUBLISHED = {
+    2048: {2: 1.1, 4: 2.2, 8: 4.2, 16: 5.3, 32: 5.0},
+    32: {2: 1.2, 4: 1.6, 8: 0.5},
+}
+
+
+def url_epochs(batch, steps):
+    """Ranks -> replicas -> seconds of an epoch of CA-SGD on rows like those of url."""
+    url = PredictedRun(2396130, 3231961, batch, steps=steps, density=3.58e-5)
+    found = predict(load_hardware("perlmutter-cpu"), url, list(PUBLISHED))
+    return {
+        ranks: {p.grid[0]: p.steps * p.best.seconds for p in points}
+        for ranks, points in found.grids.items()
+    }
+
+
+def test_the_grids_of_the_published_heat_map_are_as_the_page_says():
+    page = (ROOT / "docs/trust/benchmarks.md").read_text()
+    best = {}
+    for batch in (32, 64, 128):
+        epochs = {steps: url_epochs(batch, steps) for steps in (1, 8, 16, 32)}
+        for ranks, published in PUBLISHED.items():
+            one = min(epochs[s][ranks][1] for s in epochs)
+            predicted = {r: one / epochs[16][ranks][r] for r in published}
+            best[ranks, batch] = max(predicted, key=predicted.get)
+            for name, row in (
+                ("published", published),
+                (f"predicted, b = {batch}", predicted),
+            ):
+                cells = " | ".join(f"{value:.1f}" for value in row.values())
+                assert f"| {name} | {cells} |" in page
+            plain = epochs[1][ranks]
+            assert max(plain[1] / plain[r] for r in published) < 1.035
+    assert [best[2048, b] for b in (32, 64, 128)] == [4, 8, 32]
+    assert (
+        best[32, 32] == best[32, 64] == 4 == max(PUBLISHED[32], key=PUBLISHED[32].get)
+    )
+
+
+def test_a_run_is_printed_with_its_factors_grids_and_files(capsys):
+    asked = ["study", "predict", "--machine", "laptop", "--data", "9999,64"]
+    asked += ["--ranks", "1,4", "--heat-map"]
+    assert main(asked) == 0
+    plain = capsys.readouterr().out
+    assert "contention" not in plain and "skew" not in plain
+    assert "best grid" in plain and "R=4" in plain and "staged" in plain
+    assert "0.5 ms for a file operation, 500,000 a second" in plain
+    assert main([*asked, "--contention", "2", "--skew", "1.5"]) == 0
+    assert "predicted, contention 2, skew 1.5" in capsys.readouterr().out
+
+
+def test_the_density_of_a_file_is_that_of_its_rows(tmp_path, capsys):
+    text, rows = tmp_path / "rows.svm", tmp_path / "rows.h5"
+    text.write_text("".join(f"{i % 2} {1 + i % 8}:1 10:2\n" for i in range(64)))
+    assert main(["data", "convert", str(text), str(rows), "--layout", "sparse"]) == 0
+    capsys.readouterr()
+    asked = ["study", "predict", "--machine", "laptop", "--ranks", "1", "--json"]
+    for more, expected in (([], 0.2), (["--density", "1"], 1.0)):
+        assert main([*asked, "--data", str(rows), *more]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["asked"]["density"] == pytest.approx(expected)
 
 
 def test_a_prediction_is_drawn(tmp_path):

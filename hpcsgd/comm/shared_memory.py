@@ -28,14 +28,15 @@ UP_TO = 2048
 class PersistentRequest:
     """A persistent MPI request, which may be started again and again.
 
-    It is freed once, when the last reference to it is gone, or at exit. Freeing it is
-    not collective.
+    When the last reference to it is gone, it is appended to the list `unused`, whose
+    requests `free_requests` frees. Python may collect garbage in any thread, and not
+    every thread may call MPI.
     """
 
-    def __init__(self, mpi: Any, request: Any) -> None:
+    def __init__(self, request: Any, unused: list[Any]) -> None:
         self._start = request.Start
         self._wait = request.Wait
-        self.free = weakref.finalize(self, _free, mpi, request)
+        self.drop = weakref.finalize(self, unused.append, request)
 
     def __call__(self) -> None:
         """Start the request, and wait until it is complete."""
@@ -47,12 +48,17 @@ class PersistentWorkspace(Workspace):
     """A workspace whose buffer is summed by a persistent request."""
 
     def __init__(
-        self, group: "Communicator", comm: Any, mpi: Any, words: int, dtype: Any
+        self,
+        group: "Communicator",
+        comm: Any,
+        mpi: Any,
+        words: int,
+        dtype: Any,
+        unused: list[Any],
     ) -> None:
         super().__init__(group, words, dtype)
-        self.request = PersistentRequest(
-            mpi, comm.Allreduce_init(mpi.IN_PLACE, self._array)
-        )
+        request = comm.Allreduce_init(mpi.IN_PLACE, self._array)
+        self.request = PersistentRequest(request, unused)
 
     def add(self) -> Array:
         """Return the sum of the buffer over the ranks, in place."""
@@ -72,9 +78,11 @@ def supported(comm: Any, mpi: Any) -> bool:
     request = attempt(lambda: comm.Allreduce_init(mpi.IN_PLACE, word))
     if not agreed(comm, mpi, request is not None):
         return False
-    probe = PersistentRequest(mpi, request)
+    unused: list[Any] = []
+    probe = PersistentRequest(request, unused)
     attempt(probe)
-    probe.free()
+    probe.drop()
+    free_requests(unused)
     return agreed(comm, mpi, word[0] == comm.size)
 
 
@@ -93,9 +101,10 @@ def attempt(action: Callable[[], Any]) -> Any:
         return None  # mpi4py's own exceptions are RuntimeErrors
 
 
-def _free(mpi: Any, request: Any) -> None:
-    if not mpi.Is_finalized():
-        request.Free()
+def free_requests(unused: list[Any]) -> None:
+    """Free all requests of the list, and empty it. It is not collective."""
+    while unused:
+        unused.pop().Free()
 
 
 # The ranks of a group that share a machine, and the memory they all see (MPI 3).
@@ -153,7 +162,9 @@ class NodeRanks:
     or if nodes have different numbers of ranks.
     """
 
-    def __init__(self, comm: Any, across: Any, mpi: Any, whole: bool) -> None:
+    def __init__(
+        self, comm: Any, across: Any, mpi: Any, whole: bool, unused: list[Any]
+    ) -> None:
         self.comm = comm
         self.across = across
         self.mpi = mpi
@@ -166,7 +177,7 @@ class NodeRanks:
         self._used = 0
         request = attempt(lambda: comm.Barrier_init())  # MPI 4
         fast = agreed(comm, mpi, request is not None)
-        self.barrier = PersistentRequest(mpi, request) if fast else comm.Barrier
+        self.barrier = PersistentRequest(request, unused) if fast else comm.Barrier
 
     def meet(self) -> None:
         """Synchronise the ranks of the node: each then sees what the others wrote."""
@@ -228,11 +239,14 @@ class NodeRanks:
         return True
 
 
-def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
+def open_node(
+    comm: Any, mpi: Any, pretended: int | None, unused: list[Any]
+) -> NodeRanks | None:
     """Return the ranks on the node of this rank, for shared memory. Collective.
 
     None, on all ranks, if MPI cannot find them or if no node has several ranks.
-    `pretended` is the number of a pretended node, for tests on one machine.
+    `pretended` is the number of a pretended node, for tests on one machine. `unused`
+    is the list for requests that are to be freed.
     """
     if pretended is None:
         kind = getattr(mpi, "COMM_TYPE_SHARED", None)
@@ -247,7 +261,8 @@ def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
         return None
     alike = len(sizes) == 1 and sizes != {comm.size}
     across = comm.Split(node_comm.rank, comm.rank) if alike else None
-    return NodeRanks(node_comm, across, mpi, whole=sizes == {comm.size})
+    whole = sizes == {comm.size}
+    return NodeRanks(node_comm, across, mpi, whole, unused)
 
 
 def fits_shared_memory(size: int) -> bool:
@@ -426,11 +441,13 @@ class SumChoice:
         self._node_sought = False
         self._persistent: bool | None = None
         self._requests: weakref.WeakSet[PersistentRequest] = weakref.WeakSet()
+        self._unused: list[Any] = []  # requests to be freed, of all those groups
 
     def of_part(self, comm: Any) -> "SumChoice":
         """Return the choice for `comm`, a part of the communicator of this choice."""
         part = SumChoice(comm, self._mpi, self._pretended)
         part._held = self._held
+        part._unused = self._unused
         part._of_world = False
         return part
 
@@ -441,13 +458,16 @@ class SumChoice:
 
         None if an ordinary sum of MPI is as good.
         """
+        free_requests(self._unused)
         size = words * np.dtype(dtype).itemsize
         if self._shares_sums(group.node_sharing, size):
             shared = self._shared(group, words, dtype)
             if shared is not None:
                 return shared
         if 0 < size <= UP_TO and self._prepares_sums():
-            prepared = PersistentWorkspace(group, self._comm, self._mpi, words, dtype)
+            prepared = PersistentWorkspace(
+                group, self._comm, self._mpi, words, dtype, self._unused
+            )
             self._requests.add(prepared.request)
             return prepared
         return None
@@ -465,8 +485,10 @@ class SumChoice:
     def release(self) -> None:
         """Free the windows whose arrays are all gone. Collective over the world.
 
-        A choice for a part of the world does nothing.
+        A choice for a part of the world frees none. Requests that are no longer used
+        are freed by all choices.
         """
+        free_requests(self._unused)
         if self._of_world:
             self._held[:] = [windows for windows in self._held if not windows.release()]
 
@@ -476,9 +498,9 @@ class SumChoice:
         The world also frees the windows whose arrays are all gone.
         """
         self._node = None
-        self.release()
         for request in list(self._requests):
-            request.free()
+            request.drop()
+        self.release()
 
     def _shares_sums(self, sharing: str, size: int) -> bool:
         """Return whether ranks of a node sum `size` bytes in shared memory.
@@ -511,7 +533,7 @@ class SumChoice:
     def _find_node(self) -> NodeRanks | None:
         if not self._node_sought:
             self._node_sought = True
-            self._node = open_node(self._comm, self._mpi, self._pretended)
+            self._node = open_node(self._comm, self._mpi, self._pretended, self._unused)
             if self._node is None:
                 log.debug("no memory that ranks of this group share; summed by MPI")
             else:

@@ -123,8 +123,8 @@ class NodeWindows:
 
     The users are arrays in the windows, and the `NodeRanks`. The ranks of a node free
     all windows together, when the last user is gone on every rank, since no rank may
-    read a window afterwards. `comm` has the ranks of the node, `across` the ranks with
-    the same number on all nodes.
+    read a window afterwards. `comm` has the ranks of the node, and `across` is that of
+    `NodeRanks`.
     """
 
     def __init__(self, comm: Any, across: Any, mpi: Any) -> None:
@@ -141,9 +141,10 @@ class NodeWindows:
         all nodes unless `across` is None.
         """
         unused = all(user() is None for user in self.users)
-        unused = agreed(self.comm, self._mpi, unused)
-        if self.across is not None:  # then with it, as all nodes free it together
-            unused = agreed(self.across, self._mpi, unused)
+        # All nodes free `across` together, and not every rank of a node may have it.
+        for comm in (self.comm, self.across, self.comm):
+            if comm is not None:
+                unused = agreed(comm, self._mpi, unused)
         if not unused:
             return False
         for window in self.windows:
@@ -158,17 +159,19 @@ class NodeWindows:
 class NodeRanks:
     """The ranks of a communicator on one machine, and memory that they share.
 
-    `across` has the ranks with the same number on all nodes; None if there is one node,
-    or if nodes have different numbers of ranks.
+    `across` is None if there is one node. It has the ranks with the same number on all
+    nodes if these are `alike`, that is, have equal numbers of ranks. Otherwise it has
+    rank 0 of each node, and is None on other ranks.
     """
 
     def __init__(
-        self, comm: Any, across: Any, mpi: Any, whole: bool, unused: list[Any]
+        self, comm: Any, across: Any, mpi: Any, alike: bool, unused: list[Any]
     ) -> None:
         self.comm = comm
         self.across = across
         self.mpi = mpi
-        self.whole = whole  # the group has no ranks elsewhere
+        self.alike = alike
+        self.whole = alike and across is None  # the group has no ranks elsewhere
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.holding = NodeWindows(comm, across, mpi)
@@ -259,10 +262,14 @@ def open_node(
     if sizes == {1}:
         node_comm.Free()
         return None
-    alike = len(sizes) == 1 and sizes != {comm.size}
-    across = comm.Split(node_comm.rank, comm.rank) if alike else None
-    whole = sizes == {comm.size}
-    return NodeRanks(node_comm, across, mpi, whole, unused)
+    alike = len(sizes) == 1
+    across = None
+    if sizes != {comm.size}:
+        has_part = alike or node_comm.rank == 0
+        color = node_comm.rank if has_part else mpi.UNDEFINED
+        part = comm.Split(color, comm.rank)
+        across = part if has_part else None
+    return NodeRanks(node_comm, across, mpi, alike, unused)
 
 
 def fits_shared_memory(size: int) -> bool:
@@ -336,7 +343,8 @@ class SummedInSlices(Workspace):
     All ranks read the total in shared memory. Slots are read between the two barriers
     and written outside; the total is written between them and read outside: one set of
     each is enough. Between nodes, the ranks that have the same slice sum it, all slices
-    at once.
+    at once. If nodes have different numbers of ranks, one rank of each node sums the
+    whole total after the second barrier, and a third one follows.
     """
 
     def __init__(
@@ -354,6 +362,7 @@ class SummedInSlices(Workspace):
         self._slot: Array = slots[node.rank]
         self._parts = [slot[own_words] for slot in slots]
         self._part = total[own_words]
+        self._node_total: Array = total
         self._total: Array = total.view()
         self._total.flags.writeable = False
 
@@ -367,11 +376,16 @@ class SummedInSlices(Workspace):
 
         This rank adds one slice. The ranks are synchronised before and after.
         """
-        self.node.meet()
+        node = self.node
+        node.meet()
         add_in_order(self._parts, self._part)
-        if self.node.across is not None:
-            self.node.across.Allreduce(self.node.mpi.IN_PLACE, self._part)
-        self.node.meet()
+        if node.alike and node.across is not None:
+            node.across.Allreduce(node.mpi.IN_PLACE, self._part)
+        node.meet()
+        if not node.alike:
+            if node.across is not None:
+                node.across.Allreduce(node.mpi.IN_PLACE, self._node_total)
+            node.meet()
         return self._total
 
 
@@ -397,6 +411,9 @@ def bytes_needed(node: NodeRanks, words: int, dtype: Any) -> int:
 
 def add_in_order(parts: list[Array], out: Array) -> Array:
     """Compute out ← parts[0] + parts[1] + ..., from left to right; return `out`."""
+    if len(parts) == 1:
+        np.copyto(out, parts[0])
+        return out
     np.add(parts[0], parts[1], out=out)
     for part in parts[2:]:
         np.add(out, part, out=out)
@@ -515,7 +532,7 @@ class SumChoice:
         node = self._find_node()
         if node is None:
             return False
-        return node.whole or (sharing == "on" and node.across is not None)
+        return node.whole or sharing == "on"
 
     def _shared(
         self, group: "Communicator", words: int, dtype: Any

@@ -143,6 +143,27 @@ def launched_number(environment: Mapping[str, str]) -> int | None:
     return None
 
 
+# Number of ranks on the node of this rank, by launcher.
+LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def is_one_node(environment: Mapping[str, str]) -> bool:
+    """Return whether a launcher's variables state that all ranks are on one node.
+
+    Slurm's number of nodes is read only if no launcher of MPI states the number of
+    ranks on the node: under `srun mpiexec`, it is that of mpiexec alone.
+    """
+    ranks = launched(environment)
+    if ranks is None:
+        return False
+    for name in LOCAL_SIZES:
+        if name in environment:
+            return environment[name] == str(ranks.size)
+    tasks = environment.get("SLURM_STEP_NUM_TASKS")
+    nodes = environment.get("SLURM_STEP_NUM_NODES")
+    return tasks == str(ranks.size) and nodes == "1"
+
+
 THREAD_SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PR_SET_PDEATHSIG = 1
 # Loaded here: it must not be loaded between fork and exec.

@@ -25,6 +25,7 @@ from hpcsgd.comm.communicator import (
 from hpcsgd.comm.launchers import (
     abort_on_uncaught,
     is_loss,
+    is_one_node,
     kill_process,
     launched,
     remove_leftovers,
@@ -40,8 +41,15 @@ from hpcsgd.comm.rank_ends import (
     start_limit,
     start_seconds,
 )
-from hpcsgd.comm.shared_memory import SumChoice
-from hpcsgd.comm.watchdog import PATIENCE, Watchdog, WatchedRank, node, process_state
+from hpcsgd.comm.shared_memory import SumChoice, agreed
+from hpcsgd.comm.watchdog import (
+    PATIENCE,
+    PipeMail,
+    Watchdog,
+    WatchedRank,
+    node,
+    process_state,
+)
 from hpcsgd.errors import ConfigError, MissingPackage
 from hpcsgd.formats import Array
 
@@ -51,20 +59,17 @@ from hpcsgd.formats import Array
 class MpiMail:
     """Messages of a watchdog over its own MPI communicator.
 
-    All ranks must open and close it together.
+    All ranks must open and close it together. `mates` has the processes of the ranks on
+    this node, by rank.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, mates: Mapping[int, int]) -> None:
         self.comm = comm
         self.rank = int(comm.rank)
         self.size = int(comm.size)
         self._leaving: list[Any] = []
         self._arriving: list[Any] = []
-        homes = comm.allgather((node(), os.getpid()))
-        own_node = homes[self.rank][0]
-        self._mates = {
-            r: pid for r, (home, pid) in enumerate(homes) if home == own_node
-        }
+        self._mates = mates
 
     def post(self, rank: int, message: Any) -> None:
         """Start to send `message` to `rank`; drop it if the rank cannot be reached."""
@@ -103,6 +108,28 @@ class MpiMail:
         while self.fetch() is not None:
             continue
         self.comm.Free()
+
+
+def open_mail(mpi: Any, comm: Any) -> MpiMail | PipeMail | None:
+    """Return the way of messages between the watchdogs of all ranks. Collective.
+
+    Ranks of one node write into pipes. Between nodes a watchdog has to call MPI, which
+    must allow calls of several threads at once; None if it does not.
+    """
+    reader, pipe = os.pipe()
+    many_threads = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+    ranks = comm.allgather((node(), os.getpid(), pipe, many_threads))
+    homes, pids, pipes, allowed = zip(*ranks, strict=True)
+    by_pipes = PipeMail(comm.rank, pids, pipes, reader)
+    is_reached = by_pipes.can_reach((comm.rank + 1) % comm.size)
+    if agreed(comm, mpi, len(set(homes)) == 1 and is_reached):
+        return by_pipes
+    by_pipes.close()
+    if not all(allowed):
+        return None
+    own_node = homes[comm.rank]
+    mates = {r: pids[r] for r, home in enumerate(homes) if home == own_node}
+    return MpiMail(comm.Dup(), mates)
 
 
 def _has_left(request: Any) -> bool:
@@ -232,6 +259,7 @@ def _say(text: str) -> None:
 
 NAP = 1e-4  # seconds between polls of a patient rank
 PATIENT = ("objects", "broadcast", "max")  # what it waits for asleep
+LEVEL = "MPI4PY_RC_THREAD_LEVEL"  # of a user, read by mpi4py
 SITE = (
     "load the MPI of the site (as: module load openmpi), name its library in"
     " MPI4PY_LIBMPI, or build mpi4py for it: MPICC=mpicc pip install --no-binary mpi4py"
@@ -258,8 +286,10 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
 
     A rank that takes longer is ended with one sentence: another rank has ended, is
     stopped, or was never started. ConfigError is raised if MPI has been finalised,
-    MissingPackage if mpi4py or its library cannot be loaded. Without a limit no
-    watchdog calls MPI from a thread of its own, and MPI_THREAD_SERIALIZED suffices.
+    MissingPackage if mpi4py or its library cannot be loaded. Its level of thread
+    support is MPI_THREAD_SERIALIZED, which makes short messages twice as fast as
+    MPI_THREAD_MULTIPLE, unless watchdogs need MPI for messages between nodes. The
+    variable MPI4PY_RC_THREAD_LEVEL asks for another level.
     """
     if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
         loaded = sys.modules["mpi4py.MPI"]
@@ -277,18 +307,27 @@ def load_mpi(timeout: float = TIMEOUT) -> Any:
         try:
             import mpi4py
 
-            if timeout <= 0:  # a variable of mpi4py may request another level
-                mpi4py.rc.thread_level = "serialized"
+            if LEVEL not in os.environ:
+                mpi4py.rc.thread_level = thread_level(os.environ, timeout)
             from mpi4py import MPI
         except (ImportError, RuntimeError) as missing:
             # Wheels raise RuntimeError where no library loads, others ImportError.
             raise MissingPackage(why_not_loaded(missing)) from missing
         if not MPI.Is_initialized():
             # `mpi_facts` was here first and imported it without starting it.
-            level = MPI.THREAD_SERIALIZED if timeout <= 0 else MPI.THREAD_MULTIPLE
-            MPI.Init_thread(level)
+            MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}"))
             atexit.register(MPI.Finalize)
     return MPI
+
+
+def thread_level(environment: Mapping[str, str], timeout: float) -> str:
+    """Return the level of thread support that MPI needs, as mpi4py names it.
+
+    A watchdog calls MPI beside the main thread of its rank, "multiple", only to reach
+    ranks on other nodes. Without a `timeout` there is no watchdog.
+    """
+    alone = timeout <= 0 or (is_one_node(environment) and process_state() != "")
+    return "serialized" if alone else "multiple"
 
 
 class MpiCommunicator(Communicator):
@@ -311,7 +350,7 @@ class MpiCommunicator(Communicator):
         self.serves_threads = level >= self._mpi.THREAD_SERIALIZED
         self._ways = ways or SumChoice(comm, self._mpi)
         self._watchdog: Watchdog | None = None
-        self._mail: MpiMail | None = None  # of the watchdog, where it can have one
+        self._mail: MpiMail | PipeMail | None = None  # of the watchdog, if possible
         self._groups: list[Any] = []  # what was split off: revoked with us
 
     @property
@@ -336,9 +375,11 @@ class MpiCommunicator(Communicator):
         if self._watchdog is not None:
             self._watchdog.stop()
             self._watchdog = None
-        if self._mail is not None:
+        if isinstance(self._mail, MpiMail):
             groups.append(self._mail.comm)
-            self._mail = None
+        elif self._mail is not None:
+            self._mail.close()
+        self._mail = None
         left = shrink(self._mpi, self._comm, groups)
         return MpiCommunicator(left, Ledger(), self.reproducible)
 
@@ -355,9 +396,8 @@ class MpiCommunicator(Communicator):
         watched = WatchedRank(self.ledger.place, self.rank, self.size, self.abort)
         dog = self._watchdog = Watchdog(watched, timeout)
         dog.start()
-        if self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE:
-            with self.enter("start of the run", "control"):
-                dog.mail = self._mail = MpiMail(self._comm.Dup())
+        with self.enter("start of the run", "control"):
+            dog.mail = self._mail = open_mail(self._mpi, self._comm)
 
     def unwatch(self) -> None:
         """Stop the watchdog after a barrier of all ranks. Collective.

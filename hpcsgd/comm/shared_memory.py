@@ -28,14 +28,15 @@ UP_TO = 2048
 class PersistentRequest:
     """A persistent MPI request, which may be started again and again.
 
-    It is freed once, when the last reference to it is gone, or at exit. Freeing it is
-    not collective.
+    When the last reference to it is gone, it is appended to the list `unused`, whose
+    requests `free_requests` frees. Python may collect garbage in any thread, and not
+    every thread may call MPI.
     """
 
-    def __init__(self, mpi: Any, request: Any) -> None:
+    def __init__(self, request: Any, unused: list[Any]) -> None:
         self._start = request.Start
         self._wait = request.Wait
-        self.free = weakref.finalize(self, _free, mpi, request)
+        self.drop = weakref.finalize(self, unused.append, request)
 
     def __call__(self) -> None:
         """Start the request, and wait until it is complete."""
@@ -47,12 +48,17 @@ class PersistentWorkspace(Workspace):
     """A workspace whose buffer is summed by a persistent request."""
 
     def __init__(
-        self, group: "Communicator", comm: Any, mpi: Any, words: int, dtype: Any
+        self,
+        group: "Communicator",
+        comm: Any,
+        mpi: Any,
+        words: int,
+        dtype: Any,
+        unused: list[Any],
     ) -> None:
         super().__init__(group, words, dtype)
-        self.request = PersistentRequest(
-            mpi, comm.Allreduce_init(mpi.IN_PLACE, self._array)
-        )
+        request = comm.Allreduce_init(mpi.IN_PLACE, self._array)
+        self.request = PersistentRequest(request, unused)
 
     def add(self) -> Array:
         """Return the sum of the buffer over the ranks, in place."""
@@ -72,9 +78,11 @@ def supported(comm: Any, mpi: Any) -> bool:
     request = attempt(lambda: comm.Allreduce_init(mpi.IN_PLACE, word))
     if not agreed(comm, mpi, request is not None):
         return False
-    probe = PersistentRequest(mpi, request)
+    unused: list[Any] = []
+    probe = PersistentRequest(request, unused)
     attempt(probe)
-    probe.free()
+    probe.drop()
+    free_requests(unused)
     return agreed(comm, mpi, word[0] == comm.size)
 
 
@@ -93,9 +101,10 @@ def attempt(action: Callable[[], Any]) -> Any:
         return None  # mpi4py's own exceptions are RuntimeErrors
 
 
-def _free(mpi: Any, request: Any) -> None:
-    if not mpi.Is_finalized():
-        request.Free()
+def free_requests(unused: list[Any]) -> None:
+    """Free all requests of the list, and empty it. It is not collective."""
+    while unused:
+        unused.pop().Free()
 
 
 # The ranks of a group that share a machine, and the memory they all see (MPI 3).
@@ -114,8 +123,8 @@ class NodeWindows:
 
     The users are arrays in the windows, and the `NodeRanks`. The ranks of a node free
     all windows together, when the last user is gone on every rank, since no rank may
-    read a window afterwards. `comm` has the ranks of the node, `across` the ranks with
-    the same number on all nodes.
+    read a window afterwards. `comm` has the ranks of the node, and `across` is that of
+    `NodeRanks`.
     """
 
     def __init__(self, comm: Any, across: Any, mpi: Any) -> None:
@@ -132,9 +141,10 @@ class NodeWindows:
         all nodes unless `across` is None.
         """
         unused = all(user() is None for user in self.users)
-        unused = agreed(self.comm, self._mpi, unused)
-        if self.across is not None:  # then with it, as all nodes free it together
-            unused = agreed(self.across, self._mpi, unused)
+        # All nodes free `across` together, and not every rank of a node may have it.
+        for comm in (self.comm, self.across, self.comm):
+            if comm is not None:
+                unused = agreed(comm, self._mpi, unused)
         if not unused:
             return False
         for window in self.windows:
@@ -149,15 +159,19 @@ class NodeWindows:
 class NodeRanks:
     """The ranks of a communicator on one machine, and memory that they share.
 
-    `across` has the ranks with the same number on all nodes; None if there is one node,
-    or if nodes have different numbers of ranks.
+    `across` is None if there is one node. It has the ranks with the same number on all
+    nodes if these are `alike`, that is, have equal numbers of ranks. Otherwise it has
+    rank 0 of each node, and is None on other ranks.
     """
 
-    def __init__(self, comm: Any, across: Any, mpi: Any, whole: bool) -> None:
+    def __init__(
+        self, comm: Any, across: Any, mpi: Any, alike: bool, unused: list[Any]
+    ) -> None:
         self.comm = comm
         self.across = across
         self.mpi = mpi
-        self.whole = whole  # the group has no ranks elsewhere
+        self.alike = alike
+        self.whole = alike and across is None  # the group has no ranks elsewhere
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.holding = NodeWindows(comm, across, mpi)
@@ -166,7 +180,7 @@ class NodeRanks:
         self._used = 0
         request = attempt(lambda: comm.Barrier_init())  # MPI 4
         fast = agreed(comm, mpi, request is not None)
-        self.barrier = PersistentRequest(mpi, request) if fast else comm.Barrier
+        self.barrier = PersistentRequest(request, unused) if fast else comm.Barrier
 
     def meet(self) -> None:
         """Synchronise the ranks of the node: each then sees what the others wrote."""
@@ -228,11 +242,14 @@ class NodeRanks:
         return True
 
 
-def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
+def open_node(
+    comm: Any, mpi: Any, pretended: int | None, unused: list[Any]
+) -> NodeRanks | None:
     """Return the ranks on the node of this rank, for shared memory. Collective.
 
     None, on all ranks, if MPI cannot find them or if no node has several ranks.
-    `pretended` is the number of a pretended node, for tests on one machine.
+    `pretended` is the number of a pretended node, for tests on one machine. `unused`
+    is the list for requests that are to be freed.
     """
     if pretended is None:
         kind = getattr(mpi, "COMM_TYPE_SHARED", None)
@@ -245,9 +262,14 @@ def open_node(comm: Any, mpi: Any, pretended: int | None) -> NodeRanks | None:
     if sizes == {1}:
         node_comm.Free()
         return None
-    alike = len(sizes) == 1 and sizes != {comm.size}
-    across = comm.Split(node_comm.rank, comm.rank) if alike else None
-    return NodeRanks(node_comm, across, mpi, whole=sizes == {comm.size})
+    alike = len(sizes) == 1
+    across = None
+    if sizes != {comm.size}:
+        has_part = alike or node_comm.rank == 0
+        color = node_comm.rank if has_part else mpi.UNDEFINED
+        part = comm.Split(color, comm.rank)
+        across = part if has_part else None
+    return NodeRanks(node_comm, across, mpi, alike, unused)
 
 
 def fits_shared_memory(size: int) -> bool:
@@ -321,7 +343,8 @@ class SummedInSlices(Workspace):
     All ranks read the total in shared memory. Slots are read between the two barriers
     and written outside; the total is written between them and read outside: one set of
     each is enough. Between nodes, the ranks that have the same slice sum it, all slices
-    at once.
+    at once. If nodes have different numbers of ranks, one rank of each node sums the
+    whole total after the second barrier, and a third one follows.
     """
 
     def __init__(
@@ -339,6 +362,7 @@ class SummedInSlices(Workspace):
         self._slot: Array = slots[node.rank]
         self._parts = [slot[own_words] for slot in slots]
         self._part = total[own_words]
+        self._node_total: Array = total
         self._total: Array = total.view()
         self._total.flags.writeable = False
 
@@ -352,11 +376,16 @@ class SummedInSlices(Workspace):
 
         This rank adds one slice. The ranks are synchronised before and after.
         """
-        self.node.meet()
+        node = self.node
+        node.meet()
         add_in_order(self._parts, self._part)
-        if self.node.across is not None:
-            self.node.across.Allreduce(self.node.mpi.IN_PLACE, self._part)
-        self.node.meet()
+        if node.alike and node.across is not None:
+            node.across.Allreduce(node.mpi.IN_PLACE, self._part)
+        node.meet()
+        if not node.alike:
+            if node.across is not None:
+                node.across.Allreduce(node.mpi.IN_PLACE, self._node_total)
+            node.meet()
         return self._total
 
 
@@ -382,6 +411,9 @@ def bytes_needed(node: NodeRanks, words: int, dtype: Any) -> int:
 
 def add_in_order(parts: list[Array], out: Array) -> Array:
     """Compute out ← parts[0] + parts[1] + ..., from left to right; return `out`."""
+    if len(parts) == 1:
+        np.copyto(out, parts[0])
+        return out
     np.add(parts[0], parts[1], out=out)
     for part in parts[2:]:
         np.add(out, part, out=out)
@@ -426,11 +458,13 @@ class SumChoice:
         self._node_sought = False
         self._persistent: bool | None = None
         self._requests: weakref.WeakSet[PersistentRequest] = weakref.WeakSet()
+        self._unused: list[Any] = []  # requests to be freed, of all those groups
 
     def of_part(self, comm: Any) -> "SumChoice":
         """Return the choice for `comm`, a part of the communicator of this choice."""
         part = SumChoice(comm, self._mpi, self._pretended)
         part._held = self._held
+        part._unused = self._unused
         part._of_world = False
         return part
 
@@ -441,13 +475,16 @@ class SumChoice:
 
         None if an ordinary sum of MPI is as good.
         """
+        free_requests(self._unused)
         size = words * np.dtype(dtype).itemsize
         if self._shares_sums(group.node_sharing, size):
             shared = self._shared(group, words, dtype)
             if shared is not None:
                 return shared
         if 0 < size <= UP_TO and self._prepares_sums():
-            prepared = PersistentWorkspace(group, self._comm, self._mpi, words, dtype)
+            prepared = PersistentWorkspace(
+                group, self._comm, self._mpi, words, dtype, self._unused
+            )
             self._requests.add(prepared.request)
             return prepared
         return None
@@ -465,8 +502,10 @@ class SumChoice:
     def release(self) -> None:
         """Free the windows whose arrays are all gone. Collective over the world.
 
-        A choice for a part of the world does nothing.
+        A choice for a part of the world frees none. Requests that are no longer used
+        are freed by all choices.
         """
+        free_requests(self._unused)
         if self._of_world:
             self._held[:] = [windows for windows in self._held if not windows.release()]
 
@@ -476,9 +515,9 @@ class SumChoice:
         The world also frees the windows whose arrays are all gone.
         """
         self._node = None
-        self.release()
         for request in list(self._requests):
-            request.free()
+            request.drop()
+        self.release()
 
     def _shares_sums(self, sharing: str, size: int) -> bool:
         """Return whether ranks of a node sum `size` bytes in shared memory.
@@ -493,7 +532,7 @@ class SumChoice:
         node = self._find_node()
         if node is None:
             return False
-        return node.whole or (sharing == "on" and node.across is not None)
+        return node.whole or sharing == "on"
 
     def _shared(
         self, group: "Communicator", words: int, dtype: Any
@@ -511,7 +550,7 @@ class SumChoice:
     def _find_node(self) -> NodeRanks | None:
         if not self._node_sought:
             self._node_sought = True
-            self._node = open_node(self._comm, self._mpi, self._pretended)
+            self._node = open_node(self._comm, self._mpi, self._pretended, self._unused)
             if self._node is None:
                 log.debug("no memory that ranks of this group share; summed by MPI")
             else:

@@ -1,6 +1,7 @@
 """The watchdog: which rank makes no progress, and where it is."""
 
 import atexit
+import json
 import logging
 import os
 import sys
@@ -8,9 +9,9 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
@@ -212,6 +213,104 @@ def _traffic() -> int:
     with suppress(OSError, ValueError), open("/proc/self/io") as file:
         return sum(int(line.split()[1]) for line in list(file)[:2])
     return 0
+
+
+# Messages between watchdogs of one node, without a call of MPI.
+
+
+class PipeMail:
+    """Messages of a watchdog to those of other ranks, all of them on one node.
+
+    Every rank reads from a pipe of its own, into which the others write through /proc.
+    No socket listens, no file is left behind, and no thread but the main thread of a
+    rank calls MPI.
+
+    Parameters
+    ----------
+    rank : int
+        Number of the rank.
+    pids : sequence of int
+        Process of each rank.
+    pipes : sequence of int
+        Number of the file, in the process of each rank, that is its pipe's write end.
+    reader : int
+        Number of the file that is the read end of the pipe of this rank.
+    """
+
+    def __init__(
+        self, rank: int, pids: Sequence[int], pipes: Sequence[int], reader: int
+    ) -> None:
+        self.rank = rank
+        self.size = len(pids)
+        self._pids = pids
+        self._pipes = pipes
+        self._reader = reader
+        self._arrived = b""
+        os.set_blocking(reader, False)
+
+    def can_reach(self, rank: int) -> bool:
+        """Return whether this process may write into the pipe of `rank`."""
+        with suppress(OSError):
+            os.close(self._open(rank))
+            return True
+        return False
+
+    def post(self, rank: int, message: tuple[str, int, Any]) -> None:
+        """Write `message` into the pipe of `rank`; drop it if that is impossible."""
+        # Shorter than PIPE_BUF: messages of several ranks do not mix.
+        line = _as_line(self.rank, message)
+        with suppress(OSError):  # the rank is gone, or its pipe is full
+            pipe = self._open(rank)
+            try:
+                os.write(pipe, line)
+            finally:
+                os.close(pipe)
+
+    def fetch(self) -> tuple[int, Any] | None:
+        """Return (sender, message) of the next message, or None. It never waits."""
+        with suppress(BlockingIOError):
+            self._arrived += os.read(self._reader, 1 << 16)
+        line, end, rest = self._arrived.partition(b"\n")
+        if not end:
+            return None
+        self._arrived = rest
+        return _from_line(line)
+
+    def poll(self, rank: int) -> str:
+        """Return the state of a rank's process, from /proc."""
+        return process_state(self._pids[rank])
+
+    def close(self) -> None:
+        """Close both ends of the pipe of this rank."""
+        os.close(self._reader)
+        os.close(self._pipes[self.rank])
+
+    def _open(self, rank: int) -> int:
+        path = f"/proc/{self._pids[rank]}/fd/{self._pipes[rank]}"
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+
+
+def _as_line(sender: int, message: tuple[str, int, Any]) -> bytes:
+    """Return a line of JSON with the message, as `_from_line` reads it.
+
+    Sets of silent ranks and states of their processes are left out: every rank of the
+    node reads these states itself.
+    """
+    kind, number, content = message
+    place = None
+    if kind == "here":
+        place = asdict(content) | {"visible_states": {}}
+    return json.dumps([sender, kind, number, place]).encode() + b"\n"
+
+
+def _from_line(line: bytes) -> tuple[int, tuple[str, int, Any]]:
+    sender, kind, number, place = json.loads(line)
+    content: Any = frozenset() if kind == "where" else None
+    if place is not None:
+        for name in ("spot", "before"):
+            place[name] = None if place[name] is None else Spot(**place[name])
+        content = RankLocation(**place)
+    return sender, (kind, number, content)
 
 
 # No rank waits for ever: a thread beside each main thread checks the time.
@@ -479,8 +578,8 @@ class Watchdog:
         """
         reasons = (
             "who is missing is not known and cannot be asked (a run that has not begun"
-            " on all ranks, or an MPI without MPI_THREAD_MULTIPLE); it is whoever does"
-            " not report",
+            " on all ranks, or several nodes and an MPI without MPI_THREAD_MULTIPLE);"
+            " it is whoever does not report",
         )
         if self._waited() < PATIENCE * self.timeout:
             self._warn(reasons)

@@ -1,7 +1,8 @@
 """A run in which one rank stalls: python -m tests.faults.stalling HOW SECONDS FOLDER.
 
 HOW is the name of a function below; rank 1 calls it in its third exchange; or, with
--loading or -starting behind the name, while it loads its data or before it trains.
+-loading or -starting behind the name, while it loads its data or before it trains. With
+-across behind it, every rank takes itself for the only one of its node.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcsgd
-from hpcsgd.comm import open_world
+from hpcsgd.comm import mpi, open_world
 from hpcsgd.runs import load
 
 FOR_EVER = 1000
@@ -69,10 +70,16 @@ def stall_while_loading(action):
     load.load_block = stuck
 
 
+def stand_apart(rank):
+    mpi.node = lambda: f"node {rank}"
+
+
 def main(how, timeout, folder):
     world = open_world()
     (Path(folder) / f"pid{world.rank}").write_text(str(os.getpid()))
     action, _, place = how.partition("-")
+    if place == "across":
+        stand_apart(world.rank)
     callbacks = []
     if world.rank == 1 and place == "starting":
         globals()[action]()

@@ -18,11 +18,12 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason="no mpiexec")
 
 
-def run(how, ranks, timeout, limit, folder):
+def run(how, ranks, timeout, limit, folder, **variables):
     """(exit code, output) of tests/faults/stalling.py, and nobody of it is left."""
     program = [sys.executable, "-m", "tests.faults.stalling", how, str(timeout)]
     command = [*launcher.mpiexec(), "-n", str(ranks), *program, str(folder)]
     environment = {**launcher.launch_environment(), "PYTHONPATH": str(ROOT)}
+    environment |= variables
     code, output = launcher.run(command, limit, ROOT, environment)
     assert code is not None, f"still there after {limit} s:\n{output}"
     assert all_gone(written_pids(folder, ranks))
@@ -73,6 +74,20 @@ def test_a_stall_is_named_and_ends_the_job(how, ranks, timeout, limit, said, tmp
     ends = [s for s in reports if "the job ends" in s]
     assert len(ends) == 1 and ends[0].startswith("hpcsgd: rank 0"), output
     assert all(text in output for text in said), output
+    assert "ended well" not in output
+
+
+@pytest.mark.parametrize("level, limit, said", [
+    ("multiple", 30, "rank 1 is not there: idle"),
+    ("serialized", 60, "several nodes and an MPI without MPI_THREAD_MULTIPLE"),
+], ids=["multiple", "serialized"])  # fmt: skip
+def test_a_stall_on_another_node_ends_the_job(level, limit, said, tmp_path):
+    """Watchdogs of several nodes reach each other by MPI, if it allows their calls."""
+    variable = {"MPI4PY_RC_THREAD_LEVEL": level}
+    code, output = run("sleeps-across", 2, 1, limit, tmp_path, **variable)
+    assert code == 1, output
+    assert SUM in output and said in output, output
+    assert ("in sleeps" in output) == (level == "multiple"), output
     assert "ended well" not in output
 
 

@@ -1,6 +1,7 @@
 """Sums that MPI prepares once: the same bits, the same books, nothing left behind."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -106,15 +107,54 @@ def test_requests_are_freed_with_their_workspace_or_their_group(comm):
     group = world.split(0, comm.rank)
     space = group.workspace(8, np.float32)
     request = space.request
-    assert request.free.alive
+    assert request.drop.alive
     group.close()
-    assert not request.free.alive
+    assert not request.drop.alive
     space = world.workspace(8, np.float32)
-    free = space.request.free
+    drop = space.request.drop
     del space
     gc.collect()
-    assert not free.alive
+    assert not drop.alive
     world.close()
+
+
+class CountedRequest:
+    """A persistent request that notes which threads free it."""
+
+    def __init__(self, request, freed_by):
+        self.request, self.freed_by = request, freed_by
+
+    def __getattr__(self, name):
+        return getattr(self.request, name)
+
+    def Free(self):
+        self.freed_by.append(threading.current_thread())
+        self.request.Free()
+
+
+@pytest.mark.ranks(2)
+def test_a_request_is_freed_by_the_thread_that_calls_mpi(comm):
+    """Python may collect the garbage of that thread in any other."""
+    freed_by = []
+
+    class Proxy:
+        def __getattr__(self, name):
+            value = getattr(own, name)
+            if name != "Allreduce_init":
+                return value
+            return lambda *arguments: CountedRequest(value(*arguments), freed_by)
+
+    own = comm.Dup()
+    world = MpiCommunicator(Proxy())
+    spaces = [world.workspace(8, np.float32)]
+    freed_by.clear()  # the probe
+    thread = threading.Thread(target=spaces.clear)
+    thread.start()
+    thread.join()
+    gc.collect()
+    assert freed_by == []
+    world.workspace(8, np.float32)
+    assert freed_by == [threading.main_thread()]
 
 
 @pytest.mark.ranks(2)

@@ -60,11 +60,11 @@ def test_shared_sums_are_the_ordinary_ones(comm, kind):
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("per_node", [1, 2, 3])
 def test_sums_over_pretended_nodes(comm, per_node):
-    """2 and 2 sum slices across; 3 and 1, or 1 each, go the ordinary way."""
+    """2 and 2 sum slices across, 3 and 1 by leaders; 1 each go the ordinary way."""
     world = world_on(comm, per_node)
     for words in WORDS:
         space = world.workspace(words, np.float64)
-        assert isinstance(space, SummedInSlices) == (per_node == 2)
+        assert isinstance(space, SummedInSlices) == (per_node > 1)
         for turn in range(5):
             space.array[...] = np.arange(words) + turn * comm.rank
             total = space.sum("products")
@@ -158,9 +158,52 @@ def test_training_is_the_same_with_and_without(comm, product):
             assert on.ledger["control"]["calls"] == off.ledger["control"]["calls"]
 
 
+class CountedCalls:
+    """A communicator of nodes that notes how many words it sums."""
+
+    def __init__(self, comm):
+        self.comm, self.words = comm, []
+
+    def Allreduce(self, sent, received):
+        self.words.append(received.size)
+        self.comm.Allreduce(sent, received)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("per_node, expected", [
+    (2, [[50], [51], [50], [51]]), (3, [[101], [], [], [101]])
+])  # fmt: skip
+def test_the_sum_of_a_node_crosses_the_network_once(comm, per_node, expected):
+    """In slices by all ranks, or whole by the first rank of each node."""
+    world = world_on(comm, per_node)
+    space = world.workspace(101, np.float64)
+    calls = CountedCalls(space.node.across)
+    if space.node.across is not None:
+        space.node.across = calls
+    space.array[...] = 1 + comm.rank
+    total = space.sum("products")
+    assert (total == 10).all() and total.size == 101
+    assert comm.allgather(calls.words) == expected
+
+
+@pytest.mark.ranks(4)
+def test_a_slow_rank_on_unequal_nodes_reads_its_own_total(comm):
+    world = world_on(comm, 3)
+    space = world.workspace(301, np.float64)
+    for turn in range(12):
+        is_slow = turn // 3 % comm.size == comm.rank
+        time.sleep(0.01 * is_slow)
+        space.array[...] = 1000.0**comm.rank * (turn + 1)
+        total = space.sum("products")
+        time.sleep(0.01 * is_slow)
+        weight = sum(1000.0**r for r in range(comm.size))
+        assert (total == weight * (turn + 1)).all(), turn
+
+
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("product", ["gram", "cached"])
-def test_training_on_a_grid_over_two_pretended_nodes(comm, product):
+@pytest.mark.parametrize("per_node", [2, 3])
+def test_training_on_a_grid_over_two_pretended_nodes(comm, product, per_node):
     problem = make_problem("logistic", n=53, d=7)
     weights = []
     for how in ("off", "on"):
@@ -172,7 +215,7 @@ def test_training_on_a_grid_over_two_pretended_nodes(comm, product):
                 precision={"margin": "bf16", "margin_sum": "fp32"},
                 run={"node_sharing": how},
             )
-            world = world_on(comm, 2, "auto")
+            world = world_on(comm, per_node, "auto")
             result = train(config, X=problem.X, y=problem.y, world=world)
             assert len(set(comm.allgather(result.weights_sha256))) == 1
             weights.append(result.weights)
@@ -211,22 +254,23 @@ def test_a_total_that_all_read_is_not_to_be_written(comm, monkeypatch):
 @pytest.mark.ranks(2, 4)
 def test_windows_are_freed_when_nobody_looks_any_more(comm):
     """At the next split of the world, once the last array is gone on every rank."""
-    for per_node in (None, 2):
+    for per_node in (None, 2, *([3] if comm.size == 4 else [])):
         world = world_on(comm, per_node)
         held = world._ways._held
         group = world.split(0, comm.rank)
         space = group.workspace(5000, np.float32)
         kept = group.keep(np.arange(5000.0))
         assert len(held) == 1 and held[0].windows
-        del space, group
         view = kept[10:20]
-        del kept
+        if per_node == 3:  # the last rank is alone on its node, and its copy its own
+            space.array[...] = np.arange(5000.0) / comm.size
+            view = space.sum("products")[10:20]
+        del space, group, kept
         if comm.rank != comm.size - 1:
             view = None
         gc.collect()
         world.split(0, comm.rank)
-        # The last rank's node still has a reader; with one node or with sums across
-        # nodes, so has everybody's.
+        # One node still has a reader, and nodes that sum together free together.
         assert len(held) == 1
         if view is not None:
             assert (view == np.arange(10, 20)).all()

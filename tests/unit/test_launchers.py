@@ -7,8 +7,14 @@ import pytest
 from hpcsgd import comm
 from hpcsgd.cli import launch
 from hpcsgd.comm import choose, mismatch, open_world
-from hpcsgd.comm.launchers import SLEEP, launch_refusal, launched, sleep_where_crowded
-from hpcsgd.comm.mpi import why_not_loaded
+from hpcsgd.comm.launchers import (
+    SLEEP,
+    is_one_node,
+    launch_refusal,
+    launched,
+    sleep_where_crowded,
+)
+from hpcsgd.comm.mpi import thread_level, why_not_loaded
 from hpcsgd.errors import ConfigError, MissingPackage, TransportError
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7"}
@@ -214,3 +220,30 @@ INTEL = "Intel(R) MPI Library 2021.10 for Linux* OS"
 def test_the_cause_of_ranks_that_do_not_meet_is_named(variables, library, said):
     text = mismatch(variables, library)
     assert said in text and "MPI4PY_LIBMPI" in text and "\n" not in text
+
+
+PMI = {"PMI_RANK": "1", "PMI_SIZE": "4"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
+STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize("environment, expected", [
+    ({}, False),
+    (PMI, False),
+    ({**PMI, "MPI_LOCALNRANKS": "4"}, True),
+    ({**PMI, "MPI_LOCALNRANKS": "2"}, False),
+    ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, True),
+    ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, False),
+    (STEP, False),
+    ({**STEP, "SLURM_STEP_NUM_NODES": "1"}, True),
+    ({**STEP, "SLURM_STEP_NUM_NODES": "2"}, False),
+    ({**STEP, **PMI, "SLURM_STEP_NUM_NODES": "1"}, True),
+    # mpiexec is the only task of the step, and its ranks are on two nodes.
+    ({**PMI, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}, False),
+    ({**STEP, **PMI, "SLURM_STEP_NUM_NODES": "1", "MPI_LOCALNRANKS": "2"}, False),
+    ({"PMIX_RANK": "0"}, False),
+])  # fmt: skip
+def test_threads_of_watchdogs_call_mpi_only_between_nodes(environment, expected):
+    assert is_one_node(environment) == expected
+    assert thread_level(environment, 20) == ("serialized" if expected else "multiple")
+    assert thread_level(environment, 0) == "serialized"

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from hpcsgd.data.synthetic import write_synthetic
+from tests.helpers import launcher
 from tests.helpers.limits import HANG
 
 SCRIPT = """
@@ -83,6 +84,7 @@ world.close()
 @pytest.mark.parametrize("timeout, level", [(20, "MULTIPLE"), (0, "SERIALIZED")])
 @pytest.mark.parametrize("before", ["", "mpi_facts()"])
 def test_mpi_has_locks_only_where_a_watchdog_calls_it(before, timeout, level):
+    """Nothing states here that all ranks are on one node."""
     code = f"from hpcsgd.comm.mpi import mpi_facts\n{before}\n"
     done = subprocess.run(
         [sys.executable, "-c", code + LEVEL.format(timeout=timeout)],
@@ -91,3 +93,17 @@ def test_mpi_has_locks_only_where_a_watchdog_calls_it(before, timeout, level):
         timeout=HANG,
     )
     assert done.stdout.strip() == f"['THREAD_{level}']", done.stderr
+
+
+@pytest.mark.skipif(launcher.mpiexec() is None, reason="no mpiexec")
+@pytest.mark.parametrize("variable, level", [
+    ({}, "SERIALIZED"), ({"MPI4PY_RC_THREAD_LEVEL": "multiple"}, "MULTIPLE")
+])  # fmt: skip
+@pytest.mark.parametrize("before", ["", "mpi_facts()"])
+def test_mpi_has_no_locks_for_ranks_of_one_node(before, variable, level):
+    code = f"from hpcsgd.comm.mpi import mpi_facts\n{before}\n"
+    code += LEVEL.format(timeout=20)
+    command = [*launcher.mpiexec(), "-n", "2", sys.executable, "-c", code]
+    environment = {**launcher.launch_environment(), **variable}
+    returned, output = launcher.run(command, HANG, None, environment)
+    assert returned == 0 and output.count(f"['THREAD_{level}']") == 2, output

@@ -1,6 +1,10 @@
 """The watchdog's logic, with a clock and a post office of our own."""
 
 import logging
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -10,6 +14,7 @@ from hpcsgd.comm.mpi import MpiMail
 from hpcsgd.comm.threads import SerialCommunicator, run_ranks
 from hpcsgd.comm.watchdog import (
     Action,
+    PipeMail,
     RankLocation,
     Usage,
     Watchdog,
@@ -415,9 +420,6 @@ class LossyComm:
     def __init__(self):
         self.gone, self.sent = set(), []
 
-    def allgather(self, item):
-        return [item] * self.size
-
     def isend(self, message, rank):
         if rank in self.gone:
             raise RuntimeError("MPI_ERR_OTHER: the receiver cannot be reached")
@@ -438,9 +440,103 @@ class LossyRequest:
 def test_a_rank_that_cannot_be_reached_does_not_end_the_watchdog():
     """An error of MPI in its thread would leave nobody to judge the wait."""
     comm = LossyComm()
-    mail = MpiMail(comm)
+    mail = MpiMail(comm, {})
     mail.post(1, "before")
     comm.gone.add(1)
     mail.post(1, "to a rank that is gone")
     mail.post(2, "behind it")
     assert comm.sent == [1, 2]
+
+
+@pytest.fixture
+def mailboxes():
+    """Pipes of three ranks, all of them in this process."""
+    readers, pipes = zip(*[os.pipe() for _ in range(3)], strict=True)
+    pids = [os.getpid()] * 3
+    mails = [PipeMail(r, pids, pipes, readers[r]) for r in range(3)]
+    yield mails
+    for mail in mails:
+        mail.close()
+
+
+def test_messages_through_pipes_arrive_whole_and_in_order(mailboxes):
+    zero, one, two = mailboxes
+    location = RankLocation(SUM, None, 3.5, 2.5, busy=True)
+    left = RankLocation(None, SUM, 1.0, 1.0, busy=False)
+    assert zero.fetch() is None
+    one.post(0, ("where", 1, frozenset()))
+    two.post(0, ("here", 2, location))
+    two.post(0, ("here", 3, left))
+    one.post(0, ("stack", 0, None))
+    assert [zero.fetch() for _ in range(5)] == [
+        (1, ("where", 1, frozenset())),
+        (2, ("here", 2, location)),
+        (2, ("here", 3, left)),
+        (1, ("stack", 0, None)),
+        None,
+    ]
+    assert one.fetch() is None and two.fetch() is None
+
+
+def test_the_answers_of_a_pipe_leave_out_what_every_rank_of_the_node_sees(mailboxes):
+    zero, one, _ = mailboxes
+    states = dict.fromkeys(range(10_000), "T")
+    zero.post(1, ("where", 1, frozenset(states)))
+    assert one.fetch() == (0, ("where", 1, frozenset()))
+    one.post(0, ("here", 1, RankLocation(SUM, SUM, 1.0, 1.0, True, states)))
+    _, (_, _, content) = zero.fetch()
+    assert content.visible_states == {}
+    assert zero.poll(1) == "R"
+
+
+def test_a_post_to_a_rank_that_reads_nothing_does_not_wait(mailboxes):
+    """More than a pipe has room for: whole messages are dropped."""
+    zero, one, _ = mailboxes
+    for number in range(20_000):
+        zero.post(1, ("where", number, frozenset()))
+    arrived = []
+    while (letter := one.fetch()) is not None:
+        arrived.append(letter[1][1])
+    assert arrived == list(range(len(arrived))) and 1000 < len(arrived) < 20_000
+    zero.post(1, ("stack", 0, None))
+    assert one.fetch() == (0, ("stack", 0, None))
+
+
+def test_a_rank_that_has_ended_cannot_be_reached():
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    reader, pipe = os.pipe()
+    mail = PipeMail(0, [os.getpid(), ended.pid], [pipe, 5], reader)
+    assert mail.can_reach(0) and not mail.can_reach(1)
+    mail.post(1, ("stack", 0, None))
+    assert mail.poll(1) == "-"
+    mail.close()
+
+
+def test_watchdogs_with_pipes_name_the_missing_rank(mailboxes, monkeypatch):
+    """The verdict is that of any other way of messages."""
+    monkeypatch.setattr("hpcsgd.comm.watchdog.STACKS", 0.0)
+    places = [ThreadLocation() for _ in mailboxes]
+    said, codes, now = [], [], [time.perf_counter()]
+    dogs = [
+        Watchdog(
+            WatchedRank(places[rank], rank, 3, codes.append),
+            TIMEOUT,
+            mail,
+            usage=FakeUsage(),
+            clock=lambda: now[0],
+            say=said.append,
+        )
+        for rank, mail in enumerate(mailboxes)
+    ]
+    places[0].enter("sum", "products", 7, 3)
+    places[1].enter("sum", "products", 7, 3)
+    until = now[0] + 60
+    while not codes and now[0] < until:
+        now[0] += 0.5
+        for dog in dogs:
+            dog.step()
+    assert codes == [1] and now[0] < until - 40
+    report = next(text for text in said if "has waited" in text)
+    assert report.startswith("hpcsgd: rank 0 of 3 has waited 1")
+    assert "rank 2 is not there: idle" in report and "rank 1" not in report

@@ -151,6 +151,11 @@ def _of_method(config: RunConfig) -> Iterator[str]:
         yield f"{ASK} goes to its own optimum; use coordinate.tol alone"
     if config.update.clip != "none":
         yield f"{ASK} has no rate, and so nothing to clip; use update.clip = 'none'"
+    if config.privacy.is_on:
+        yield (
+            f"{ASK} has no gradients of rows to clip; use --update sgd, or"
+            " privacy.kind = 'none'"
+        )
     if config.average.kind != "none":
         yield f"{ASK} has no noise to average away; use average.kind = 'none'"
     if config.products.look_ahead == "on":

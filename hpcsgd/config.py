@@ -331,6 +331,12 @@ class RunSection(Settings, section="run"):
         "run folder for the model, the history and the checkpoints; without it nothing"
         " is written",
     )
+    model: str = setting(
+        "trained",
+        "number format of the weights of the final model: as they were trained"
+        " (trained), or 8-bit integers with one scale for 256 columns (int8)",
+        choices=("trained", "int8"),
+    )
     resume: str = setting(
         "no",
         "resume from the newest checkpoint in the run folder if there is one (auto), or"

@@ -191,6 +191,7 @@ def refusals(config: RunConfig) -> Iterator[str]:
     yield from _of_steps(config)
     yield from _of_svrg(config)
     yield from _of_privacy(config)
+    yield from _of_model(config)
     yield from _of_proximal(config)
     yield from product_refusals(config)
     yield from _of_open_steps(config)
@@ -737,6 +738,15 @@ def _of_privacy(config: RunConfig) -> Iterator[str]:
     for is_asked, sentence in refused:
         if is_asked:
             yield f"[privacy] kind = {privacy.kind!r}: {sentence}"
+
+
+def _of_model(config: RunConfig) -> Iterator[str]:
+    """Yield a refusal of models in 8 bits where the weights are on disk."""
+    if config.run.model != "trained" and config.agreement.on_disk:
+        yield (
+            f"[run] model = {config.run.model!r} cannot be used where the weights are"
+            " on disk, because they are never in memory as a whole; leave it out"
+        )
 
 
 def _of_proximal(config: RunConfig) -> Iterator[str]:

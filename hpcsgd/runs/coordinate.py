@@ -508,7 +508,7 @@ def result_of(
     columns = Columns(opened.grid, opened.loaded.shard.parts, whole=False)
     joined = columns.join(ready.nonempty.widen(weights))
     facts = _facts(run, status, began, setup)
-    return Result(
+    result = Result(
         status=status,
         loss=float(view.loss),
         weights=joined if classes > 1 else joined[:, 0],
@@ -521,6 +521,7 @@ def result_of(
         report=facts,
         preparation=opened.loaded.facts.preparation,
     )
+    return result.in_int8() if ready.config.run.model == "int8" else result
 
 
 def _facts(

@@ -235,7 +235,7 @@ def report(
         loss = float("nan")
         history = []
         weights = np.full_like(weights, np.nan)
-    return Result(
+    result = Result(
         status=status,
         loss=loss,
         weights=weights[:, 0] if scalar else weights,
@@ -252,6 +252,7 @@ def report(
         | _polished(live)
         | dict(more),
     )
+    return result.in_int8() if live.config.run.model == "int8" else result
 
 
 def _judged(live: AssembledRun) -> dict[str, Any]:

@@ -230,6 +230,77 @@ class UpdateConfig(Settings, section="update"):
         return self.clip_at or (5.0 if self.clip == "percentile" else 1.0)
 
 
+OF_PRIVACY = {"privacy.kind": ("dp-sgd",)}
+
+
+@dataclass(frozen=True)
+class PrivacyConfig(Settings, section="privacy"):
+    """How a model hides each row that it was trained on (differential privacy)."""
+
+    kind: str = setting(
+        "none",
+        "privacy of the rows: DP-SGD clips the gradient of each row and adds noise to"
+        " their sum (dp-sgd), or none",
+        choices=("none", "dp-sgd"),
+    )
+    clip: float = setting(
+        1.0,
+        "largest norm of the gradient of one row, the norm C of DP-SGD",
+        above=0,
+        remedy="1 is usual",
+        read_if=OF_PRIVACY,
+    )
+    noise: float = setting(
+        0.0,
+        "standard deviation of the noise on a sum of gradients, in multiples of clip; 0"
+        " takes the least with which privacy.epsilon is kept",
+        at_least=0,
+        remedy="1 is usual, 0 takes the least for privacy.epsilon",
+        read_if=OF_PRIVACY,
+    )
+    epsilon: float = setting(
+        0.0,
+        "largest privacy loss ε of the whole run at privacy.delta; 0 sets no limit",
+        at_least=0,
+        remedy="1 to 10 is usual, 0 sets no limit",
+        read_if=OF_PRIVACY,
+    )
+    delta: float = setting(
+        1e-05,
+        "probability δ with which the privacy loss may exceed ε",
+        above=0,
+        below=1,
+        remedy="less than one divided by the rows is usual",
+        read_if=OF_PRIVACY,
+    )
+    draws: str = setting(
+        "poisson",
+        "how a step takes its rows: each is drawn independently (poisson), which spends"
+        " least privacy, or batches of the row order take each row once an epoch"
+        " (shuffled), which needs more noise",
+        choices=("poisson", "shuffled"),
+        read_if=OF_PRIVACY,
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether gradients of rows are clipped and disturbed."""
+        return self.kind != "none"
+
+    @property
+    def is_poisson(self) -> bool:
+        """Return whether each step draws each row independently."""
+        return self.is_on and self.draws == "poisson"
+
+    def conflicts(self) -> Iterator[str]:
+        """Yield a sentence if neither the noise nor a limit of ε is given."""
+        if self.is_on and not self.noise and not self.epsilon:
+            yield (
+                "[privacy] kind = 'dp-sgd' needs a noise, or a limit of ε that the"
+                " noise is found for; set privacy.epsilon, 3 is usual, or privacy.noise"
+            )
+
+
 @dataclass(frozen=True)
 class GridConfig(Settings, section="grid"):
     """Grid of R replicas of C members."""
@@ -259,6 +330,12 @@ class RunSection(Settings, section="run"):
         None,
         "run folder for the model, the history and the checkpoints; without it nothing"
         " is written",
+    )
+    model: str = setting(
+        "trained",
+        "number format of the weights of the final model: as they were trained"
+        " (trained), or 8-bit integers with one scale for 256 columns (int8)",
+        choices=("trained", "int8"),
     )
     resume: str = setting(
         "no",
@@ -706,9 +783,9 @@ class RunConfig:
     ----------
     problem, data, schedule, products, agreement, codec, mirror, accordion : dataclass
         Sections; `docs/reference/settings` describes each setting.
-    update, coordinate, rate, average, sampling, sweep, precision, grid : dataclass
+    update, privacy, coordinate, rate, average, sampling, sweep, precision : dataclass
         More sections, described on the same page.
-    checkpoint, stop, polish, run : dataclass
+    grid, checkpoint, stop, polish, run : dataclass
         More sections, described on the same page.
 
     See Also
@@ -732,6 +809,7 @@ class RunConfig:
     mirror: MirrorConfig = field(default_factory=MirrorConfig)
     accordion: AccordionConfig = field(default_factory=AccordionConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     coordinate: CoordinateConfig = field(default_factory=CoordinateConfig)
     rate: RateConfig = field(default_factory=RateConfig)
     average: AverageConfig = field(default_factory=AverageConfig)

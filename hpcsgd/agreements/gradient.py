@@ -67,7 +67,7 @@ from hpcsgd.agreements.codecs.base import (
     Regime,
 )
 from hpcsgd.agreements.hierarchical import SenderOpener
-from hpcsgd.agreements.shaping import GradientFacts, Shaper
+from hpcsgd.agreements.shaping import ClippedRows, GradientFacts, Shaper
 from hpcsgd.backends.base import HOST, LossScale, Memory, Rows, WordRange
 from hpcsgd.backends.task import State, Task
 from hpcsgd.comm.communicator import Communicator
@@ -282,6 +282,8 @@ class GradientInputs:
         The work of a device on the gradients.
     more : object
         An input that only one kind of agreement needs.
+    clipped_rows : ClippedRows or None
+        The clipping of the gradient of each row; None clips none.
     """
 
     config: Any
@@ -293,6 +295,7 @@ class GradientInputs:
     loss_scale: LossScale | None
     role: DeviceRole
     more: Any
+    clipped_rows: ClippedRows | None = None
 
     @property
     def settings(self) -> Any:
@@ -537,6 +540,8 @@ class Gradient(Agreement):
         """Start an exchange of `batches` batches, whose gradients are one sum."""
         self._begin(epoch * self.steps.each + index)
         self._left = batches
+        if self.inputs.clipped_rows is not None:
+            self.inputs.clipped_rows.begin(epoch, index)
 
     def scores(
         self, task: Task, state: State, rows: Rows, point: Array, out: Array
@@ -558,6 +563,8 @@ class Gradient(Agreement):
         """
         self._left -= 1
         self._flag_overflow()
+        if self.inputs.clipped_rows is not None:
+            residuals = self.inputs.clipped_rows.scale(residuals)
         self.buffer.count_in(residuals)
         if self._left:
             self.add_gradient(self.buffer.gradient, rows, residuals)
@@ -629,6 +636,8 @@ class Gradient(Agreement):
         facts: dict[str, Any] = {}
         for shaper in self.inputs.shapers:
             facts |= shaper.facts()
+        if self.inputs.clipped_rows is not None:
+            facts["clipped_rows"] = self.inputs.clipped_rows.clipped
         return facts
 
     @classmethod
@@ -838,7 +847,10 @@ class Gradient(Agreement):
 
     @property
     def _facts_of_mean(self) -> GradientFacts:
-        return GradientFacts(self._columns_of_mean, self._total)
+        facts = GradientFacts(self._columns_of_mean, self._total)
+        if self.inputs.clipped_rows is None:
+            return facts
+        return replace(facts, rows=float(self.sender.tail()[-1]))
 
     def _shape_mean(self, mean: Array) -> None:
         whole = self._facts_of_mean

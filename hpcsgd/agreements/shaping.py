@@ -1,9 +1,10 @@
-"""Clipping, centring and noise of gradients."""
+"""Clipping, centring and noise of gradients, and the privacy that noise buys."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,10 +17,11 @@ from hpcsgd.formats import Array
 
 @dataclass(frozen=True)
 class GradientFacts:
-    """The columns of a gradient on this rank, and a function that sums over ranks."""
+    """The columns of a gradient on this rank, its rows, and a sum over ranks."""
 
     columns: slice | Array  # the local ones of all columns, or their numbers
     total: Callable[[Array], Array]  # sums words over the ranks with other parts
+    rows: float = 0.0  # over which the gradient of DP-SGD is a mean; else not used
 
     def runs(self) -> list[tuple[int, slice]]:
         """Return each run of consecutive local columns as (first row, columns).
@@ -298,10 +300,20 @@ class Noise(Shaper):
 
     variance: float
     seed: int
+    salt: ClassVar[int] = SALT
 
     def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
         """Add noise to the local columns; a column has the same noise on any grid."""
-        size = np.sqrt(self.variance / (1.0 + moment.number) ** FADES)
+        self.add(gradient, whole, self.size(whole, moment), moment)
+
+    def size(self, whole: GradientFacts, moment: Moment) -> float:
+        """Return the standard deviation of the noise of this step."""
+        return float(np.sqrt(self.variance / (1.0 + moment.number) ** FADES))
+
+    def add(
+        self, gradient: Array, whole: GradientFacts, size: float, moment: Moment
+    ) -> None:
+        """Add noise of standard deviation `size` to the local columns, in place."""
         for place, columns in whole.runs():
             height = columns.stop - columns.start
             self._add(gradient[place : place + height], columns, size, moment)
@@ -317,4 +329,228 @@ class Noise(Shaper):
             part += (size * noise).astype(gradient.dtype)
 
     def _dice(self, moment: Moment, block: int) -> np.random.Generator:
-        return np.random.default_rng((self.seed, SALT, moment.number, block))
+        return np.random.default_rng((self.seed, self.salt, moment.number, block))
+
+
+# DP-SGD: clipped gradients of single rows, and noise that hides each of them.
+#
+# M. Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), algorithm 1,
+# with the norm C, the noise σ, the rows B of a step and their expected number L:
+#
+#     g_i ← g_i / max(1, |g_i| / C);    g ← (Σ_{i in B} g_i + N(0, σ²C² I)) / L
+#
+# The gradient of row i is the outer product of (a_i, 1) and its K residuals r_i, so
+# that |g_i| = |r_i| √(|a_i|² + 1), without the 1 where there is no intercept: to clip
+# it is to scale the residuals of the row. Norms of rows are summed over members once,
+# before the first step.
+
+
+@dataclass
+class ClippedRows:
+    """The clipping of the gradient of each row to the norm `at`.
+
+    `norms` are those of the local rows over all columns and the intercept, `order`
+    returns the row number of each place of an epoch, and `drawn` how many places of an
+    exchange are filled. An exchange has `places` places.
+    """
+
+    at: float
+    norms: Array
+    order: Callable[[int], Array]
+    drawn: Callable[[int, int], int]
+    places: int
+    clipped: int = 0
+    _epoch: int = -1
+
+    def begin(self, epoch: int, index: int) -> None:
+        """Begin exchange `index` of `epoch`."""
+        if epoch != self._epoch:
+            self._rows = self.order(epoch)
+            self._epoch = epoch
+        self._first = index * self.places
+        self._end = self._first + self.drawn(epoch, index)
+
+    def scale(self, residuals: Array) -> Array:
+        """Return the residuals of the next rows of the exchange, (rows, K), clipped.
+
+        Those of places that are not filled become 0.
+        """
+        count = len(residuals)
+        rows = self._rows[self._first : self._first + count]
+        filled = min(max(self._end - self._first, 0), count)
+        self._first += count
+        sizes = np.linalg.norm(residuals.astype(np.float64), axis=1)
+        sizes *= self.norms[rows]
+        self.clipped += int((sizes[:filled] > self.at).sum())
+        factors = self.at / np.maximum(sizes, self.at)
+        factors[filled:] = 0.0
+        clipped: Array = (residuals * factors[:, None]).astype(residuals.dtype)
+        return clipped
+
+
+@dataclass
+class PrivateNoise(Noise):
+    """The noise of DP-SGD: N(0, (σC)²) on every word of the sum of clipped gradients.
+
+    `variance` is (σC)². `expected` is the number of rows by which the sum is divided;
+    None divides it by the rows that were summed.
+    """
+
+    expected: float | None = None
+    salt: ClassVar[int] = 0x70726976  # of streams of random numbers of its own
+
+    def shape(self, gradient: Array, whole: GradientFacts, moment: Moment) -> None:
+        """Divide the sum by the expected rows, and add noise to the local columns."""
+        self._moment = moment
+        self._size = self.size(whole, moment)
+        self._share = 1.0 if self.expected is None else whole.rows / self.expected
+        gradient *= gradient.dtype.type(self._share)
+        self.add(gradient, whole, self._size, moment)
+
+    def size(self, whole: GradientFacts, moment: Moment) -> float:
+        """Return σC divided by the number of rows that the sum is divided by."""
+        return float(np.sqrt(self.variance)) / (self.expected or whole.rows)
+
+    def shape_intercept(self, mean: Array) -> None:
+        """Divide and disturb the gradient of the intercept as that of the weights."""
+        dice = np.random.default_rng((self.seed, self.salt + 1, self._moment.number))
+        mean *= self._share
+        mean += self._size * dice.normal(size=mean.shape)
+
+
+# How much privacy such steps spend: Rényi divergences that add up over steps.
+#
+# With the order α, a step that draws each row with probability q spends
+#
+#     ε_α = log A_α / (α − 1),    A_α = E [((1 − q) + q e^((2z − 1)/2σ²))^α],
+#
+# with z from N(0, σ²), for data sets that differ by one row more or less (I. Mironov,
+# K. Talwar and L. Zhang, "Rényi Differential Privacy of the Sampled Gaussian
+# Mechanism", 2019, section 3.3): a binomial sum for whole orders, two series for
+# others. With q = 1 it is α / 2σ². All steps together are (ε, δ)-private with
+#
+#     ε = min over α of  Σ ε_α + log((α − 1)/α) − (log δ + log α)/(α − 1)
+#
+# (C. Canonne, G. Kamath and T. Steinke, "The Discrete Gaussian for Differential
+# Privacy", 2020, proposition 12).
+
+ORDERS: Array = np.concatenate(
+    [
+        1.0 + np.arange(1, 30) / 10.0,
+        np.arange(4.0, 11.0, 0.5),
+        np.arange(11, 33),
+        [36, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 384, 512],
+    ]
+)
+TERMS = 256  # of the series of an order that is not whole, which is below 100
+
+
+def spent_by_step(share: float, noise: float, orders: Array = ORDERS) -> Array:
+    """Return ε_α of one step for each order α.
+
+    `share` is the probability q with which the step draws a row, `noise` is σ.
+    """
+    if share == 0.0:
+        return np.zeros(len(orders))
+    if share == 1.0:
+        return orders / (2.0 * noise**2)
+    logs = np.empty(len(orders))
+    whole = orders == np.rint(orders)
+    logs[whole] = _log_of_whole(share, noise, orders[whole, None])
+    logs[~whole] = _log_of_fractions(share, noise, orders[~whole, None])
+    spent: Array = np.maximum(logs, 0.0) / (orders - 1.0)
+    return spent
+
+
+def _log_of_whole(share: float, noise: float, orders: Array) -> Array:
+    """Return log A_α of whole orders, (orders, 1): a binomial sum."""
+    from scipy.special import logsumexp
+
+    k = np.arange(orders.max(initial=1.0) + 1.0)
+    rest = orders - k  # below zero beyond α, where the coefficient is 0
+    chosen, _ = _binomials(tuple(orders.flat), len(k))
+    drawn = k * np.log(share) + rest * np.log1p(-share)
+    grown = drawn + k * (k - 1.0) / (2.0 * noise**2)
+    logs: Array = logsumexp(chosen + grown, axis=1)
+    return logs
+
+
+def _log_of_fractions(share: float, noise: float, orders: Array) -> Array:
+    """Return log A_α, or a little more, of orders (orders, 1) that are not whole.
+
+    A_α is an integral from −∞ to z₀ = σ² log(1/q − 1) + 1/2, where both parts of the
+    mixture are equal, and one from there on. Each is a series, whose terms change their
+    sign beyond α, so that the rest is smaller than the last term, which is added once
+    more.
+    """
+    from scipy.special import log_ndtr
+
+    k = np.arange(float(TERMS))
+    rest = orders - k
+    chosen, signs = _binomials(tuple(orders.flat), TERMS)
+    middle = noise**2 * np.log(1.0 / share - 1.0) + 0.5
+    parts = []
+    for power, below in ((k, middle - k), (rest, rest - middle)):
+        drawn = power * np.log(share) + (orders - power) * np.log1p(-share)
+        grown = drawn + power * (power - 1.0) / (2.0 * noise**2)
+        parts.append(chosen + grown + log_ndtr(below / noise))
+    top = np.max(parts, axis=(0, 2))
+    first, second = (np.exp(part - top[:, None]) for part in parts)
+    terms = first + second
+    total = (terms * signs).sum(axis=1) + terms[:, -1]
+    logs: Array = np.where(total > 0.0, top + np.log(np.abs(total)), np.inf)
+    return logs
+
+
+@lru_cache(maxsize=4)
+def _binomials(orders: tuple[float, ...], terms: int) -> tuple[Array, Array]:
+    """Return log |C(α, k)|, and the signs of C(α, k), for orders α and k < `terms`."""
+    from scipy.special import gammaln, gammasgn
+
+    order = np.array(orders)[:, None]
+    k = np.arange(float(terms))
+    rest = order - k + 1.0
+    logs: Array = gammaln(order + 1.0) - gammaln(k + 1.0) - gammaln(rest)
+    return logs, gammasgn(rest)
+
+
+def epsilon_of(
+    spent: Array, delta: float, orders: Array = ORDERS, overflow: float = 0.0
+) -> float:
+    """Return the ε of mechanisms that spend `spent`, Σ ε_α for each order α, at δ.
+
+    `delta` is δ. With a probability of up to `overflow` more rows are drawn than have a
+    place, which takes (1 + e^ε) times that probability from δ. ε is infinite where
+    nothing of δ is left.
+    """
+    lifts = np.log1p(-1.0 / orders) - np.log(orders) / (orders - 1.0)
+    epsilon = 0.0
+    for _ in range(50):
+        left = delta - overflow * (1.0 + np.exp(min(epsilon, 700.0)))
+        if left <= 0.0:
+            return float("inf")
+        before = epsilon
+        epsilon = max(float(np.min(spent + lifts - np.log(left) / (orders - 1.0))), 0.0)
+        if epsilon <= before * (1.0 + 1e-9):
+            break
+    return max(epsilon, before)
+
+
+DIGITS = 1e4  # a noise that is found is a multiple of 1 / DIGITS
+MOST_NOISE = 1e5
+
+
+def least_noise(epsilon: Callable[[float], float], target: float) -> float | None:
+    """Return the smallest noise σ with `epsilon`(σ) ≤ `target`; None if there is none.
+
+    It is found by bisection, to a multiple of 0.0001.
+    """
+    low, high = 0.0, 1.0
+    while epsilon(high) > target:
+        low, high = high, 2.0 * high
+        if high > MOST_NOISE:
+            return None
+    while high - low > 0.5 / DIGITS:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if epsilon(middle) > target else (low, middle)
+    return float(np.ceil(high * DIGITS) / DIGITS)

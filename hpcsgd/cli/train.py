@@ -50,6 +50,12 @@ def summary(result: "Result") -> str:
         f"   ({report['rows_per_second']:.4g} rows/s)",
         f"weights       sha256 {result.weights_sha256[:16]}…",
     ]
+    if "privacy" in report:
+        spent = report["privacy"]
+        lines.append(
+            f"privacy       ε = {spent['epsilon']:.4g} at δ = {spent['delta']:g}"
+            f"   (noise {spent['noise']:g}, clip {spent['clip']:g})"
+        )
     if not report["emulated_members"]:  # emulated ranks have no loss
         lines += [f"{title:13s} {line}" for title, line in in_short(result).items()]
     return "\n".join(lines)

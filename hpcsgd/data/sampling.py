@@ -123,6 +123,10 @@ class Sampler:
             return self._by_windows(rng)
         return self._shuffled(rng)
 
+    def drawn(self, epoch: int, index: int) -> int:
+        """Return how many rows exchange `index` of `epoch` has drawn; here all."""
+        return self.rows
+
     @property
     def _number(self) -> type[np.integer[Any]]:
         return np.int32 if self.rows < 2**31 else np.int64
@@ -158,6 +162,61 @@ class Sampler:
         order = self._shuffled(rng)
         order.flags.writeable = False
         return order
+
+
+# Rows that are drawn independently of each other, as differential privacy counts them.
+#
+# An exchange computes with arrays of a fixed size m, of which drawn rows fill only the
+# first places. The share q is the largest with which more than m of n rows are drawn
+# with a probability of at most `OVERFLOW`; of more, m are kept. This is the truncated
+# Poisson sampling of L. Chua et al., "Scalable DP-SGD: Shuffling vs. Poisson
+# Subsampling" (NeurIPS 2024), whose δ grows by (1 + e^ε) times that probability in
+# each exchange.
+
+OVERFLOW = 1e-15  # the probability that an exchange of a replica draws too many rows
+
+
+def poisson_share(rows: int, places: int) -> float:
+    """Return the probability q with which an exchange of `places` draws each row.
+
+    `rows` is the number n of rows of a replica. Where all rows have a place, q is 1.
+    """
+    from scipy.special import betaincinv
+
+    if places >= rows:
+        return 1.0
+    # P(more than m of n rows) = I_q(m + 1, n − m), the incomplete beta function.
+    return float(betaincinv(places + 1, rows - places, OVERFLOW))
+
+
+@dataclass(frozen=True)
+class PoissonSampler(Sampler):
+    """The rows of one replica, of which each exchange draws each with probability q.
+
+    An epoch has as many places as rows, `places` of them in an exchange; places that
+    are not filled contain row 0, and `drawn` tells how many are.
+    """
+
+    places: int = 1
+
+    def order(self, epoch: int) -> Array:
+        """Return a local row number for each place of `epoch`, drawn ones first."""
+        order = np.zeros(self.rows, dtype=self._number)
+        for index, first in enumerate(range(0, self.rows, self.places)):
+            dice, count = self._draw(epoch, index)
+            order[first : first + count] = dice.choice(self.rows, count, replace=False)
+        return order
+
+    def drawn(self, epoch: int, index: int) -> int:
+        """Return how many rows exchange `index` of `epoch` has drawn."""
+        return self._draw(epoch, index)[1]
+
+    def _draw(self, epoch: int, index: int) -> tuple[np.random.Generator, int]:
+        """Return the generator of an exchange, and the number of rows that it draws."""
+        dice = np.random.default_rng((self.seed, self.replica, epoch + 1, index))
+        places = min(self.places, self.rows - index * self.places)
+        count = int(dice.binomial(self.rows, poisson_share(self.rows, places)))
+        return dice, min(count, places)
 
 
 def make_sampler(config: SamplingConfig, rows: int, replica: int) -> Sampler:

@@ -1,5 +1,6 @@
 """The agreement of a run, made from its configuration."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,22 +15,28 @@ from hpcsgd.agreements.shaping import (
     ByNorm,
     ByPercentile,
     ByValue,
+    ClippedRows,
     DirectionRates,
     LayerRates,
     Noise,
     OverClasses,
     OverColumns,
+    PrivateNoise,
     Shaper,
     ToLengthOne,
+    epsilon_of,
+    least_noise,
+    spent_by_step,
 )
 from hpcsgd.backends.base import Backend, LossScale
 from hpcsgd.backends.task import Task
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.grid import Grid
-from hpcsgd.config import RunConfig
-from hpcsgd.data.shard import split_range
+from hpcsgd.config import PrivacyConfig, RunConfig
+from hpcsgd.data.sampling import OVERFLOW, plan_groups, poisson_share
+from hpcsgd.data.shard import lengths, split_range
 from hpcsgd.data.stream import StreamedMatrix
-from hpcsgd.errors import ConfigError
+from hpcsgd.errors import ConfigError, DataError
 from hpcsgd.formats import Array
 from hpcsgd.glm import make_rule
 from hpcsgd.glm.families import Family
@@ -37,7 +44,8 @@ from hpcsgd.glm.mirror_maps import LOGARITHMIC, MirrorMap, make_mirror
 from hpcsgd.glm.updates import Rule, make_rate
 from hpcsgd.products.base import Product, product_facts
 from hpcsgd.products.direct import AnyBatches, AtOnce, MicroBatches
-from hpcsgd.runs.feed import Feed
+from hpcsgd.runs.auto_rate import squares_of_rows
+from hpcsgd.runs.feed import Feed, steps_together
 from hpcsgd.runs.gpu import BY_HOST
 from hpcsgd.runs.load import LoadedRows
 from hpcsgd.runs.opened_run import OpenedRun
@@ -56,10 +64,13 @@ if TYPE_CHECKING:
 CLIPS = {"value": ByValue, "norm": ByNorm, "percentile": ByPercentile}
 
 
-def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper, ...]:
+def make_shapers(
+    config: RunConfig, columns: int, classes: int, rows: int = 0
+) -> tuple[Shaper, ...]:
     """Return the operations on averaged gradients, in the order in which they apply.
 
-    `columns` is the number of columns of the data, `classes` that of scores of a row.
+    `columns` is the number of columns of the data, `classes` that of scores of a row,
+    and `rows` the number of all rows.
     """
     update = config.update
     if update.centre == "classes" and classes == 1:
@@ -69,6 +80,15 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
             " softmax, or leave update.centre out"
         )
     shapers: list[Shaper] = []
+    privacy = config.privacy
+    if privacy.is_on:
+        shapers.append(
+            PrivateNoise(
+                (privacy.noise * privacy.clip) ** 2,
+                config.sampling.seed,
+                expected_rows(config, rows) if privacy.is_poisson else None,
+            )
+        )
     if update.clip != "none":
         shapers.append(CLIPS[update.clip](update.limit))
     if update.centre == "classes":
@@ -83,6 +103,111 @@ def make_shapers(config: RunConfig, columns: int, classes: int) -> tuple[Shaper,
     if update.noise:
         shapers.append(Noise(update.noise, config.sampling.seed))
     return tuple(shapers)
+
+
+# DP-SGD: the rows that are clipped, and what all steps of a run spend.
+
+
+def clipped_rows(
+    config: RunConfig, grid: Grid, loaded: LoadedRows, feed: Feed
+) -> ClippedRows | None:
+    """Return the clipping of the gradient of each row; None if rows have no privacy.
+
+    Collective. Raise DataError if a row changes the weight of others.
+    """
+    privacy = config.privacy
+    if not privacy.is_on:
+        return None
+    weights = loaded.shard.weights
+    if weights is not None and len(np.unique(weights[weights > 0.0])) > 1:
+        raise DataError(
+            "[privacy] kind = 'dp-sgd' cannot be used with sample weights, which are"
+            " divided by their mean, so that a row changes those of all others; leave"
+            " the weights out"
+        )
+    if privacy.is_poisson and isinstance(loaded.shard.matrix, StreamedMatrix):
+        raise ConfigError(
+            "[privacy] draws = 'poisson' cannot be used with rows that are streamed"
+            " from a file, which are read ahead in the order of [sampling]; set"
+            " privacy.draws = 'shuffled', or use a larger run.memory"
+        )
+    norms = np.sqrt(squares_of_rows(grid, loaded) + float(config.problem.intercept))
+    places = config.schedule.batch * steps_together(config)
+    sampler = feed.sampler
+    return ClippedRows(privacy.clip, norms, sampler.order, sampler.drawn, places)
+
+
+def expected_rows(config: RunConfig, rows: int) -> float:
+    """Return how many of all `rows` a full exchange of Poisson draws takes on average.
+
+    Replicas have different numbers of rows, by one at most.
+    """
+    return sum(
+        height * poisson_share(height, config.schedule.batch * steps_together(config))
+        for height in lengths(rows, config.grid.replicas)
+    )
+
+
+def spent_epsilon(
+    config: RunConfig, rows: int, noise: float, exchanges: int | None = None
+) -> float:
+    """Return the ε that a run has spent after a number of exchanges; None: all.
+
+    `rows` is the number of all rows, and `noise` is σ. Batches of an order of the rows
+    take each row once an epoch, which is a step that draws it with certainty: other
+    steps of the epoch do not depend on it.
+    """
+    heights = lengths(rows, config.grid.replicas)
+    batch = config.schedule.batch
+    steps = steps_together(config)
+    each = len(plan_groups(heights[0], batch, steps))
+    planned = config.schedule.epochs * each
+    epochs, rest = divmod(planned if exchanges is None else exchanges, each)
+    delta = config.privacy.delta
+    if not config.privacy.is_poisson:
+        spent = (epochs + (rest > 0)) * spent_by_step(1.0, noise)
+        return epsilon_of(spent, delta)
+    largest: Array = np.zeros(())
+    for height in {heights[0], heights[-1]}:
+        plans = plan_groups(height, batch, steps)
+        counts = Counter(poisson_share(height, sum(sizes)) for sizes in plans)
+        begun = Counter(poisson_share(height, sum(sizes)) for sizes in plans[:rest])
+        by_share = [
+            (epochs * counts[share] + begun[share]) * spent_by_step(share, noise)
+            for share in counts
+        ]
+        largest = np.maximum(largest, np.sum(by_share, axis=0))
+    overflow = OVERFLOW * config.grid.replicas * (epochs * each + rest)
+    return epsilon_of(largest, delta, overflow=overflow)
+
+
+def settle_privacy(config: RunConfig, rows: int) -> tuple[PrivacyConfig, str]:
+    """Return the section [privacy] with the noise that runs, and why it is that one.
+
+    The text is empty if the user gave the noise. Raise ConfigError if ε would exceed
+    its limit.
+    """
+    privacy = config.privacy
+    if not privacy.is_on:
+        return privacy, ""
+    if privacy.noise:
+        epsilon = spent_epsilon(config, rows, privacy.noise)
+        if privacy.epsilon and epsilon > privacy.epsilon:
+            raise ConfigError(
+                f"[privacy] noise = {privacy.noise:g} spends ε = {epsilon:.4g}, above"
+                f" epsilon = {privacy.epsilon:g}; leave privacy.noise out, which finds"
+                " the least noise for it"
+            )
+        return privacy, ""
+    noise = least_noise(lambda one: spent_epsilon(config, rows, one), privacy.epsilon)
+    if noise is None:
+        raise ConfigError(
+            f"[privacy] epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g} is"
+            " reached by no noise; use a larger epsilon, a larger delta or fewer epochs"
+        )
+    epsilon = spent_epsilon(config, rows, noise)
+    reason = f"the least for ε = {privacy.epsilon:g}: it spends {epsilon:.4g}"
+    return replace(privacy, noise=noise), reason
 
 
 # What any-batch rounds of a run need: pace, stream, mixing and the mirror map.
@@ -262,10 +387,13 @@ def make_gradient(
         columns=task.columns,
         steps=Steps(rule, config.problem.l2, rate.at, each, rate.drops),
         backend=task.backend,
-        shapers=make_shapers(config, shard.total_columns, task.columns),
+        shapers=make_shapers(
+            config, shard.total_columns, task.columns, shard.total_rows
+        ),
         loss_scale=_loss_scale(task.backend),
         role=DeviceRole(),
         more=more,
+        clipped_rows=clipped_rows(config, grid, loaded, feed),
     )
     if device is not None:
         from hpcsgd.backends.cuda.matrix import CHUNK

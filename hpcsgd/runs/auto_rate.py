@@ -239,6 +239,18 @@ def _look(loaded: LoadedRows, batch: int, wants_batches: bool) -> _PassResult:
     return _PassResult(squares, chosen, grams)
 
 
+def squares_of_rows(grid: Grid, loaded: LoadedRows) -> Array:
+    """Return ‖a_i‖² of all local rows over all columns, the same on all members.
+
+    Collective: members sum one word for each row, and member 0 broadcasts the sums.
+    """
+    squares = _look(loaded, 1, False).squares
+    if grid.members.size > 1:
+        grid.members.sum(squares, "control")
+        grid.members.broadcast(squares, 0, "control")
+    return squares
+
+
 def _blocks(height: int, columns: int) -> Iterator[slice]:
     step = block_rows(columns)
     for start in range(0, height, step):

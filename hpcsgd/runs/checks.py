@@ -190,6 +190,8 @@ def refusals(config: RunConfig) -> Iterator[str]:
     yield from _of_epochs(config)
     yield from _of_steps(config)
     yield from _of_svrg(config)
+    yield from _of_privacy(config)
+    yield from _of_model(config)
     yield from _of_proximal(config)
     yield from product_refusals(config)
     yield from _of_open_steps(config)
@@ -509,6 +511,8 @@ def warn_of_one_replica(config: RunConfig, replicas: int, ranks: int) -> None:
     """Warn if the method is for replicas and all ranks are members of one."""
     if replicas > 1 or ranks == 1 or not is_for_replicas(config):
         return
+    if config.privacy.is_on:
+        return  # one replica clips and disturbs its gradients, too
     log.warning(
         "%s is for replicas, and all %d ranks are members of one replica, so that it"
         " has no effect; use --grid %dx1 to make each rank a replica",
@@ -650,6 +654,99 @@ def _of_svrg(config: RunConfig) -> Iterator[str]:
     for is_asked, sentence in refused:
         if is_asked:
             yield f"--update svrg: {sentence}"
+
+
+def _of_privacy(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for each setting that differential privacy does not support.
+
+    Nothing may depend on the rows but sums of clipped gradients with their noise.
+    """
+    privacy = config.privacy
+    if not privacy.is_on:
+        return
+    agreement = config.agreement
+    precision = config.precision
+    formats = precision.resolve()
+    # In one wide format no format follows from the rows, and no fall-back is wider.
+    is_wide = formats.is_uniform and {formats.matrix} == formats.arithmetic
+    refused = (
+        (
+            agreement.kind != "gradient",
+            "it disturbs sums of gradients before a step, which agreement.kind ="
+            f" {agreement.kind!r} does not offer; use --agreement gradient",
+        ),
+        (
+            agreement.codec != "identity",
+            f"codec = {agreement.codec!r} changes the sums that are to hide a row;"
+            " leave agreement.codec out",
+        ),
+        (
+            config.run.device != "cpu",
+            "gradients of rows are not clipped on GPUs; use --device cpu",
+        ),
+        (
+            not is_wide or precision.recipe == AUTO,
+            "narrow formats, their scales and their choice follow from the rows; use"
+            " --precision fp32 or fp64",
+        ),
+        (
+            config.rate.is_open or bool(config.rate.per_batch),
+            "--rate auto and rate.per_batch look at the rows; give a rate, as --rate"
+            " 0.1",
+        ),
+        (
+            config.schedule.has_open_epochs or config.polish.kind != "none",
+            "[polish] and epochs that are left open go to the optimum, without noise;"
+            " set polish.kind = 'none' and schedule.epochs",
+        ),
+        (
+            config.stop.on != "none",
+            "[stop] looks at the rows to end a run; set stop.on = 'none'",
+        ),
+        (
+            config.run.on_failure == "shrink",
+            "ranks that are left would take rows again in an epoch; leave"
+            " run.on_failure out",
+        ),
+        (
+            bool(config.run.emulate_members),
+            "norms of rows need the columns of all members; leave --emulate-members"
+            " out",
+        ),
+        (
+            privacy.draws == "poisson" and config.sampling.mode != "shuffle-once",
+            f"draws = 'poisson' draws rows itself, and [sampling] mode ="
+            f" {config.sampling.mode!r} was given; leave it out, or set privacy.draws ="
+            " 'shuffled'",
+        ),
+        (
+            privacy.is_poisson and product_facts(config.products.kind).keeps_batches,
+            f"draws = 'poisson' draws other rows in each epoch, and --products"
+            f" {config.products.kind} keeps those of the first; use --products gather",
+        ),
+        (
+            privacy.draws == "shuffled" and config.sampling.mode == "replacement",
+            "draws = 'shuffled' counts each row once in an epoch, and --sampling"
+            " replacement may take it more often; use --sampling reshuffle",
+        ),
+        (
+            config.sampling.seed == 0,
+            "who knows sampling.seed can subtract the noise, and 0 is the default; give"
+            " --seed a large random number, and keep it secret",
+        ),
+    )
+    for is_asked, sentence in refused:
+        if is_asked:
+            yield f"[privacy] kind = {privacy.kind!r}: {sentence}"
+
+
+def _of_model(config: RunConfig) -> Iterator[str]:
+    """Yield a refusal of models in 8 bits where the weights are on disk."""
+    if config.run.model != "trained" and config.agreement.on_disk:
+        yield (
+            f"[run] model = {config.run.model!r} cannot be used where the weights are"
+            " on disk, because they are never in memory as a whole; leave it out"
+        )
 
 
 def _of_proximal(config: RunConfig) -> Iterator[str]:

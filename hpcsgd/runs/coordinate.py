@@ -151,6 +151,11 @@ def _of_method(config: RunConfig) -> Iterator[str]:
         yield f"{ASK} goes to its own optimum; use coordinate.tol alone"
     if config.update.clip != "none":
         yield f"{ASK} has no rate, and so nothing to clip; use update.clip = 'none'"
+    if config.privacy.is_on:
+        yield (
+            f"{ASK} has no gradients of rows to clip; use --update sgd, or"
+            " privacy.kind = 'none'"
+        )
     if config.average.kind != "none":
         yield f"{ASK} has no noise to average away; use average.kind = 'none'"
     if config.products.look_ahead == "on":
@@ -503,7 +508,7 @@ def result_of(
     columns = Columns(opened.grid, opened.loaded.shard.parts, whole=False)
     joined = columns.join(ready.nonempty.widen(weights))
     facts = _facts(run, status, began, setup)
-    return Result(
+    result = Result(
         status=status,
         loss=float(view.loss),
         weights=joined if classes > 1 else joined[:, 0],
@@ -516,6 +521,7 @@ def result_of(
         report=facts,
         preparation=opened.loaded.facts.preparation,
     )
+    return result.in_int8() if ready.config.run.model == "int8" else result
 
 
 def _facts(

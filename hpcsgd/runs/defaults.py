@@ -614,7 +614,7 @@ def plain(value: Any) -> Any:
 
 PARTS_OF_SGD = (
     *("rate", "update", "coordinate", "products", "schedule", "agreement", "codec"),
-    *("mirror", "accordion", "average", "stop", "sweep"),
+    *("privacy", "mirror", "accordion", "average", "stop", "sweep"),
     *("sampling.mode", "run.emulate_members"),
 )
 

@@ -9,7 +9,12 @@ import numpy as np
 from hpcsgd.backends.task import Group
 from hpcsgd.comm.grid import Grid
 from hpcsgd.config import RunConfig
-from hpcsgd.data.sampling import Sampler, make_sampler, plan_groups
+from hpcsgd.data.sampling import (
+    PoissonSampler,
+    Sampler,
+    make_sampler,
+    plan_groups,
+)
 from hpcsgd.data.shard import Shard, split_range
 from hpcsgd.data.stream import StreamedMatrix
 from hpcsgd.formats import Array
@@ -109,6 +114,10 @@ def make_feed(
     height = part.stop - part.start
     matrix = shard.matrix
     sampler = make_sampler(config.sampling, height, grid.replica)
+    if config.privacy.is_poisson:
+        seed = config.sampling.seed
+        places = schedule.batch * steps
+        sampler = PoissonSampler("poisson", seed, height, grid.replica, places=places)
     if schedule.epochs > 0:
         sampler.keep_order(grid.members.keep)
     feed = Feed(

@@ -18,6 +18,7 @@ from hpcsgd.backends.base import emulated_fields
 from hpcsgd.backends.task import State
 from hpcsgd.files import CREATE, check_entry, open_entry
 from hpcsgd.formats import Array
+from hpcsgd.runs.agreements import spent_epsilon
 from hpcsgd.runs.assembled_run import AssembledRun
 from hpcsgd.runs.energy import total
 from hpcsgd.runs.load import LoadedRows
@@ -234,7 +235,7 @@ def report(
         loss = float("nan")
         history = []
         weights = np.full_like(weights, np.nan)
-    return Result(
+    result = Result(
         status=status,
         loss=loss,
         weights=weights[:, 0] if scalar else weights,
@@ -251,6 +252,7 @@ def report(
         | _polished(live)
         | dict(more),
     )
+    return result.in_int8() if live.config.run.model == "int8" else result
 
 
 def _judged(live: AssembledRun) -> dict[str, Any]:
@@ -320,6 +322,7 @@ def _facts(
         "seconds_by_phase": phases,
         "rows_per_second": view.rows / view.seconds if view.seconds > 0 else 0.0,
         "agreement": _agreement(live),
+        **_privacy(live),
         **_of_all_ranks(live),
         "transport": grid.world.transport,
         "source": live.loaded.facts.source,
@@ -341,6 +344,17 @@ def _agreement(live: AssembledRun) -> dict[str, Any]:
         name: getattr(live.config.agreement, name) for name in ("kind", "method")
     }
     return {**settings, **live.agreement.facts()}
+
+
+def _privacy(live: AssembledRun) -> dict[str, Any]:
+    """Return the privacy that the exchanges so far have spent, if rows have any."""
+    privacy = live.config.privacy
+    if not privacy.is_on:
+        return {}
+    rows = live.loaded.shard.total_rows
+    spent = spent_epsilon(live.config, rows, privacy.noise, live.view.exchanges)
+    shown = {name: getattr(privacy, name) for name in ("kind", "clip", "noise")}
+    return {"privacy": {**shown, "epsilon": spent, "delta": privacy.delta}}
 
 
 def _polished(live: AssembledRun) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from os.path import realpath
 from pathlib import Path
@@ -283,6 +283,41 @@ def launcher_ranks(kind: str, timeout: float) -> Iterator[Communicator]:
     world.close()  # after an error other ranks may still be in a sum
 
 
+# Models in 8 bits: whole numbers up to 127, with a scale for 256 columns of each score.
+#
+# A weight w becomes s · q with q = rint(w / s), so that it is off by s / 2 at most. The
+# scale s is the largest size in the block divided by 127, rounded up to 16 bits: s · q
+# is then exact in float32, and the model that is read is the one that was saved.
+
+INT8_BLOCK = 256
+LARGEST_CODE = 127
+STORED = "stored"  # in the report: how the weights were rounded
+CODES = "weight_codes"
+SCALES = "weight_scales"
+
+
+def to_int8(weights: Array) -> tuple[Array, Array]:
+    """Return codes of int8 in the shape of `weights`, and scales, (blocks, K)."""
+    columns = len(weights)
+    table = np.asarray(weights, dtype=np.float64).reshape(columns, -1)
+    starts = np.arange(0, columns, INT8_BLOCK)
+    largest = np.maximum.reduceat(np.abs(table), starts, axis=0)
+    fraction, exponent = np.frexp(largest / LARGEST_CODE)
+    rounded = np.ldexp(np.ceil(np.ldexp(fraction, 16)), exponent - 16)
+    scales = rounded.astype(np.float32)
+    each = np.repeat(scales, INT8_BLOCK, axis=0)[:columns].astype(np.float64)
+    ratios = np.divide(table, each, out=np.zeros_like(table), where=each > 0.0)
+    codes = np.clip(np.rint(ratios), -LARGEST_CODE, LARGEST_CODE).astype(np.int8)
+    return codes.reshape(weights.shape), scales
+
+
+def from_int8(codes: Array, scales: Array) -> Array:
+    """Return the weights in float32 that `codes` and `scales` stand for."""
+    table = codes.reshape(len(codes), -1).astype(np.float32)
+    table *= np.repeat(scales, INT8_BLOCK, axis=0)[: len(codes)]
+    return table.reshape(codes.shape)
+
+
 @dataclass(frozen=True)
 class Result:
     """A trained model, and the account of its run.
@@ -471,6 +506,43 @@ class Result:
         str
         """
         return json.dumps(finite(self.as_dict()), indent=2, allow_nan=False)
+
+    def in_int8(self) -> Result:
+        """Return the result with weights of 8 bits, which its file stores.
+
+        A block of 256 columns has one scale s for each score, and no weight is off by
+        more than s / 2. The weights of the new result are the rounded ones, in float32;
+        its `loss` stays that of the weights before. `report["stored"]` has the bytes
+        and the largest error. Weights that are not finite, or in a file of their own,
+        stay as they are.
+
+        Returns
+        -------
+        Result
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import hpcsgd
+        >>> X = np.random.default_rng(0).normal(size=(200, 3))
+        >>> small = hpcsgd.fit(X, "gaussian", X[:, 0]).in_int8()
+        >>> small.report["stored"]["bytes"], small.weights.dtype.name
+        (7, 'float32')
+        """
+        largest = float(np.abs(self.weights).max(initial=0.0))
+        is_finite = largest <= float(np.finfo(np.float32).max)  # False for NaN
+        if STORED in self.report or ON_FILE in self.report or not is_finite:
+            return self
+        codes, scales = to_int8(self.weights)
+        weights = from_int8(codes, scales)
+        stored = {
+            "format": "int8",
+            "bytes": codes.nbytes + scales.nbytes,
+            "bytes_before": self.weights.nbytes,
+            "largest_error": float(np.abs(weights - self.weights).max(initial=0.0)),
+            "largest_weight": largest,
+        }
+        return replace(self, weights=weights, report={**self.report, STORED: stored})
 
     def save(self, folder: str | Path) -> Path:
         """Write result.h5 and result.json into a folder, each whole or not at all.
@@ -803,13 +875,18 @@ class Result:
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of a file: weights, intercept, means and scales.
 
-        Weights that are in a file of their own are left out.
+        Weights in 8 bits are codes and scales. Weights that are in a file of their own
+        are left out.
 
         Returns
         -------
         dict of ndarray
         """
-        arrays = {} if ON_FILE in self.report else {"weights": self.weights}
+        arrays: dict[str, Array] = {}
+        if STORED in self.report:
+            arrays[CODES], arrays[SCALES] = to_int8(self.weights)
+        elif ON_FILE not in self.report:
+            arrays["weights"] = self.weights
         if self.preparation is not None:
             arrays |= self.preparation.arrays()
         if self.intercept is not None:
@@ -934,6 +1011,8 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
     if beside is not None:
         columns = values["report"].get("columns")
         weights = read_beside(path.parent / str(beside), columns)
+    if CODES in arrays and SCALES in arrays:
+        weights = _decoded(arrays[CODES], arrays[SCALES])
     if weights is None or not _fits(weights, intercept):
         raise DataError(
             f"{path} holds no weights, or weights that do not fit its intercept; train"
@@ -950,6 +1029,15 @@ def restore(path: Path, document: Any, arrays: Mapping[str, Array]) -> Result:
     if digest is not None and result.weights_sha256 != digest:
         raise other_values(path.parent / str(beside))
     return result
+
+
+def _decoded(codes: Array, scales: Array) -> Array | None:
+    """Return the weights of codes and scales; None if these do not fit each other."""
+    blocks = -(-len(codes) // INT8_BLOCK)
+    width = codes[0].size if len(codes) else 0
+    if codes.dtype != np.int8 or scales.shape != (blocks, width):
+        return None
+    return from_int8(codes, scales)
 
 
 def _preparation(

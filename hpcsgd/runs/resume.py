@@ -34,7 +34,7 @@ Tables = Mapping[str, Mapping[str, Any]]
 # Sections that decide the iterates: other values are another run.
 FIXED = (
     *("problem", "schedule", "update", "rate", "sampling", "sweep", "precision"),
-    *("agreement", "codec", "mirror", "accordion", "average"),
+    *("agreement", "codec", "mirror", "accordion", "average", "privacy"),
 )
 
 WHERE = ("tile", "store", "sync", "direct")
@@ -269,6 +269,13 @@ def _check(config: RunConfig, live: AssembledRun, checkpoint: Snapshot) -> None:
     for section in FIXED:  # older ones lack newer settings
         then = usual[section] | document["config"].get(section, {})
         _check_section(section, then, now[section], config)
+    replicas = live.grid.replicas.size
+    if config.privacy.is_on and document["replicas"] != replicas:
+        raise ConfigError(
+            "[privacy] counts the rows of each step, and the checkpoint was made by"
+            f" {document['replicas']} replicas, while this run has {replicas}; use that"
+            " many, or start anew with --resume no"
+        )
     _check_arrays(live, checkpoint)
 
 

@@ -29,6 +29,7 @@ from hpcsgd.products.cost import (
     look_ahead_reason,
     uses_look_ahead,
 )
+from hpcsgd.runs.agreements import settle_privacy
 from hpcsgd.runs.auto_rate import find_steepness, rate_of, rate_reason
 from hpcsgd.runs.checks import takes_one_step
 from hpcsgd.runs.gpu import BY_HOST
@@ -108,6 +109,8 @@ class ChoiceFacts:
         What a resumed run had chosen before it was stopped; None for a new run.
     size : ProblemSize or None
         What the way to the optimum depends on.
+    rows : int
+        All rows that are trained on.
     """
 
     members: int
@@ -118,6 +121,7 @@ class ChoiceFacts:
     gathers: bool = True
     earlier: EarlierChoice | None = None
     size: ProblemSize | None = None
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,7 @@ def find_facts(
             is_sparse=shard.is_sparse,
             is_in_memory=shard.matrix.is_in_memory,
         ),
+        rows=shard.total_rows,
     )
     if not epochs_of(config, facts):  # no step, of which anything would be chosen
         return facts
@@ -220,6 +225,9 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
         reasons |= dict.fromkeys((*LEFT_OPEN, "rate.value", "average.kind"), NO_STEP)
         reasons |= _reason_of_look_ahead(config, choice)
     look_ahead = "on" if choice.look_ahead else "off"
+    privacy, reason = settle_privacy(config, facts.rows)
+    if reason:
+        reasons["privacy.noise"] = reason
     config = replace(
         config,
         products=replace(config.products, kind=choice.product, look_ahead=look_ahead),
@@ -227,6 +235,7 @@ def settle(config: RunConfig, facts: ChoiceFacts) -> Plan:
         schedule=replace(config.schedule, steps=choice.steps, epochs=epochs),
         average=average,
         polish=polish,
+        privacy=privacy,
     )
     return Plan(config, choice, reasons)
 

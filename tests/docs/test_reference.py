@@ -164,7 +164,7 @@ def test_an_update_is_on_the_page_of_updates():
 
 
 @pytest.mark.parametrize(
-    "name", ["agreement", "codec", "accordion", "mirror", "update", "rate"]
+    "name", ["agreement", "codec", "accordion", "mirror", "update", "rate", "privacy"]
 )
 def test_a_setting_of_a_method_is_on_its_pages(name):
     """Each key of the sections that methods read, in backticks."""

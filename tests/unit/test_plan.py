@@ -84,7 +84,7 @@ def test_a_run_that_names_no_setting_of_sgd_has_the_defaults_of_fit():
 
 RESOLVED = {
     **{"schedule.steps": 0, "schedule.epochs": -1},
-    **{"rate.value": 0.0, "precision.recipe": "auto"},
+    **{"rate.value": 0.0, "precision.recipe": "auto", "privacy.noise": 0.0},
 }
 STANDS_FOR = re.compile(
     r"\b(0|empty) (takes (?!all epochs)|derives|finds|measures|means)"
@@ -102,6 +102,11 @@ READING = {  # a configuration for each group of settings with an automatic valu
         "grid": {"replicas": 2, "members": 1},
     },
     "slowmo": {"agreement": {"method": "slowmo"}},
+    "privacy": {
+        "agreement": {"method": "ddp"},
+        "privacy": {"kind": "dp-sgd", "epsilon": 8.0},
+        "sampling": {"seed": 3},
+    },
     "anybatch": {"agreement": {"method": "anybatch"}, "mirror": {"kind": "p-norm"}},
     "entropy": {"agreement": {"method": "anybatch"}, "mirror": {"kind": "entropy"}},
     "infinity": {"agreement": {"method": "infinity"}},

@@ -42,7 +42,7 @@ from tests.helpers.problems import make_problem
 PROBLEM = make_problem("logistic", n=12, d=3)
 SECTIONS = (
     *("update", "coordinate", "sampling", "stop", "polish", "average", "mirror"),
-    *("accordion", "codec", "agreement"),
+    *("accordion", "codec", "agreement", "privacy"),
 )
 # Read by all, or refused by those who do not in sentences of their own.
 ELSEWHERE = {
@@ -50,6 +50,7 @@ ELSEWHERE = {
     *("update.noise", "sampling.mode", "sampling.seed", "sampling.hold_out"),
     *("stop.on", "polish.kind", "average.kind", "agreement.method", "agreement.kind"),
     *("agreement.codec", "agreement.accumulate", "agreement.hierarchical"),
+    "privacy.kind",
 }
 
 

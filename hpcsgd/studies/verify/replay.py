@@ -631,6 +631,11 @@ def _check_replayable(folder: Path, result: Result) -> None:
             " verify a run with update.clip = 'none'",
         ),
         (
+            result.config.get("privacy", {}).get("kind", "none") != "none",
+            "is of DP-SGD, and verify replays steps without noise; hpcsgd evaluate"
+            " computes its loss again",
+        ),
+        (
             update["kind"] in ADAPTIVE,
             f"is of {update['kind']}, and verify replays plain SGD; hpcsgd evaluate"
             " computes its loss again",

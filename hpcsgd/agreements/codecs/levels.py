@@ -335,6 +335,19 @@ class Qsgd(Quantiser):
         levels: Array = numbers / self.steps
         return levels
 
+    @property
+    def excess(self) -> float:
+        """Return the least β known with E|C(a) − a|² ≤ β |a|² for every part a.
+
+        For chunks of B words it is min(B / s², √B / s) with the norm l2, and with the
+        norm max, whose largest word is exact, (√(1 + (B − 1) / s²) − 1) / 2.
+        """
+        words = min(self.chunks.length, self.bucket.words)
+        steps = self.steps
+        if self.config.norm == "l2":
+            return min(words / steps**2, words**0.5 / steps)
+        return ((1.0 + (words - 1) / steps**2) ** 0.5 - 1.0) / 2.0
+
 
 # NUQSGD: stochastic rounding to the levels 0, 2⁻ˢ, ..., 1/2, 1.
 

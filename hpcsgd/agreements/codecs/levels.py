@@ -336,17 +336,18 @@ class Qsgd(Quantiser):
         return levels
 
     @property
-    def excess(self) -> float:
-        """Return the least β known with E|C(a) − a|² ≤ β |a|² for every part a.
+    def shrinkage(self) -> float:
+        """Return a factor of levels with which errors that are fed back stay bounded.
 
-        For chunks of B words it is min(B / s², √B / s) with the norm l2, and with the
-        norm max, whose largest word is exact, (√(1 + (B − 1) / s²) − 1) / 2.
+        With the norm l2 and chunks of B words, E|C(a) − a|² ≤ β |a|² with β = min(B/s²,
+        √B/s). If β is at least 1 the factor is 1 / (1 + β), else 1. It is also 1 with
+        the norm max: no word changes by more than 1/s of the largest.
         """
-        words = min(self.chunks.length, self.bucket.words)
-        steps = self.steps
-        if self.config.norm == "l2":
-            return min(words / steps**2, words**0.5 / steps)
-        return ((1.0 + (words - 1) / steps**2) ** 0.5 - 1.0) / 2.0
+        if self.config.norm != "l2":
+            return 1.0
+        words = min(int(self.chunks.length), self.bucket.words)
+        beta = min(words / self.steps**2, words**0.5 / self.steps)
+        return float(1.0 / (1.0 + beta) if beta >= 1.0 else 1.0)
 
 
 # NUQSGD: stochastic rounding to the levels 0, 2⁻ˢ, ..., 1/2, 1.

@@ -138,14 +138,16 @@ class Units:
         values[places >= self.words] = 0.0
         return values
 
-    def add(self, total: Array, indices: Array, values: Array) -> None:
-        """Add `values`, as `take` returns them, to `total`, in place."""
+    def located(self, indices: Array, values: Array) -> tuple[Array, Array]:
+        """Return the numbers of the words of some units, and their values.
+
+        `values` are as `take` returns them; missing words are left out.
+        """
         if self.length == 1:
-            total[indices] += values
-            return
+            return indices, values
         places = self._places(indices)
         exists = places < self.words
-        total[places[exists]] += values[exists]
+        return places[exists], values[exists]
 
     def _places(self, indices: Array) -> Array:
         """Return the numbers of the words of the units with these indices."""
@@ -160,11 +162,13 @@ class Units:
 # Error feedback keeps what selection and rounding lose together: C = Q ∘ Top_k of D.
 # Basu, D. Data, C. Karakus and S. Diggavi, "Qsparse-local-SGD" (NeurIPS 2019, section
 # 2); with averages of weights this is the whole method. What is fed back stays bounded
-# if E|a − C(a)|² < |a|². So it is with signs (Lemma 3), and with random levels whose
-# variance is E|Q(v) − v|² ≤ β |v|² with β < 1 (Lemma 1). Levels of a larger β are
-# divided by 1 + β where errors are fed back (Lemma 2):
+# if E|a − C(a)|² < |a|². So it is with signs (Lemma 3), and with random levels of the
+# norm l2 whose variance is E|Q(v) − v|² ≤ β |v|² with β < 1 (Lemma 1). Levels of a
+# larger β are divided by 1 + β where errors are fed back (Lemma 2):
 #
 #     E|a − C(a)|² ≤ (1 − k / (D (1 + β))) |a|²
+#
+# Levels of the norm max need no division: |Q(v) − v| is at most 1/s of the largest |v|.
 
 ROUNDING = 1 << 32  # added to the number of a replica that draws to round values
 
@@ -222,20 +226,22 @@ class SentValues:
         """Return `values` as bytes, rounded by random numbers of `replica` if any."""
         if self.is_full or not values.size:
             return values.view(np.uint8)
-        return self._codec(values.size).encode(values, moment, ROUNDING + replica)
+        codec = self._codec(values.size)
+        return np.asarray(codec.encode(values, moment, ROUNDING + replica))
 
     def decode(self, record: Array, count: int, is_kept: bool) -> Array:
         """Return the `count` values of bytes that `encode` has made.
 
-        Levels are divided by 1 + β where what is lost `is_kept`, if β is at least 1.
+        Levels are divided by 1 + β where what is lost `is_kept`, see above.
         """
         if self.is_full or not count:
-            return record.view(self.bucket.dtype)
+            words: Array = record.view(self.bucket.dtype)
+            return words
         codec = self._codec(count)
         values = np.zeros(count, self.bucket.dtype)
         codec.add_decoded(record, values, BEGINNING)
-        if is_kept and self.config.values == "qsgd" and codec.excess >= 1.0:
-            values /= values.dtype.type(1.0 + codec.excess)
+        if is_kept and self.config.values == "qsgd":
+            values *= values.dtype.type(codec.shrinkage)
         return values
 
     def _codec(self, count: int) -> Any:
@@ -272,11 +278,12 @@ class RecordCodec(Sparse):
         `head[0]` is the number of units in the record, which names no index twice.
         """
         count = int(head[0])
-        words = count * self.units.length
-        cut = self.values.nbytes(words)
+        size = count * self.units.length
+        cut = self.values.nbytes(size)
         indices = unpack_indices(record[cut:], count, self.units.count)
-        values = self.values.decode(record[:cut], words, self.needs_own)
-        self.units.add(total, indices, values)
+        values = self.values.decode(record[:cut], size, self.needs_own)
+        places, words = self.units.located(indices, values)
+        total[places] += words
 
     def is_dense_smaller(self, lengths: list[int]) -> bool:
         """Return whether an all-reduce of all words is to replace the records.
@@ -510,8 +517,9 @@ class RandomK(Sparse):
             ]
             own = self._spread(drawn, parts[line.rank]) if self.needs_own else None
             mean = self.nothing()
-            for words in parts:
-                self.units.add(mean, drawn, words)
+            for part in parts:
+                places, words = self.units.located(drawn, part)
+                mean[places] += words
             mean /= line.size
             return Decoded(mean, own, record.nbytes)
 
@@ -522,7 +530,8 @@ class RandomK(Sparse):
 
     def _spread(self, drawn: Array, values: Array) -> Array:
         words = self.nothing()
-        self.units.add(words, drawn, values)
+        places, sent = self.units.located(drawn, values)
+        words[places] = sent
         return words
 
 

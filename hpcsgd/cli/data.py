@@ -811,6 +811,11 @@ KNOBS = (
         " default 0",
     ),
     ("--balance", "share of the label 1; without the flag the margins decide"),
+    (
+        "--period",
+        "rows in which the true weights turn once around, for a stream that drifts;"
+        " default 0, never",
+    ),
 )
 
 

@@ -26,7 +26,7 @@ FAMILIES = (
 FORMATS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "int8")
 GOALS = ("none", "gradient", "gap", "loss", "validation")  # of --stop-on
 LAYOUTS = ("auto", "sparse", "dense")
-SAMPLINGS = ("shuffle-once", "reshuffle", "replacement", "blocks")
+SAMPLINGS = ("shuffle-once", "reshuffle", "replacement", "blocks", "in-order")
 # Machine files that come with this package.
 MACHINES = (
     *("h200-nvlink", "laptop", "perlmutter-a100", "perlmutter-cpu"),

@@ -14,7 +14,7 @@ from hpcsgd.settings import Settings, setting
 
 # The order of rows is a function of mode, seed, epoch and replica only.
 
-MODES = ("shuffle-once", "reshuffle", "replacement", "blocks")
+MODES = ("shuffle-once", "reshuffle", "replacement", "blocks", "in-order")
 DRAWN = 2**16  # rows that are drawn together
 
 
@@ -25,8 +25,9 @@ class SamplingConfig(Settings, section="sampling"):
     mode: str = setting(
         "shuffle-once",
         "order of the rows: one random order for all epochs (shuffle-once), a new order"
-        " for each epoch (reshuffle), independent draws (replacement), or blocks of"
-        " rows, for data larger than memory (blocks)",
+        " for each epoch (reshuffle), independent draws (replacement), blocks of rows,"
+        " for data larger than memory (blocks), or the order of the data, for streams"
+        " that drift (in-order)",
         choices=MODES,
     )
     seed: int = setting(
@@ -116,6 +117,8 @@ class Sampler:
         """
         if self.mode == "shuffle-once":
             return self._only_order
+        if self.mode == "in-order":
+            return np.arange(self.rows, dtype=self._number)
         rng = np.random.default_rng((self.seed, self.replica, epoch + 1))
         if self.mode == "replacement":
             return self._drawn(rng)

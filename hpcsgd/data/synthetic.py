@@ -1,7 +1,7 @@
 """Synthetic data sets with planted weights."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ class Knobs:
     density: float = 1.0  # share of the values that are not 0
     noise: float = 0.0  # share of labels flipped; spread added to log rates of counts
     balance: float | None = None  # share of the label 1; None: as the scores give
+    # Rows in which the true weights turn once around; 0: they do not drift. Where it
+    # divides the rows of each replica, all replicas see the same weights at a time.
+    period: float = 0.0
 
     def check(self, task: str) -> None:
         """Raise ConfigError if a value is impossible, or impossible for this task."""
@@ -44,6 +47,7 @@ class Knobs:
             "density": 0 < self.density <= 1,
             "noise": 0 <= self.noise < (0.5 if task == "binary" else float("inf")),
             "balance": self.balance is None or 0 < self.balance < 1,
+            "period": self.period == 0 or 2 <= self.period < float("inf"),
         }
         ranges = {
             "condition": "at least 1 and finite",
@@ -51,6 +55,7 @@ class Knobs:
             "density": "above 0 and at most 1",
             "noise": "at least 0, and finite for counts or below 0.5 for labels",
             "balance": "between 0 and 1",
+            "period": "0, or at least 2 and finite",
         }
         for name, holds in sound.items():
             if not holds:
@@ -87,6 +92,13 @@ class PlantedData:
         self.scales = _column_scales(cols, knobs.condition)
         drawn = np.random.default_rng((seed, 0)).normal(size=cols)
         self.weights = drawn * (kind.signal / self._spread(drawn))
+        # Towards which weights turn: scores of both are as spread, and uncorrelated.
+        self.across: Array | None = None
+        if knobs.period:
+            self._check_turns()
+            other = np.random.default_rng((seed, 2)).normal(size=cols)
+            other -= self.weights * (self._shared(other) / kind.signal**2)
+            self.across = other * (kind.signal / self._spread(other))
         self.intercept = 0.0
         if knobs.balance is not None:
             self.intercept = _shift(kind.signal, knobs.balance)
@@ -100,9 +112,33 @@ class PlantedData:
         rng = np.random.default_rng((self.seed, 1, number))
         X = self._sparse(rng) if self.knobs.density < 1 else self._dense(rng)
         scores = X @ self.weights.astype(np.float32)
+        if self.across is not None:
+            turn = self.turn_of(np.arange(number * BLOCK, (number + 1) * BLOCK))
+            scores = scores * np.cos(turn) + X @ self.across * np.sin(turn)
         if self.kind.unit_rows:
             X = _unit(X)
         return X, self._targets(rng, scores)
+
+    def turn_of(self, rows: Array) -> Array:
+        """Return the angles by which the true weights have turned at these rows.
+
+        At angle φ the true weights are `weights` cos φ + `across` sin φ.
+        """
+        turned: Array = 2 * np.pi * (rows % self.knobs.period) / self.knobs.period
+        return turned
+
+    def _check_turns(self) -> None:
+        """Raise ConfigError if there is only one column, in which nothing turns."""
+        if self.cols < 2:
+            raise ConfigError(
+                "period cannot be used with 1 column, because weights turn in a plane;"
+                " leave it out"
+            )
+
+    def _shared(self, other: Array) -> float:
+        """Return wᵀ Cov u of the weights w and those of `other`, u."""
+        squares = [self._spread(self.weights + s * other) ** 2 for s in (1.0, -1.0)]
+        return (squares[0] - squares[1]) / 4
 
     def _dense(self, rng: np.random.Generator) -> Array:
         X = rng.standard_normal((BLOCK, self.cols), dtype=np.float32)
@@ -146,13 +182,17 @@ class PlantedData:
             y = np.abs(y - (rng.uniform(size=BLOCK) < noise))
         return y
 
+    def _beside_columns(self) -> dict[str, Any]:
+        """Return the knobs that do not change the columns."""
+        return {n: getattr(self.knobs, n) for n in ("noise", "balance", "period")}
+
     def _spread(self, w: Array) -> float:
         """Return √(wᵀ Cov w), the standard deviation of the scores of weights w.
 
         Cov is the covariance of the columns.
         """
         knobs = self.knobs
-        if knobs == Knobs(noise=knobs.noise, balance=knobs.balance):
+        if knobs == replace(Knobs(), **self._beside_columns()):
             return float(np.linalg.norm(w))
         scaled = w * self.scales
         # Σ_ij ρ^|i−j| u_i u_j by one recursion over the columns.

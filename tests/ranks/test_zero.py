@@ -7,7 +7,13 @@ from hpcsgd.api import train
 from hpcsgd.comm.mpi import MpiCommunicator
 from tests.helpers.harness import make_problem, relative_error, union_oracle
 from tests.helpers.offload import late
-from tests.helpers.zero import STAGES, offloaded, sliced
+from tests.helpers.zero import (
+    STAGES,
+    of_rounded,
+    of_rounded_gradients,
+    offloaded,
+    sliced,
+)
 from tests.ranks.counting import CountingComm
 
 
@@ -49,6 +55,23 @@ def test_steps_of_the_host(comm):
             assert len(set(comm.allgather(result.weights_sha256))) == 1
             expected = plain.weights if delay < 0 else late(config, problem)[0]
             assert abs(result.weights - expected).max() < 1e-13
+
+
+@pytest.mark.ranks(2, 4)
+def test_steps_of_rounded_weights_and_gradients(comm):
+    """Those of the formulas, the same on all ranks, in fewer bytes."""
+    problem = make_problem("logistic")
+    for stage in STAGES:
+        for wires, formula in (
+            ({"wire": "bf16"}, of_rounded),
+            ({"wire": "fp16"}, of_rounded),
+            ({"gradient_wire": "bf16"}, of_rounded_gradients),
+        ):
+            config = sliced(problem, stage, comm.size, agreement=wires)
+            result = run(comm, config, problem)
+            assert len(set(comm.allgather(result.weights_sha256))) == 1
+            expected, _ = formula(config, problem)
+            assert abs(result.weights - expected).max() < 1e-12
 
 
 @pytest.mark.ranks(4)

@@ -1,6 +1,7 @@
 """Any-batch rounds: what they say, their clock and log, how they end, refusals."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from hpcsgd.api import train
 from hpcsgd.comm.grid import Grid
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.data.stream import StreamedMatrix
+from hpcsgd.data.synthetic import Knobs, plant
 from hpcsgd.errors import HpcsgdError
 from hpcsgd.products.direct import Stream
 from hpcsgd.runs.advice import advise_fewer_messages
@@ -296,6 +298,31 @@ def test_the_mean_static_regret_falls():
             assert told[0][name] == pytest.approx(told[1][name], rel=1e-9)
         found.append(told[0]["static"] / told[0]["rows"])
     assert 0 < found[1] < 0.6 * found[0]
+
+
+def test_streams_that_drift_have_a_best_point_that_moves():
+    """A whole turn of the truth, alike on both replicas: no fixed point is good."""
+    rows, found = 2048, {}
+    for name, period in (("still", 0.0), ("drifts", rows / 2)):
+        X, y = plant("synth", 5, 0, Knobs(period=period)).block(0)
+        drawn = make_problem("logistic", n=rows, d=5)
+        problem = replace(drawn, X=X.astype(np.float64), y=y)
+        config = any_batch(
+            problem,
+            2,
+            schedule={"batch": 64, "epochs": 1},
+            problem={"l2": 1e-3},
+            sampling={"mode": "in-order"},
+            rate={"value": 0.2},
+            agreement={"graph": "ring", "regret": True},
+        )
+        told = on_all(2, config, problem)[0].report["agreement"]["regret"]
+        found[name] = {key: told[key] / told["rows"] for key in ("static", "dynamic")}
+    still, drifts = found["still"], found["drifts"]
+    assert 0 < still["static"] < still["dynamic"]
+    assert drifts["dynamic"] - drifts["static"] > 4 * (
+        still["dynamic"] - still["static"]
+    )
 
 
 def test_what_to_do_where_agreeing_takes_the_time():

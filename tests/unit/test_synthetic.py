@@ -180,6 +180,27 @@ def test_noise_flips_labels_and_spreads_counts():
     assert wild.var() > 2 * calm.var()
 
 
+@pytest.mark.parametrize("more", [{}, {"condition": 9.0, "correlation": 0.5}])
+def test_true_weights_turn_once_in_a_period(more):
+    """Labels follow the weights of their own row: w, then u, then −w, then −u."""
+    period = 4000
+    knobs = Knobs(period=period, **more)
+    X, y = drawn(knobs, rows=8 * BLOCK)
+    still, _ = drawn(Knobs(**more), rows=8 * BLOCK)
+    np.testing.assert_array_equal(X, still)
+    truth = plant("synth", 20, 0, knobs)
+    planes = X @ truth.weights, X @ truth.across
+    for scores in planes:
+        assert scores.std() == pytest.approx(SHAPES["synth"].signal, rel=0.05)
+    assert abs(np.corrcoef(*planes)[0, 1]) < 0.05
+    place = np.arange(len(y)) % period / period
+    np.testing.assert_allclose(truth.turn_of(np.arange(len(y))), 2 * np.pi * place)
+    for centre, (first, second) in ((0.0, (1, 0)), (0.25, (0, 1)), (0.5, (-1, 0))):
+        near = np.abs((place - centre + 0.5) % 1 - 0.5) < 0.03
+        seen = [np.corrcoef(scores[near], y[near])[0, 1] for scores in planes]
+        np.testing.assert_allclose(seen, [0.75 * first, 0.75 * second], 0, 0.15)
+
+
 def test_any_block_can_be_made_alone():
     knobs = Knobs(density=0.5, noise=0.1)
     X, y = drawn(knobs, rows=3 * BLOCK)
@@ -207,6 +228,7 @@ def test_the_file_keeps_the_true_weights_and_stays_sparse(tmp_path):
         {"density": 0.0},
         {"noise": 0.5},
         {"balance": 1.0},
+        {"period": 1.0},
         {"density": 0.5, "correlation": 0.1},
     ],
 )

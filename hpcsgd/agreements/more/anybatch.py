@@ -946,10 +946,9 @@ class Anybatch(Gradient):
         own = self._rows_of(np.arange(len(self.inputs.shard.targets)))
         whole = np.hstack(list(vars(own).values()))
         width = whole.shape[1]
-        every = np.empty(sum(self.rows) * width)
+        every = np.empty((sum(self.rows), width))
         sizes = [height * width for height in self.rows]
-        replicas.gather(whole.reshape(-1), sizes, every, "control")
-        every = every.reshape(-1, width)
+        replicas.gather(whole.reshape(-1), sizes, every.reshape(-1), "control")
         rows = RoundRows(every[:, :-3], *(every[:, -k, None] for k in (3, 2, 1)))
         taken = int(chunks[replicas.rank].sum())
         visits = self.stream.rows_at(0, taken) + sum(self.rows[: replicas.rank])
@@ -1121,11 +1120,11 @@ class Anybatch(Gradient):
         }
         if self.has_regret:
             count, replicas = len(self._losses), self.grid.replicas
-            losses = np.empty(replicas.size * count)
+            losses = np.empty((replicas.size, count))
             own = np.array(self._losses)
-            replicas.gather(own, [count] * replicas.size, losses, "control")
-            by_replica = losses.reshape(replicas.size, count)
-            logs[LOSSES] = np.hstack([self._losses_before, by_replica])
+            sizes = [count] * replicas.size
+            replicas.gather(own, sizes, losses.reshape(-1), "control")
+            logs[LOSSES] = np.hstack([self._losses_before, losses])
         if self.mixer.time is not None:
             counts = np.array(self.mixer.time.counts, dtype=np.int64)
             logs[ITERATIONS] = np.tile(counts, (len(chunks), 1))

@@ -354,6 +354,8 @@ def open_source(
 
 def order_of(sampling: Any, rows: int, replica: int, epoch: int) -> Array:
     """Return the order of the local rows of a replica in one epoch."""
+    if sampling.mode == "in-order":
+        return np.arange(rows)
     key = 0 if sampling.mode == "shuffle-once" else epoch + 1
     rng = np.random.default_rng((sampling.seed, replica, key))
     if sampling.mode == "replacement":

@@ -189,7 +189,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("mode", ["reshuffle", "replacement"])
+@pytest.mark.parametrize("mode", ["reshuffle", "replacement", "in-order"])
 @pytest.mark.parametrize("rate", ["inverse", "cosine", "milestones"])
 def test_sampling_rates_and_two_messages(tmp_path, mode, rate):
     reader = train(

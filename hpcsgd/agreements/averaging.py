@@ -384,7 +384,7 @@ class CodedChanges:
             member=self.grid.member,
             room=room,
         )
-        self.codec = make_codec(self.name, bucket, self.config)
+        self.codec = make_codec(self.name, bucket, self.config.of_bucket(0, 1))
         state.remember(AGREED, self.classes)
         state.shared.setdefault(AVERAGES, np.zeros((1, self.classes)))
         for what, array in self.codec.kept.items():
@@ -428,7 +428,8 @@ def sent_for_changes(shape: RunShape) -> list[SentWords] | None:
         return None
     dtype = np.dtype(f"f{shape.itemsize}")
     bucket = Bucket(0, shape.local_columns, shape.classes, dtype)
-    codec = make_codec(shape.settings.codec, bucket, shape.config.codec)
+    config = shape.config.codec.of_bucket(0, 1)
+    codec = make_codec(shape.settings.codec, bucket, config)
     payload = codec.payload_bytes(shape.replicas, 0)
     if payload is None:
         return None

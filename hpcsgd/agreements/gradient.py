@@ -935,7 +935,8 @@ def _sent_coded(shape: RunShape, ranks: int) -> list[SentWords] | None:
         height = words // shape.classes
         dtype = np.dtype(f"f{shape.itemsize}")
         bucket = Bucket(number, height, shape.classes, dtype)
-        codec = make_codec(shape.settings.codec, bucket, shape.config.codec)
+        config = shape.config.codec.of_bucket(number, len(shape.tile_words))
+        codec = make_codec(shape.settings.codec, bucket, config)
         payload = codec.payload_bytes(ranks, 0)
         if payload is None:
             return None

@@ -501,9 +501,12 @@ class SenderOpener:
             return PlainSender(speakers)
         name = self.config.agreement.codec
         codecs: dict[int, Codec] = {}
+        places = sorted(tile.columns.start for tile in buffer)
         for number, tile in enumerate(buffer):
             bucket = self._bucket(state, buffer, number, tile)
-            codec = make_codec(name, bucket, self.config.codec, self.config.accordion)
+            place = places.index(tile.columns.start)
+            config = self.config.codec.of_bucket(place, len(places))
+            codec = make_codec(name, bucket, config, self.config.accordion)
             codecs[tile.columns.start] = codec
             for what, array in codec.kept.items():
                 state.rank_arrays[f"codec_{number}_{what}"] = array

@@ -118,6 +118,7 @@ def test_a_codec_reads_what_the_table_says(codec):
     """Nothing beside it, and each of it in some run."""
     seen = asked_of(codec) | asked_of(codec, clip=1.0, nesterov=True, start=0)
     seen |= asked_of(codec, dense="never") | {"feedback"}
+    seen |= {"shares"} if "share" in seen else set()  # what makes codecs reads it
     if codec in ("threshold", "wangni"):
         seen |= asked_of(codec, threshold=0.5, budget=0.5)
     config = parsed(agreement={"kind": "gradient", "codec": codec})

@@ -59,7 +59,12 @@ NORMS = ("max", "l2")
 BITS = 2, 32
 SPARSE = ("topk", "randomk", "threshold", "wangni", "dgc")
 ENTROPIES = ("none", "elias", "huffman")
+SELECTING = ("topk", "randomk", "threshold", "dgc")  # their values can be rounded
+UNITS = ("words", "rows", "columns")
+VALUES = ("full", "fp16", "bf16", "byte", "qsgd", "sign")
 LEVELS = ("qsgd", "nuqsgd", "alq", "amq")
+OF_QSGD = {"agreement.codec": SELECTING, "codec.values": ("qsgd",)}
+OF_CHUNKS = {"agreement.codec": SELECTING, "codec.values": ("qsgd", "byte")}
 BY_SHARE = "by share", "codec.share names the words"
 
 
@@ -97,6 +102,17 @@ class CodecConfig(Settings, section="codec"):
             "agreement.codec": SPARSE,
             "codec.threshold": (0.0,),
             "codec.budget": (0.0,),
+            "codec.shares": ((),),
+        },
+    )
+    shares: tuple[float, ...] = setting(
+        (),
+        "sparse codecs: shares of the buckets in the order of their columns, one for"
+        " each bucket; an empty list takes codec.share for all",
+        read_if={
+            "agreement.codec": SPARSE,
+            "codec.threshold": (0.0,),
+            "codec.budget": (0.0,),
         },
     )
     warm_up: int = setting(
@@ -116,6 +132,20 @@ class CodecConfig(Settings, section="codec"):
         choices=DENSE,
         becomes=("if smaller", "decided for each message by its size"),
         read_if={"agreement.codec": ("topk", "threshold", "wangni", "dgc")},
+    )
+    select: str = setting(
+        "words",
+        "sparse codecs except wangni: what is selected by its norm: words, blocks of N"
+        " neighbouring words (N), or rows or columns of the weight matrix",
+        is_count=True,
+        read_if={"agreement.codec": SELECTING},
+    )
+    values: str = setting(
+        "full",
+        "sparse codecs except wangni: how the values that are sent are rounded: not at"
+        " all (full), or as by the codec of this name",
+        choices=VALUES,
+        read_if={"agreement.codec": SELECTING},
     )
     threshold: float = setting(
         0.0,
@@ -159,19 +189,19 @@ class CodecConfig(Settings, section="codec"):
         "quantisers: bits of a word, its sign included",
         at_least=BITS[0],
         at_most=BITS[1],
-        read_if={"agreement.codec": LEVELS},
+        read_if=({"agreement.codec": LEVELS}, OF_QSGD),
     )
     chunk: int = setting(
         1024,
         "quantisers and byte: values of a gradient that share a scale",
         at_least=1,
-        read_if={"agreement.codec": (*LEVELS, "byte")},
+        read_if=({"agreement.codec": (*LEVELS, "byte")}, OF_CHUNKS),
     )
     norm: str = setting(
         "max",
         "quantisers: norm of a chunk that levels are multiples of, max |v| or l2",
         choices=NORMS,
-        read_if={"agreement.codec": LEVELS},
+        read_if=({"agreement.codec": LEVELS}, OF_QSGD),
     )
     entropy: str = setting(
         "none",
@@ -222,6 +252,43 @@ class CodecConfig(Settings, section="codec"):
         read_if={"agreement.codec": ("powersgd",)},
     )
 
+    def conflicts(self) -> Iterator[str]:
+        """Yield sentences on settings that cannot work, alone or together."""
+        is_block = self.select.isdecimal() and int(self.select) > 0
+        if self.select not in UNITS and not is_block:
+            yield (
+                f"[codec] select = {self.select!r} must be one of {', '.join(UNITS)},"
+                " or the number of words of a block"
+            )
+        for share in self.shares:
+            if not 0.0 < share <= 1.0:
+                yield (
+                    f"[codec] shares has {share!r}; every share must be above 0 and at"
+                    " most 1"
+                )
+        if self.values == "qsgd" and self.entropy != "none":
+            yield (
+                f"[codec] entropy = {self.entropy!r} is for records of all words, and"
+                " values = 'qsgd' rounds the words of sparse records, whose length is"
+                " known before; leave codec.entropy out"
+            )
+
+    def of_bucket(self, place: int, buckets: int) -> Self:
+        """Return the settings of one bucket, whose share is its own of `shares`.
+
+        `place` is the number of the bucket in the order of columns. Raise ConfigError
+        if there is not one share for each of all `buckets`.
+        """
+        if not self.shares:
+            return self
+        if len(self.shares) != buckets:
+            raise ConfigError(
+                f"[codec] shares has {len(self.shares)} values, and the number of"
+                f" buckets is {buckets}; give one share for each bucket, or change"
+                " agreement.bucket"
+            )
+        return replace(self, share=self.shares[place], shares=())
+
     def remembers_errors(self, wants: bool) -> bool:
         """Return whether a codec has error feedback.
 
@@ -243,7 +310,7 @@ REGIMES = {
     "qsgd": ("bits=8", "bits=4"),
     "nuqsgd": ("bits=8", "bits=4"),
 }
-BOTH = ("feedback",)  # settings that are the same in both modes
+BOTH = ("feedback", "shares")  # settings that are the same in both modes
 
 
 def automatic_regime(number: int) -> Callable[[RunFacts], Resolved]:
@@ -329,6 +396,12 @@ class AccordionConfig(Settings, section="accordion"):
                 f"[accordion] codec = {self.codec!r} has the same settings for both low"
                 " and high compression; set accordion.low and accordion.high, or use"
                 f" one of {', '.join(REGIMES)}"
+            )
+        if config.shares and low.share != high.share:
+            raise ConfigError(
+                "[codec] shares gives each bucket its share, and accordion switches"
+                f" between {low.share:g} and {high.share:g} for all; leave codec.shares"
+                " out, or set accordion.low and accordion.high to other settings"
             )
         return low, high
 

@@ -335,6 +335,20 @@ class Qsgd(Quantiser):
         levels: Array = numbers / self.steps
         return levels
 
+    @property
+    def shrinkage(self) -> float:
+        """Return a factor of levels with which errors that are fed back stay bounded.
+
+        With the norm l2 and chunks of B words, E|C(a) − a|² ≤ β |a|² with β = min(B/s²,
+        √B/s). If β is at least 1 the factor is 1 / (1 + β), else 1. It is also 1 with
+        the norm max: no word changes by more than 1/s of the largest.
+        """
+        if self.config.norm != "l2":
+            return 1.0
+        words = min(int(self.chunks.length), self.bucket.words)
+        beta = min(words / self.steps**2, words**0.5 / self.steps)
+        return float(1.0 / (1.0 + beta) if beta >= 1.0 else 1.0)
+
 
 # NUQSGD: stochastic rounding to the levels 0, 2⁻ˢ, ..., 1/2, 1.
 

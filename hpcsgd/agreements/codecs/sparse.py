@@ -1,6 +1,8 @@
 """Codecs that send a few entries: top-k, random-k, threshold, Wangni, DGC."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,13 @@ from hpcsgd.agreements.codecs.base import (
     CodecConfig,
     Decoded,
     Finish,
+    GatheredCodec,
     Moment,
+    get_codec,
 )
+from hpcsgd.comm.messages import largest_finite, message_dtype, narrow, widen
 from hpcsgd.errors import ConfigError
-from hpcsgd.formats import Array
+from hpcsgd.formats import Array, exponent_for, get_format
 
 # Codecs that send some of the words, or all of them where records would be larger.
 #
@@ -24,6 +29,7 @@ from hpcsgd.formats import Array
 # later (error feedback), except in the codecs that are `unbiased`.
 
 
+BEGINNING = Moment(0, 0, 1.0, 1.0)
 USUAL = 0.01  # of the words of a bucket, if the share is automatic
 USEFUL = 16  # words, and at least so many: one per cent of 300 words teaches little
 
@@ -42,6 +48,16 @@ class Sparse(Codec):
         super().__init__(bucket, config)
         self._dense = 0
 
+    @cached_property
+    def units(self) -> "Units":
+        """Return the words of the bucket in units that are selected as a whole."""
+        return Units(self.bucket, self.config.select)
+
+    @cached_property
+    def values(self) -> "SentValues":
+        """Return the form of the values of the words that are sent."""
+        return SentValues(self.bucket, self.config)
+
     @property
     def dense_exchanges(self) -> int:
         """Return in how many exchanges of this process all words were sent."""
@@ -58,8 +74,8 @@ class Sparse(Codec):
         return float((self.config.share or usual) ** done)
 
     def count(self, moment: Moment) -> int:
-        """Return k, the number of words that are sent: a share of all, at least one."""
-        return max(round(self.share(moment) * self.bucket.words), 1)
+        """Return k, the number of units that are sent: a share of all, at least one."""
+        return max(round(self.share(moment) * self.units.count), 1)
 
     def start_dense(self, part: Array, line: BucketChannel, ahead: int = 0) -> Finish:
         """Start the sum of all words of `part` over replicas, which loses nothing.
@@ -77,18 +93,197 @@ class Sparse(Codec):
         return np.zeros(self.bucket.words, dtype=self.bucket.dtype)
 
 
+# What is selected: words, or whole blocks, rows or columns of them, by their norm.
+#
+# A unit takes one index, and its words lie together. The block codecs of J. Fei, C.-Y.
+# Ho, A. N. Sahu, M. Canini and A. Sapio, "Efficient Sparse Collective Communication and
+# its application to Accelerate Distributed Deep Learning" (SIGCOMM 2021, section 4),
+# are Block Top-k, Block Random and Block Threshold. With k of U units the bound of
+# top-k becomes |a − C(a)|² ≤ (1 − k/U) |a|².
+
+
+class Units:
+    """The words of a bucket as `count` units of `length` words.
+
+    A bucket has `height` rows of `width` words. If its words do not fill the last block
+    its missing words are sent, too, as zeros.
+    """
+
+    def __init__(self, bucket: Bucket, select: str) -> None:
+        self.words = bucket.words
+        lengths = {"words": 1, "rows": bucket.width, "columns": bucket.height}
+        self.length = lengths[select] if select in lengths else int(select)
+        self.count = -(-self.words // self.length)
+        # The distance of the first words of two units, and of neighbours in one.
+        self._steps = (1, bucket.width) if select == "columns" else (self.length, 1)
+
+    def sizes(self, part: Array) -> Array:
+        """Return the norms of all units of `part`; of words, their absolute values."""
+        if self.length == 1:
+            return np.abs(part)
+        whole = np.zeros(self.count * self.length, dtype=np.float64)
+        whole[: self.words] = part
+        np.square(whole, out=whole)
+        is_column = self._steps[0] == 1
+        shape = (self.length, self.count) if is_column else (self.count, self.length)
+        norms: Array = np.sqrt(whole.reshape(shape).sum(axis=0 if is_column else 1))
+        return norms
+
+    def take(self, part: Array, indices: Array) -> Array:
+        """Return the words of the units of `part` with these indices, flat."""
+        if self.length == 1:
+            return np.asarray(part[indices])
+        places = self._places(indices)
+        values = part[np.minimum(places, self.words - 1)]
+        values[places >= self.words] = 0.0
+        return values
+
+    def located(self, indices: Array, values: Array) -> tuple[Array, Array]:
+        """Return the numbers of the words of some units, and their values.
+
+        `values` are as `take` returns them; missing words are left out.
+        """
+        if self.length == 1:
+            return indices, values
+        places = self._places(indices)
+        exists = places < self.words
+        return places[exists], values[exists]
+
+    def _places(self, indices: Array) -> Array:
+        """Return the numbers of the words of the units with these indices."""
+        first, step = self._steps
+        inside = step * np.arange(self.length)
+        places: Array = (first * indices[:, None] + inside).reshape(-1)
+        return places
+
+
+# The values of the words that are sent, as they are or rounded.
+#
+# Error feedback keeps what selection and rounding lose together: C = Q ∘ Top_k of D.
+# Basu, D. Data, C. Karakus and S. Diggavi, "Qsparse-local-SGD" (NeurIPS 2019, section
+# 2); with averages of weights this is the whole method. What is fed back stays bounded
+# if E|a − C(a)|² < |a|². So it is with signs (Lemma 3), and with random levels of the
+# norm l2 whose variance is E|Q(v) − v|² ≤ β |v|² with β < 1 (Lemma 1). Levels of a
+# larger β are divided by 1 + β where errors are fed back (Lemma 2):
+#
+#     E|a − C(a)|² ≤ (1 − k / (D (1 + β))) |a|²
+#
+# Levels of the norm max need no division: |Q(v) − v| is at most 1/s of the largest |v|.
+
+ROUNDING = 1 << 32  # added to the number of a replica that draws to round values
+
+
+class NarrowValues(GatheredCodec):
+    """Values in fp16, after an exponent of 2 bytes, or in bf16."""
+
+    unbiased = False
+    wants_feedback = True
+
+    def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
+        super().__init__(bucket, config)
+        self.form = get_format(config.values)
+
+    def encode(self, part: Array, moment: Moment, replica: int) -> Array:
+        """Return the exponent, if the format wants one, and the rounded words."""
+        heads = int(self.form.wants_scale)
+        values = np.ascontiguousarray(part, dtype=np.float32)
+        record = np.empty(heads + part.size, message_dtype(self.form.name))
+        exponent = exponent_for(largest_finite(values), self.form) * heads
+        narrow(values, self.form.name, 2.0**-exponent, record[heads:])
+        record[:heads].view(np.int16)[...] = exponent
+        return record.view(np.uint8)
+
+    def add_decoded(self, record: Array, total: Array, moment: Moment) -> None:
+        """Add the words of `record` to `total`, in place."""
+        heads = int(self.form.wants_scale)
+        held = record.copy().view(message_dtype(self.form.name))
+        values = np.empty(total.size, np.float32)
+        widen(held[heads:], self.form.name, values)
+        if heads:
+            values *= np.ldexp(np.float32(1), held[:1].view(np.int16)[0])
+        total += values
+
+    def payload_bytes(self, ranks: int, rank: int) -> int:
+        """Return the bytes of a record: 2 for each word and for the exponent."""
+        return 2 * (self.bucket.words + int(self.form.wants_scale))
+
+
+class SentValues:
+    """The values of a sparse record as bytes, in the form that `codec.values` names."""
+
+    def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
+        self.bucket = bucket
+        self.config = config
+        self.is_full = config.values == "full"
+
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of `count` values."""
+        if self.is_full or not count:
+            return count * self.bucket.dtype.itemsize
+        return int(self._codec(count).payload_bytes(1, 0))
+
+    def encode(self, values: Array, moment: Moment, replica: int) -> Array:
+        """Return `values` as bytes, rounded by random numbers of `replica` if any."""
+        if self.is_full or not values.size:
+            return values.view(np.uint8)
+        codec = self._codec(values.size)
+        return np.asarray(codec.encode(values, moment, ROUNDING + replica))
+
+    def decode(self, record: Array, count: int, is_kept: bool) -> Array:
+        """Return the `count` values of bytes that `encode` has made.
+
+        Levels are divided by 1 + β where what is lost `is_kept`, see above.
+        """
+        if self.is_full or not count:
+            words: Array = record.view(self.bucket.dtype)
+            return words
+        codec = self._codec(count)
+        values = np.zeros(count, self.bucket.dtype)
+        codec.add_decoded(record, values, BEGINNING)
+        if is_kept and self.config.values == "qsgd":
+            values *= values.dtype.type(codec.shrinkage)
+        return values
+
+    def _codec(self, count: int) -> Any:
+        """Return the gathered codec of as many values, which keeps nothing."""
+        name = self.config.values
+        kind = NarrowValues if name in ("fp16", "bf16") else get_codec(name)
+        words = replace(self.bucket, height=count, width=1, room=None)
+        return kind(words, self.config)
+
+
 class RecordCodec(Sparse):
     """Base class of sparse codecs whose replicas all-gather their records.
 
     Every replica adds the records of all replicas in rank order.
     """
 
+    def record_bytes(self, count: int) -> int:
+        """Return the bytes of a record of `count` units: their values and indices."""
+        values = self.values.nbytes(count * self.units.length)
+        return values + index_bytes(count, self.units.count)
+
+    def pack(self, part: Array, indices: Array, moment: Moment, replica: int) -> Array:
+        """Return a record, as bytes: the words of the units at `indices`, and these.
+
+        The indices must be ascending.
+        """
+        words = self.units.take(part, indices)
+        values = self.values.encode(words, moment, replica)
+        return np.concatenate([values, pack_indices(indices, self.units.count)])
+
     def add(self, record: Array, head: Array, total: Array) -> None:
         """Compute total ← total + the words of a record, in place.
 
-        `head[0]` is the number of words in the record.
+        `head[0]` is the number of units in the record, which names no index twice.
         """
-        add_record(record, int(head[0]), total)
+        count = int(head[0])
+        size = count * self.units.length
+        cut = self.values.nbytes(size)
+        indices = unpack_indices(record[cut:], count, self.units.count)
+        values = self.values.decode(record[:cut], size, self.needs_own)
+        places, words = self.units.located(indices, values)
+        total[places] += words
 
     def is_dense_smaller(self, lengths: list[int]) -> bool:
         """Return whether an all-reduce of all words is to replace the records.
@@ -152,11 +347,6 @@ def index_bytes(count: int, words: int) -> int:
     return min(count * index_type(words).itemsize, -(-words // 8))
 
 
-def record_bytes(count: int, words: int, itemsize: int) -> int:
-    """Return the bytes of a record of `count` words from a bucket of `words` words."""
-    return count * itemsize + index_bytes(count, words)
-
-
 def pack_indices(indices: Array, words: int) -> Array:
     """Return ascending indices into `words` words as bytes.
 
@@ -176,25 +366,6 @@ def unpack_indices(packed: Array, count: int, words: int) -> Array:
     if count * kind.itemsize <= -(-words // 8):
         return packed.view(kind).astype(np.intp)
     return np.flatnonzero(np.unpackbits(packed, count=words))
-
-
-def pack(part: Array, indices: Array) -> Array:
-    """Return a record, as bytes: the words of `part` at `indices`, and the indices.
-
-    The indices must be ascending.
-    """
-    values = part[indices].view(np.uint8)
-    return np.concatenate([values, pack_indices(indices, part.size)])
-
-
-def add_record(record: Array, count: int, total: Array) -> None:
-    """Compute total ← total + the `count` words of a record, in place.
-
-    The record names no index twice.
-    """
-    cut = count * total.itemsize
-    indices = unpack_indices(record[cut:], count, total.size)
-    total[indices] += record[:cut].view(total.dtype)
 
 
 def is_sparse_smaller(lengths: list[int], words: int, itemsize: int) -> bool:
@@ -218,15 +389,14 @@ WIDER = 1.15  # candidates for each word that is selected
 MOST = 0.1  # of all words; a larger selection is as fast without a sample
 
 
-def largest(part: Array, count: int) -> Array:
-    """Return the ascending indices of the `count` words with the largest |word|.
+def largest(sizes: Array, count: int) -> Array:
+    """Return the ascending indices of the `count` largest `sizes`, none below 0.
 
     NaN counts as the largest.
     """
-    if count == part.size:
+    if count == sizes.size:
         return np.arange(count)
-    sizes = np.abs(part)
-    if part.size < SAMPLED or count > MOST * part.size:
+    if sizes.size < SAMPLED or count > MOST * sizes.size:
         return np.sort(_selected(sizes, count))
     candidates = np.flatnonzero(~(sizes < _low(sizes, count)))
     if candidates.size < count:  # the sample was not representative
@@ -263,7 +433,8 @@ class TopK(RecordCodec):
         count = self.count(moment)
         if self._is_dense(count, line.size):
             return self.start_dense(part, line)
-        record = pack(part, largest(part, count))
+        chosen = largest(self.units.sizes(part), count)
+        record = self.pack(part, chosen, moment, line.rank)
         heads = [np.array([count])] * line.size
         return self.start_records(record, heads, [record.size] * line.size, line)
 
@@ -275,20 +446,17 @@ class TopK(RecordCodec):
         """
         if self.config.warm_up:
             return None
-        count = self.count(Moment(0, 0, 1.0, 1.0))
-        words = self.bucket.words
-        size = self.bucket.dtype.itemsize
+        count = self.count(BEGINNING)
         if self._is_dense(count, ranks):
-            return words * size
-        return record_bytes(count, words, size)
+            return self.bucket.words * self.bucket.dtype.itemsize
+        return self.record_bytes(count)
 
     def _is_dense(self, count: int, ranks: int) -> bool:
-        words = self.bucket.words
-        size = self.bucket.dtype.itemsize
-        return self.is_dense_smaller([record_bytes(count, words, size)] * ranks)
+        return self.is_dense_smaller([self.record_bytes(count)] * ranks)
 
 
-# k words that all replicas draw alike: no indices travel, and the k words are summed.
+# k words that all replicas draw alike: no indices travel, and the k words are summed,
+# or gathered where they are rounded.
 #
 # With error feedback the words go as they are: times D/k they would be unbiased, and
 # what is left, a (1 − D/k) where they were drawn, would grow without end. Without
@@ -300,14 +468,17 @@ class RandomK(Sparse):
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)
-        self.unbiased = config.feedback == "off"
+        self.rescales = config.feedback == "off"
+        self.unbiased = self.rescales and self.values.is_full
 
     def start(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
-        """Draw k words, and start to sum them over replicas."""
+        """Draw k words, and start to sum them over replicas, or to gather them."""
         count = self.count(moment)
         dice = self.bucket.dice(moment)
-        drawn = dice.choice(part.size, count, replace=False, shuffle=False)
-        values = part[drawn] * part.dtype.type(self._factor(count))
+        drawn = dice.choice(self.units.count, count, replace=False, shuffle=False)
+        values = self.units.take(part, drawn) * part.dtype.type(self._factor(count))
+        if not self.values.is_full:
+            return self._start_rounded(drawn, values, line, moment)
         contribution = self._spread(drawn, values) if self.needs_own else None
         values /= line.size
         arrive = line.start_sum(values)
@@ -318,25 +489,49 @@ class RandomK(Sparse):
         """Return the bytes of k words; None with a warm-up, which changes k."""
         if self.config.warm_up:
             return None
-        return self.count(Moment(0, 0, 1.0, 1.0)) * self.bucket.dtype.itemsize
+        return self.values.nbytes(self.count(BEGINNING) * self.units.length)
 
     def variance(self, part: Array) -> Array | None:
         """Return the variance a² (D/k − 1) of each encoded word a of `part`.
 
-        D is the number of words, and k that of the words sent after the warm-up. Return
+        D is the number of units, and k that of the units sent after the warm-up. Return
         None if the codec is biased.
         """
         if not self.unbiased:
             return None
-        rare = part.size / self.count(Moment(0, self.config.warm_up, 1.0, 1.0))
+        count = self.count(Moment(0, self.config.warm_up, 1.0, 1.0))
+        rare = self.units.count / count
         return np.asarray(part**2 * (rare - 1.0))
 
+    def _start_rounded(
+        self, drawn: Array, values: Array, line: BucketChannel, moment: Moment
+    ) -> Finish:
+        """Start to all-gather the rounded values of the words that were drawn."""
+        record = self.values.encode(values, moment, line.rank)
+        arrive = line.start_gather(record)
+
+        def finish() -> Decoded:
+            parts = [
+                self.values.decode(message, values.size, self.needs_own)
+                for message in arrive()
+            ]
+            own = self._spread(drawn, parts[line.rank]) if self.needs_own else None
+            mean = self.nothing()
+            for part in parts:
+                places, words = self.units.located(drawn, part)
+                mean[places] += words
+            mean /= line.size
+            return Decoded(mean, own, record.nbytes)
+
+        return finish
+
     def _factor(self, count: int) -> float:
-        return self.bucket.words / count if self.unbiased else 1.0
+        return self.units.count / count if self.rescales else 1.0
 
     def _spread(self, drawn: Array, values: Array) -> Array:
         words = self.nothing()
-        words[drawn] = values
+        places, sent = self.units.located(drawn, values)
+        words[places] = sent
         return words
 
 
@@ -359,35 +554,33 @@ class Threshold(RecordCodec):
         The counts of words are all-gathered before. All words are summed instead if
         that moves fewer bytes.
         """
-        size = self._size(part, moment, 1 + line.rank)
+        sizes = self.units.sizes(part)
+        size = self._size(sizes, moment, 1 + line.rank)
         # NaN is not smaller: it is sent, so that the run notices it.
-        chosen = np.flatnonzero(~(np.abs(part) < size) & (part != 0.0))
+        chosen = np.flatnonzero(~(sizes < size) & (sizes != 0.0))
         heads = line.start_gather(np.array([chosen.size], dtype=np.int64))()
-        words = part.size
-        item = part.itemsize
-        lengths = [record_bytes(int(head[0]), words, item) for head in heads]
+        lengths = [self.record_bytes(int(head[0])) for head in heads]
         if self.is_dense_smaller(lengths):
             return self.start_dense(part, line, COUNT_BYTES)
-        record = pack(part, chosen)
+        record = self.pack(part, chosen, moment, line.rank)
         return self.start_records(record, heads, lengths, line, COUNT_BYTES)
 
     def payload_bytes(self, ranks: int, rank: int) -> int | None:
         """Return None: the data decide how many words are large."""
         return None
 
-    def _size(self, part: Array, moment: Moment, who: int) -> float:
-        """Return the threshold τ for the sizes of words.
+    def _size(self, sizes: Array, moment: Moment, who: int) -> float:
+        """Return the threshold τ for the `sizes` of units.
 
         It is the setting `threshold` if that is not 0. Else it is estimated such that
-        the share of words to send is at least as large: from all words of a small
+        the share of units to send is at least as large: from all units of a small
         bucket, or from a sample that replica `who` − 1 draws.
         """
         if self.config.threshold:
             return self.config.threshold
-        sizes = np.abs(part)
-        if part.size > SAMPLE:
+        if sizes.size > SAMPLE:
             dice = self.bucket.dice(moment, who)
-            sizes = sizes[dice.integers(part.size, size=SAMPLE)]
+            sizes = sizes[dice.integers(sizes.size, size=SAMPLE)]
         above = max(round(self.share(moment) * sizes.size), 1)
         return float(np.partition(sizes, sizes.size - above)[sizes.size - above])
 
@@ -447,6 +640,7 @@ class Wangni(RecordCodec):
 
     def __init__(self, bucket: Bucket, config: CodecConfig) -> None:
         super().__init__(bucket, config)
+        self.units = Units(bucket, "words")
         if config.feedback == "on" and not 0.0 < config.budget < 1.0:
             raise ConfigError(
                 f"[codec] feedback = 'on' cannot be used with codec wangni and budget ="
@@ -590,7 +784,7 @@ class Dgc(Codec):
         self.momentum += (1.0 - self.config.momentum) * part
         self.velocity += self._step(part)
         part[...] = self.velocity
-        sends_all = self.codec.count(moment) == self.bucket.words
+        sends_all = self.codec.count(moment) == self.codec.units.count
         finish = self.codec.start(part, line, moment)
 
         def forget() -> Decoded:

@@ -415,6 +415,7 @@ class Gradient(Agreement):
         self._left = 0  # batches of this exchange that are still to come
         self._done = -1  # the last exchange that was taken
         self._moment = Moment(0, 0, 1.0, 1.0)
+        self._is_flat = False  # whether the loss has stopped falling
         self.unsent = UnsentGradient(inputs.config)
 
     @property
@@ -583,6 +584,10 @@ class Gradient(Agreement):
             self._join(state)
         self.check.after_exchange(state, exchanges, self._alike(state))
 
+    def note_plateau(self) -> None:
+        """Let codecs know that the loss has stopped falling, on all ranks alike."""
+        self._is_flat = True
+
     def holds_one_state(self, state: State, exchanges: int) -> bool:
         """Return whether the state of one replica stands for all.
 
@@ -692,7 +697,7 @@ class Gradient(Agreement):
 
     def _begin(self, number: int) -> None:
         self.buffer.clear()
-        self._moment = self.steps.moment(number)
+        self._moment = replace(self.steps.moment(number), is_flat=self._is_flat)
         self._done = number
 
     def _finish_sums(self, state: State) -> None:

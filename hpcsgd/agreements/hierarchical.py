@@ -43,7 +43,7 @@ from hpcsgd.agreements.buckets import (
     Tile,
 )
 from hpcsgd.agreements.codecs import is_coded, make_codec
-from hpcsgd.agreements.codecs.base import Bucket, Codec, Moment
+from hpcsgd.agreements.codecs.base import Bucket, Codec, Moment, Stopwatch
 from hpcsgd.backends.task import State
 from hpcsgd.comm.communicator import Address, Communicator, own_address
 from hpcsgd.comm.grid import Grid
@@ -502,8 +502,9 @@ class SenderOpener:
         name = self.config.agreement.codec
         codecs: dict[int, Codec] = {}
         places = sorted(tile.columns.start for tile in buffer)
+        exchanging = Stopwatch()
         for number, tile in enumerate(buffer):
-            bucket = self._bucket(state, buffer, number, tile)
+            bucket = self._bucket(state, buffer, number, tile, exchanging)
             place = places.index(tile.columns.start)
             config = self.config.codec.of_bucket(place, len(places))
             codec = make_codec(name, bucket, config, self.config.accordion)
@@ -512,7 +513,14 @@ class SenderOpener:
                 state.rank_arrays[f"codec_{number}_{what}"] = array
         return CodecSender(speakers, codecs, name, self.sharers)
 
-    def _bucket(self, state: State, buffer: Buffer, number: int, tile: Tile) -> Bucket:
+    def _bucket(
+        self,
+        state: State,
+        buffer: Buffer,
+        number: int,
+        tile: Tile,
+        exchanging: Stopwatch,
+    ) -> Bucket:
         """Return the description of a tile from which its codec is made."""
 
         def room(name: str) -> Array:
@@ -527,5 +535,7 @@ class SenderOpener:
             dtype=buffer.flat.dtype,
             seed=self.config.sampling.seed,
             member=self.grid.member,
+            part=tile.height * buffer.width / buffer.gradient.size,
+            exchanging=exchanging,
             room=room,
         )

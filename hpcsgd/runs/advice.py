@@ -784,6 +784,8 @@ def _until_a_look(config: RunConfig) -> str:
     """
     if "accordion" in config.agreement.reads:
         return "its batches were small"
+    if config.accordion.by == "loss":
+        return ""
     return "it compressed little" if config.agreement.codec == "accordion" else ""
 
 

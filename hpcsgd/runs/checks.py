@@ -383,6 +383,17 @@ def _of_gradients(
         f"takes steps otherwise than at once, and [update] trust = {update.trust:g} of"
         " adam scales whole steps; use --agreement gradient, or leave it out",
     )
+    by = config.accordion.by if codec == "accordion" else ""
+    yield (
+        by == "loss" and not config.run.evaluate_every,
+        "with [accordion] by = 'loss' follows the losses of evaluations, of which [run]"
+        " evaluate_every = 0 makes none; use --set run.evaluate_every=1",
+    )
+    yield (
+        by == "time" and config.run.reproducible,
+        "with [accordion] by = 'time' compresses as clocks decide, and --reproducible"
+        " was given; use accordion.by = 'gradient' or 'loss'",
+    )
     yield (
         codec == "vote" and config.rate.is_open,
         "would take steps at 1/L, which --rate auto is, and codec = 'vote' moves each"

@@ -30,6 +30,7 @@ from hpcsgd.solvers.evaluation import (
     BestWeights,
     Evaluation,
     HistoryRecords,
+    PlateauWatch,
     ReplicaLossScale,
     TailAverage,
 )
@@ -60,6 +61,7 @@ def make_observers(
         *snapshot_observers(config, each, evaluation, columns),
         *_averages(parts, evaluation, config.schedule.epochs * each),
         *_best_held(config, task, evaluation, view.history),
+        *_plateaus(config, agreement, view.history),
         *_scales(task),
     ]
 
@@ -77,6 +79,28 @@ def _best_held(
     if config.stop.on != "validation":
         return []
     return [BestWeights(evaluation, task.columns, history)]
+
+
+def _plateaus(
+    config: RunConfig, agreement: Agreement, history: Sequence[Mapping[str, Any]]
+) -> list[Observer]:
+    """Return a list with an observer of a loss that stops falling.
+
+    The list is empty unless the codec accordion follows the loss.
+    """
+    accordion = config.accordion
+    is_followed = config.agreement.codec == "accordion" and accordion.by == "loss"
+    if not is_followed or not isinstance(agreement, Gradient):
+        return []
+    return [
+        PlateauWatch(
+            history,
+            is_held=config.sampling.hold_out > 0,
+            patience=accordion.patience,
+            tol=accordion.tol,
+            note_plateau=agreement.note_plateau,
+        )
+    ]
 
 
 def _scales(task: Task) -> list[Observer]:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -279,6 +279,49 @@ def held_out_loss(record: Mapping[str, Any]) -> float:
     return float(loss) if loss is not None and math.isfinite(loss) else math.inf
 
 
+def falls_no_more(losses: Sequence[float], patience: int, tol: float) -> bool:
+    """Return whether the losses have stopped falling.
+
+    They have if none of the last `patience` losses is below the best loss before by the
+    share `tol`.
+    """
+    if len(losses) <= patience:
+        return False
+    before = losses[:-patience]
+    since = losses[-patience:]
+    best = min((loss for loss in before if math.isfinite(loss)), default=math.inf)
+    return min(since) >= best - tol * abs(best)
+
+
+@dataclass
+class PlateauWatch(Observer):
+    """Calls `note_plateau` after evaluations at which the loss has stopped falling."""
+
+    history: Sequence[Mapping[str, Any]]  # of the run, also after it was resumed
+    is_held: bool  # whether the loss is that of held-out rows
+    patience: int
+    tol: float
+    note_plateau: Callable[[], None]
+
+    def start(self, state: State, exchanges: int) -> None:
+        """Look at all evaluations before, since a plateau that was left counts."""
+        for count in range(len(self.history)):
+            self._look(count + 1)
+
+    def after_evaluation(self, state: State, view: View) -> None:
+        """Look at the newest evaluation."""
+        self._look(len(self.history))
+
+    def _look(self, count: int) -> None:
+        """Call `note_plateau` if the first `count` losses end with a plateau."""
+        losses = [
+            held_out_loss(record) if self.is_held else float(record["loss"])
+            for record in self.history[:count]
+        ]
+        if falls_no_more(losses, self.patience, self.tol):
+            self.note_plateau()
+
+
 # When to stop: the goals that an evaluation may reach.
 
 GOALS = ("none", "gradient", "gap", "loss", "validation")
@@ -324,9 +367,11 @@ class StopConfig(Settings, section="stop"):
         if self.on == "none" or not history:
             return False
         if self.on == "loss":
-            return self._falls_no_more([float(record["loss"]) for record in history])
+            losses = [float(record["loss"]) for record in history]
+            return falls_no_more(losses, self.patience, self.tol)
         if self.on == "validation":
-            return self._falls_no_more([held_out_loss(record) for record in history])
+            losses = [held_out_loss(record) for record in history]
+            return falls_no_more(losses, self.patience, self.tol)
         value = history[-1].get(self.on)
         return value is not None and float(value) <= self.limit(history, null_excess)
 
@@ -340,19 +385,6 @@ class StopConfig(Settings, section="stop"):
         if self.on == "gap":
             return gap_limit(self.tol, float(history[-1]["loss"]), null_excess)
         return self.tol * max(1.0, float(history[0].get("gradient") or 0.0))
-
-    def _falls_no_more(self, losses: Sequence[float]) -> bool:
-        """Return whether the losses have stopped falling.
-
-        They have if none of the last `patience` losses is below the best loss before by
-        the share `tol`.
-        """
-        if len(losses) <= self.patience:
-            return False
-        before = losses[: -self.patience]
-        since = losses[-self.patience :]
-        best = min((loss for loss in before if math.isfinite(loss)), default=math.inf)
-        return min(since) >= best - self.tol * abs(best)
 
     def warn(
         self, history: Sequence[Mapping[str, Any]], null_excess: float = 0.0

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from hpcsgd.agreements.buckets import ReplicaChannel
-from hpcsgd.agreements.codecs import AccordionConfig, Feedback, Moment
+from hpcsgd.agreements.codecs import AccordionConfig, Feedback, Moment, accordion
 from hpcsgd.agreements.codecs.accordion import Accordion
-from hpcsgd.agreements.codecs.base import Regime
+from hpcsgd.agreements.codecs.base import Regime, Stopwatch
 from hpcsgd.comm.threads import run_ranks
 from hpcsgd.config import RunConfig
 from hpcsgd.errors import ConfigError
@@ -433,3 +433,148 @@ def test_settings_say_several_things_at_once():
     made = opened("accordion", {"accordion": {"low": " rank=3 ,start=0", "high": ""}})
     assert (made.codec.low.config.rank, made.codec.low.config.start) == (3, 0)
     assert (made.codec.high.config.rank, made.codec.high.config.start) == (1, 10)
+
+
+# ---------------------------------------------------------------------- by time
+
+BY_TIME = {
+    "dense": "never",
+    "accordion": {
+        "codec": "topk",
+        "low": "share=0.5",
+        "high": "share=0.1",
+        "interval": 1,
+        "by": "time",
+    },
+}
+RECORD = 8 * 50 + 13  # bytes of half of 100 words
+
+
+class Network(Alone):
+    """A line on which bytes take time, by a clock that only it and the test move."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.bandwidth = 1.0, inf
+        monkeypatch.setattr(accordion, "perf_counter", lambda: self.now)
+
+    def start_gather(self, record, lengths=None):
+        self.now += record.nbytes / self.bandwidth
+        return lambda: [record]
+
+
+def modes_by_time(network, bandwidths, **bucket):
+    """The mode at the end of each epoch, of ten exchanges a second apart."""
+    codec, seen = opened("accordion", BY_TIME, 100, **bucket), ""
+    for moment in moments(10 * len(bandwidths)):
+        network.bandwidth = bandwidths[moment.epoch]
+        network.now += 1.0
+        codec.start(parts_of(100, 1, moment.number)[0], network, moment)()
+        if moment.number % 10 == 9:
+            seen += "l" if codec.codec.regime.is_low else "h"
+    return seen
+
+
+def test_compression_is_low_where_an_exchange_takes_no_longer_than_computation(
+    monkeypatch,
+):
+    """Half of the words in a second; the first epoch is low, there was no check yet."""
+    network = Network(monkeypatch)
+    fast, slow = RECORD * 1.01, RECORD * 0.99
+    assert modes_by_time(network, [slow] * 3) == "lhh"
+    assert modes_by_time(network, [fast] * 3) == "lll"
+    assert modes_by_time(network, [slow, slow, fast, fast, slow]) == "lhllh"
+    # Of a quarter of the gradient a quarter of the second.
+    assert modes_by_time(network, [fast] * 3, part=0.25) == "lhh"
+    assert modes_by_time(network, [4 * fast] * 3, part=0.25) == "lll"
+
+
+def test_seconds_of_other_buckets_are_no_computation(monkeypatch):
+    """Two buckets whose exchanges take 0.6 s each, beside half of a second each."""
+    network, watch = Network(monkeypatch), Stopwatch()
+    network.bandwidth = RECORD / 0.6
+    bucket = {"part": 0.5, "exchanging": watch}
+    pair = [opened("accordion", BY_TIME, 100, number=k, **bucket) for k in (0, 1)]
+    for moment in moments(20):
+        network.now += 1.0
+        for codec in pair:
+            codec.start(parts_of(100, 1)[0], network, moment)()
+    assert not any(codec.codec.regime.is_low for codec in pair)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_replicas_decide_alike_and_count_the_bytes_of_checks(replicas):
+    """Whatever their clocks say: 12 bytes a check, and what each mode sends."""
+    problem = make_problem("softmax")
+    agreement = {"kind": "gradient", "codec": "accordion", "bucket": 4.0}
+    config = run(problem, replicas, codec=BY_TIME, agreement=agreement)
+    results = on_all(replicas, config, problem)
+    assert len({r.weights_sha256 for r in results}) == 1
+    for result in results:
+        facts, words = result.report["agreement"], 7 * 4
+        assert facts["buckets"] == 1
+        counts = facts["low_buckets"], facts["high_buckets"]
+        assert sum(counts) == result.exchanges
+        assert facts["low_buckets"] >= result.exchanges // 5 + 4
+        each = [8 * k + min(2 * k, ceil(words / 8)) for k in (14, 3)]
+        sent = sum(k * size for k, size in zip(counts, each, strict=True))
+        tail = 8 * (4 + 1) * result.exchanges
+        assert result.ledger["agreement"]["bytes"] == sent + tail + 4 * 12
+
+
+# ---------------------------------------------------------------------- by loss
+
+BY_LOSS = {"codec": "topk", "by": "loss", "tol": 0.2, "patience": 2}
+
+
+def first_plateau(losses, patience, tol):
+    """The number of evaluations after which none of the last ones was better."""
+    for count in range(patience + 1, len(losses) + 1):
+        best = min(losses[: count - patience])
+        if min(losses[count - patience : count]) >= best - tol * abs(best):
+            return count
+    return None
+
+
+@pytest.mark.parametrize("hold_out", [0.0, 0.25])
+def test_compression_is_low_once_the_loss_has_stopped_falling(hold_out):
+    """From the exchange after that evaluation on, for good; nothing more is sent."""
+    problem = make_problem("softmax")
+    sections = {"run": {"evaluate_every": 1}, "sampling": {"hold_out": hold_out}}
+    config = run(problem, 2, accordion=BY_LOSS, **sections)
+    result = on_all(2, config, problem)[0]
+    name = "held" if hold_out else "loss"
+    losses = [record[name] for record in result.history]
+    count = first_plateau(losses, patience=2, tol=0.2)
+    assert count is not None and count < len(losses)
+    since = result.history[count - 1]["exchanges"]
+    facts = result.report["agreement"]
+    assert facts["high_buckets"] == since * facts["buckets"]
+    assert facts["low_buckets"] == (result.exchanges - since) * facts["buckets"]
+
+
+def test_a_plateau_that_was_left_counts_after_a_resume(tmp_path):
+    problem = make_problem("softmax")
+    evaluated = {"evaluate_every": 1}
+    config = run(problem, 3, accordion=BY_LOSS, run=evaluated)
+    whole = in_folder(tmp_path / "whole", config, 3, problem)[0]
+    stop = int(whole.exchanges * 0.9)
+    first = in_folder(tmp_path / "again", config, 3, problem, stop=stop)
+    assert {r.status.value for r in first} == {"preempted"}
+    again = in_folder(tmp_path / "again", config, 3, problem)
+    assert {r.weights_sha256 for r in again} == {whole.weights_sha256}
+    lows = [r.report["agreement"]["low_buckets"] for r in (whole, again[0])]
+    assert 0 < lows[0] == lows[1]
+
+
+@pytest.mark.parametrize(
+    "accordion, section, said",
+    [
+        (BY_LOSS, {"evaluate_every": 0}, "evaluate_every = 0 makes none; use"),
+        (BY_TIME["accordion"], {"reproducible": True}, "as clocks decide, and"),
+    ],
+)
+def test_rules_that_a_run_cannot_follow_are_refused(accordion, section, said):
+    problem = make_problem("logistic")
+    config = run(problem, 2, accordion=accordion, run=section)
+    with pytest.raises(ConfigError, match=said):
+        on_all(2, config, problem)

@@ -767,6 +767,7 @@ KEPT = {
     "alq": {"feedback": "on", "bits": 7},
     "powersgd": {"rank": 3},
     "accordion": {},
+    "accordion by loss": {"accordion": {"by": "loss"}},
     "accordion of dgc": {"accordion": {"codec": "dgc"}},
     "accordion of alq": {
         "accordion": {"codec": "alq", "low": "bits=8", "high": "bits=3"}

@@ -70,7 +70,7 @@ def kept_bytes(
     if name == "accordion":
         kind = get_codec(accordion.codec)
         regimes = [*accordion.regimes(config)]
-        words = words + len(kind.remembers)
+        words = words * (accordion.by == "gradient") + len(kind.remembers)
         tables = FIRST.nbytes
     words += config.remembers_errors(kind.wants_feedback)
     tables += sum(kind.table_bytes(bucket, regime) for regime in regimes)

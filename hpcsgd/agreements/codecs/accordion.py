@@ -6,17 +6,31 @@ own rows, and broadcasts the decision in 4 bytes. It uses gradients before they 
 encoded: decoded ones depend on the mode, so that a change of the mode could cause the
 next change. Error feedback encloses both modes, so that what is lost in one mode is
 sent in the other.
+
+Two other rules may decide instead. By loss, compression is high until the loss stops
+falling, and low from then on: all ranks know the losses, and nothing is sent. By time,
+it is low where an exchange with low compression takes no longer than the computation
+between two exchanges, so that the network is as busy as the processors. At a check one
+such exchange is timed while nothing else is done, after a sum of 8 bytes for which all
+replicas wait. Replica 0 compares its seconds with the bucket's part of the median of
+the seconds from exchange to exchange, without those in exchanges of any bucket, and
+broadcasts the decision in 4 bytes. Until the first check compression is low.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from statistics import median
+from time import perf_counter
 
 import numpy as np
 
 from hpcsgd.agreements.codecs import get_codec
 from hpcsgd.agreements.codecs.base import (
+    COUNT_BYTES,
+    EPOCH,
     HIGHS,
+    LOW,
     LOWS,
     MODE_BYTES,
     AccordionConfig,
@@ -60,9 +74,15 @@ class Accordion(Codec):
         self.has_own_memory = kind.has_own_memory
         self.wants_norm = any(codec.wants_norm for codec in both)
         self.mean_roundoff = max(codec.mean_roundoff for codec in both)
-        total = bucket.remember(TOTAL)
+        self.by = accordion.by
+        total = bucket.remember(TOTAL) if self.by == "gradient" else np.empty(0)
         self.regime = Regime(total, accordion.eta, accordion.interval)
         self.kept["regime"] = self.regime.record
+        # By time: seconds of computation between the starts of exchanges of a watched
+        # epoch, the last start, and the seconds in exchanges of all buckets until then.
+        self._computing: list[float] = []
+        self._began: float | None = None
+        self._exchanged = 0.0
         self._square = 0.0  # |G|² of the epoch that is over
         for name, codec in zip(("low", "high"), both, strict=True):
             self.kept |= {f"{name}_{key}": array for key, array in codec.kept.items()}
@@ -80,6 +100,8 @@ class Accordion(Codec):
         With error feedback `part` is a step, from which the gradient is computed. When
         a check is due, |G|² of the complete sum G is stored first, and G set to 0.
         """
+        if self.by != "gradient":
+            return
         if self.regime.is_due(moment):
             self._square = self.regime.take_square()
         if self.regime.watches(moment):
@@ -93,11 +115,30 @@ class Accordion(Codec):
         """
         if not self.in_steps:
             self.see(part, moment)
+        if self.by == "time":
+            return self._start_by_time(part, line, moment)
         before = self._in_force
         ahead = 0
-        if self.regime.is_due(moment):
-            ahead = self._decide(line, moment)
-        self.regime.note_drop(moment)
+        if self.by == "loss":
+            self.regime.record[LOW] = moment.is_flat
+        else:
+            if self.regime.is_due(moment):
+                ahead = self._decide(line, moment)
+            self.regime.note_drop(moment)
+        return self._start_active(before, part, line, moment, ahead)
+
+    def _start_active(
+        self,
+        before: Codec,
+        part: Array,
+        line: BucketChannel,
+        moment: Moment,
+        ahead: int = 0,
+    ) -> Finish:
+        """Start an exchange by the active codec, which takes over from `before`.
+
+        `ahead` is the number of bytes that were sent to decide the mode.
+        """
         codec = self._in_force
         if codec is not before:
             codec.take_over(before)
@@ -111,10 +152,54 @@ class Accordion(Codec):
 
         return note
 
-    def payload_bytes(self, ranks: int, rank: int) -> int | None:
-        """Return None: gradients decide which codec is active.
+    def _start_by_time(
+        self, part: Array, line: BucketChannel, moment: Moment
+    ) -> Finish:
+        """Start an exchange; measure the seconds in exchanges and between them."""
+        began = perf_counter()
+        watch = self.bucket.exchanging
+        if self._began is not None and self.regime.record[EPOCH] >= 0:
+            exchanging = watch.seconds - self._exchanged
+            self._computing.append(began - self._began - exchanging)
+        self._began = began
+        self._exchanged = watch.seconds
+        if self.regime.is_due(moment) and self._computing:
+            finish = self._start_timed(part, line, moment)
+        else:
+            finish = self._start_active(self._in_force, part, line, moment)
+        watch.seconds += perf_counter() - began
 
-        The bytes are those of the active codec, and 4 more where the mode is decided.
+        def note() -> Decoded:
+            waits = perf_counter()
+            decoded = finish()
+            watch.seconds += perf_counter() - waits
+            return decoded
+
+        return note
+
+    def _start_timed(self, part: Array, line: BucketChannel, moment: Moment) -> Finish:
+        """Make an exchange with low compression, time it, and decide the mode."""
+        before = self._in_force
+        self.regime.turn(True, moment, 0.0)
+        line.sum(np.zeros(1))
+        began = perf_counter()
+        ahead = COUNT_BYTES + MODE_BYTES
+        decoded = self._start_active(before, part, line, moment, ahead)()
+        seconds = perf_counter() - began
+        is_fast = seconds <= self.bucket.part * median(self._computing)
+        self._computing.clear()
+        mode = np.array([is_fast], dtype=np.int32)
+        line.broadcast(mode)
+        self.regime.record[LOW] = mode[0]
+        if not mode[0]:
+            self.high.take_over(self.low)
+        return lambda: decoded
+
+    def payload_bytes(self, ranks: int, rank: int) -> int | None:
+        """Return None: gradients, losses or clocks decide which codec is active.
+
+        The bytes are those of the active codec, and 4 more where the mode is decided by
+        gradients, or 12 more where it is decided by time.
         """
         return None
 

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, Protocol, Self
 
@@ -310,6 +310,7 @@ REGIMES = {
     "qsgd": ("bits=8", "bits=4"),
     "nuqsgd": ("bits=8", "bits=4"),
 }
+BY = ("gradient", "loss", "time")
 BOTH = ("feedback", "shares")  # settings that are the same in both modes
 
 
@@ -350,6 +351,14 @@ class AccordionConfig(Settings, section="accordion"):
         becomes=automatic_regime(1),
         read_if={"agreement.codec": ("accordion",)},
     )
+    by: str = setting(
+        "gradient",
+        "codec: what decides between low and high compression: whether gradients change"
+        " (gradient), whether the loss still falls (loss), or whether an exchange takes"
+        " longer than computation (time)",
+        choices=BY,
+        read_if={"agreement.codec": ("accordion",)},
+    )
     eta: float = setting(
         0.5,
         "relative change of the gradient norm that counts as a change; a larger one"
@@ -357,14 +366,35 @@ class AccordionConfig(Settings, section="accordion"):
         at_least=0,
         at_most=math.inf,
         remedy="0.5 is usual",
-        read_if=({"agreement.codec": ("accordion",)}, {READS: ("accordion",)}),
+        read_if=(
+            {"agreement.codec": ("accordion",), "accordion.by": ("gradient",)},
+            {READS: ("accordion",)},
+        ),
     )
     interval: int = setting(
         10,
         "epochs between two checks; a longer interval reacts later",
         at_least=1,
         remedy="10 is usual",
-        read_if=({"agreement.codec": ("accordion",)}, {READS: ("accordion",)}),
+        read_if=(
+            {"agreement.codec": ("accordion",), "accordion.by": ("gradient", "time")},
+            {READS: ("accordion",)},
+        ),
+    )
+    tol: float = setting(
+        1e-3,
+        "by = loss: relative decrease of the loss below which it has stopped falling",
+        at_least=0,
+        below=1,
+        remedy="1e-3 is usual",
+        read_if={"agreement.codec": ("accordion",), "accordion.by": ("loss",)},
+    )
+    patience: int = setting(
+        3,
+        "by = loss: evaluations without such a decrease after which compression is low",
+        at_least=1,
+        remedy="3 is usual",
+        read_if={"agreement.codec": ("accordion",), "accordion.by": ("loss",)},
     )
     scale_rate: bool = setting(
         True, "growing: scale the learning rate with the batch", read_by="accordion"
@@ -445,6 +475,16 @@ def _value(key: str, item: str, kind: Any, value: str) -> Any:
 ALL = 0  # random numbers that all replicas draw alike; those of replica p have 1 + p
 
 
+@dataclass
+class Stopwatch:
+    """Seconds in which codecs of all buckets of a run encode, wait and decode.
+
+    Only codecs that need to know keep them.
+    """
+
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Bucket:
     """Consecutive columns of the data, whose gradient one codec encodes together.
@@ -458,6 +498,8 @@ class Bucket:
     dtype: np.dtype[Any]
     seed: int = 0  # of the run
     member: int = 0  # that has these columns
+    part: float = 1.0  # of the words of the gradient of this member
+    exchanging: Stopwatch = field(default_factory=Stopwatch, compare=False)
     room: Callable[[str], Array] | None = None  # see `remember`
 
     @property
@@ -497,6 +539,7 @@ class Moment:
     rate: float
     next_rate: float
     drops: int = 0  # milestones of the rate that are passed; smooth rates have none
+    is_flat: bool = False  # whether the loss has stopped falling, see [accordion] by
     # ‖gradient‖ of this replica over all buckets and members, where `wants_norm`.
     norm: float | None = None
 

@@ -41,9 +41,9 @@ def beginning_anew(self, name):
     return held
 
 
-def without_a_gather(self, own, cut, tile, purpose):
+def without_a_gather(self, own, cut, tile, purpose, rounds=False):
     if purpose != "agreement":
-        start(self, own, cut, tile, purpose)
+        start(self, own, cut, tile, purpose, rounds)
 
 
 start = ColumnAssembler.start

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -397,6 +398,9 @@ class Hdf5Reader:
     def __init__(self, path: str | Path, *mpi: Any) -> None:
         self.path = Path(path)
         self.file = open_parallel(self.path, *mpi) if mpi else open_hdf5(self.path)
+        if mpi:
+            # Of a file behind MPI-IO, HDF5 refuses to free what still has open nodes.
+            finalize(self, self.file.close).atexit = False
         self._nodes: dict[str, Any] = {}
         self._all_sums: dict[str, Any] = {}
         try:

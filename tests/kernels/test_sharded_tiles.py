@@ -22,10 +22,10 @@ def test_a_tile_travels_while_the_next_is_computed(devices, monkeypatch):
     def noted(owner, name, what):
         plain = getattr(owner, name)
 
-        def action(self, *given):
+        def action(self, *given, **named):
             if threading.get_ident() == next(iter(inside), 0):
                 order.append(what)
-            return plain(self, *given)
+            return plain(self, *given, **named)
 
         monkeypatch.setattr(owner, name, action)
 

@@ -6,7 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcsgd.data.hdf5 import Hdf5Reader, StoreLayout
+from hpcsgd.data import hdf5
+from hpcsgd.data.hdf5 import Hdf5Reader, StoreLayout, open_hdf5
 from hpcsgd.data.readers import MemoryReader, load_block
 from hpcsgd.data.store import StoreWriter
 from hpcsgd.data.synthetic import BLOCK, SHAPES, make_synthetic, write_synthetic
@@ -207,3 +208,16 @@ def test_synthetic_needs_a_shape_rows_and_a_folder(tmp_path):
         next(make_synthetic("susy", 0, 1, 0))
     with pytest.raises(ConfigError, match="folder is missing"):
         write_synthetic(tmp_path / "no" / "x.h5", "susy", 5, 2, 0)
+
+
+def test_a_file_behind_mpi_io_is_closed_with_its_reader(tmp_path, monkeypatch):
+    """HDF5 refuses to free such a file while data sets of it are open."""
+    path = tmp_path / "rows.h5"
+    write_synthetic(path, "susy", 20, 3, 0)
+    monkeypatch.setattr(hdf5, "open_parallel", lambda at, mpi: open_hdf5(at))
+    reader = Hdf5Reader(path, "a communicator")
+    values = reader.read(slice(0, 20), slice(0, 18))
+    file = reader.file
+    assert file.id.valid and len(values) == 20
+    del reader
+    assert not file.id.valid

@@ -427,7 +427,8 @@ class PrivateNoise(Noise):
 # with z from N(0, σ²), for data sets that are equal but for one row, which has no
 # gradient in one of them (I. Mironov, K. Talwar and L. Zhang, "Rényi Differential
 # Privacy of the Sampled Gaussian Mechanism", 2019, section 3.3): a binomial sum for
-# whole orders, two series for others. With q = 1 it is α / 2σ². All steps together are (ε, δ)-private with
+# whole orders, two series for others. With q = 1 it is α / 2σ². All steps together are
+# (ε, δ)-private with
 #
 #     ε = min over α of  Σ ε_α + log((α − 1)/α) − (log δ + log α)/(α − 1)
 #
